@@ -4,7 +4,7 @@
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -24,9 +24,9 @@ _DEVICE = DEVICES["kraken-350"]
 _AIM = 1.15  # times the papers' tables
 
 
-def page(text: str) -> str:
-    """The page's text with its tables as they are now."""
-    return _SECTION.sub(lambda found: f"{found[1]}{SECTIONS[found[2]]()}\n{found[3]}", text)
+def fill(text: str, sections: Mapping[str, Callable[[], str]]) -> str:
+    """A page's text with its tables as they are now."""
+    return _SECTION.sub(lambda found: f"{found[1]}{sections[found[2]]()}\n{found[3]}", text)
 
 
 def parameters() -> str:
@@ -177,7 +177,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
 
 def main() -> int:
     """Writes the page."""
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), SECTIONS), encoding="utf-8")
     return 0
 
 

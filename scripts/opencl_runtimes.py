@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tries the GPU's kernels on other implementations of OpenCL that compute on the CPU, and prints a table.
+
+    python -m scripts.opencl_runtimes pocl rusticl intel
+
+`pocl` is the environment's; `rusticl` is Mesa's, out of Debian's packages (some 150 MB, unpacked into
+build/opencl/rusticl/); `intel` comes by pip (some 270 MB, into build/opencl/intel/). Each runs `flownpu selftest
+--device gpu`, whose report is then build/opencl/NAME/selftest/gpu/report.json. What runs on a CPU says nothing of a
+GPU's speed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flownpu.ops.opencl_loader import installed_packages
+from scripts.debian_packages import Apt, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FOLDER = Path(__file__).resolve().parent.parent / "build" / "opencl"
+# The second is a dependency that the first's metadata lacks.
+INTEL = ("intel-opencl-rt", "intel-cmplr-lib-rt")
+
+
+def _first(folder: Path, pattern: str) -> Path:
+    """UnavailableError if there is no such file."""
+    found = sorted(folder.rglob(pattern))
+    if not found:
+        raise UnavailableError(f"{folder}: expected {pattern}, found none")
+    return found[0]
+
+
+def _pocl() -> dict[str, str]:
+    if "OCL_ICD_VENDORS" not in installed_packages():
+        raise UnavailableError("PoCL is not installed: pip install pocl-binary-distribution")
+    return {}
+
+
+def _rusticl() -> dict[str, str]:
+    folder = FOLDER / "rusticl"
+    if not (folder / "root").is_dir():
+        apt = Apt(folder, "mesa-opencl-icd")
+        apt.run("apt-get", "update", "-q")
+        apt.unpack(*apt.missing("mesa-opencl-icd"))
+        apt.finish()
+    library = _first(folder / "root", "libRusticlOpenCL.so.1")
+    folders = {file.parent for file in (folder / "root").rglob("*.so*")}
+    return {
+        "OCL_ICD_VENDORS": str(library),
+        "LD_LIBRARY_PATH": ":".join(sorted(map(str, folders))),
+        "RUSTICL_ENABLE": "llvmpipe,swrast",
+    }
+
+
+def _intel() -> dict[str, str]:
+    folder = FOLDER / "intel"
+    if not (folder / "packages").is_dir():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder / "packages")]
+        if subprocess.run([*pip, *INTEL], check=False).returncode:
+            raise UnavailableError(f"pip install {' '.join(INTEL)} failed")
+    library = _first(folder / "packages", "libintelocl.so")
+    folders = {file.parent for file in (folder / "packages").rglob("*.so*")}
+    return {"OCL_ICD_VENDORS": str(library), "LD_LIBRARY_PATH": ":".join(sorted(map(str, folders)))}
+
+
+RUNTIMES: dict[str, Callable[[], dict[str, str]]] = {"pocl": _pocl, "rusticl": _rusticl, "intel": _intel}
+
+
+def try_one(name: str) -> dict[str, Any]:
+    """The self-test's report.
+
+    Raises:
+        UnavailableError: the implementation cannot be had, or the self-test wrote no report.
+    """
+    folder = FOLDER / name
+    variables = installed_packages() | RUNTIMES[name]() | {"FLOWNPU_GPU_CACHE": ""}
+    report = folder / "selftest" / "gpu" / "report.json"
+    report.unlink(missing_ok=True)
+    command = [
+        str(Path(sys.executable).with_name("flownpu")),
+        "selftest",
+        "--device",
+        "gpu",
+        "-o",
+        str(folder / "selftest"),
+    ]
+    done = subprocess.run(command, env=os.environ | variables, check=False, stdout=subprocess.DEVNULL)
+    if not report.is_file():
+        raise UnavailableError(f"{name}: the self-test ended with {done.returncode} and wrote no report")
+    return json.loads(report.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def row(name: str, report: dict[str, Any]) -> str:
+    """A line of the table: what it is, what it has, and how many variants are right."""
+    facts, variants = report["opencl"], report["variants"]
+    passed = [variant for variant in variants if variant["outcome"] == "passed"]
+    largest = max((variant["share"] or 0 for variant in passed), default=0)
+    has = [
+        word
+        for word, key in (("fp16", "half"), ("dots", "integer_dot"), ("subgroups", "subgroups"))
+        if facts[f"has_{key}"]
+    ]
+    wrong = ", ".join(variant["variant"] for variant in variants if variant["outcome"] != "passed") or "–"
+    cells = [
+        name,
+        f"{facts['version']}, driver {facts['driver']}",
+        ", ".join(has) or "–",
+        f"{len(passed)} of {len(variants)}",
+        f"{largest:.0%}",
+        wrong,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> int:
+    """0 if all variants were right on all of them."""
+    names = sys.argv[1:] or list(RUNTIMES)
+    print("| implementation | version | has | variants right | largest error, of its bound | wrong |")
+    print("|---|---|---|---|---|---|")
+    failed = False
+    for name in names:
+        if name not in RUNTIMES:
+            print(f"expected some of {', '.join(RUNTIMES)}, got {name}", file=sys.stderr)
+            return 2
+        try:
+            report = try_one(name)
+        except UnavailableError as error:
+            print(f"| {name} | {error} | | | | |")
+            failed = True
+            continue
+        print(row(name, report))
+        failed = failed or not report["passed"]
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu predict` for a GPU: the bound that memory and arithmetic set, by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flownpu.predict.gpu import CHUNK, GPUS, kernels, predict_gpu
+from flownpu.predict.target import known
+
+RADEON = GPUS["radeon-780m"]
+# Gemma3-1B: 26 layers, D 1152, H 4, G 1, d 256, I 6912, V 262144; windows of 512 but in every sixth layer.
+LAYER = 1152 * (6 * 256) + (4 * 256) * 1152 + 3 * 1152 * 6912
+PRODUCTS = 26 * LAYER + 262144 * 1152
+
+
+def test_what_a_token_reads():
+    """5 bits a weight, and keys and values of 16 bits that its windows let it see."""
+    token = list(kernels(known("gemma3-1b").decoder, 1023, 1, head=True))
+    assert len(token) == 8 * 26 + 2  # as many launches as ForwardPass::dispatches_of says
+    seen = sum(1024 if layer % 6 == 5 else 512 for layer in range(26))
+    least = PRODUCTS * 5 / 8 + seen * 2 * 256 * 2
+    # What is above are activations: about a megabyte of logits, and some kilobytes a kernel.
+    assert least < sum(kernel.bytes for kernel in token) < least + 5e6
+
+
+def test_a_token_is_memorys():
+    (point,) = predict_gpu(known("gemma3-1b"), RADEON, [1024])
+    assert point.roof == pytest.approx(RADEON.read / point.read_bytes)
+    assert point.decode_tokens_per_second < point.roof
+    # The gaps of 210 launches are the rest, but where float arithmetic is slower than memory: 4 operations a weight.
+    gaps = 210 * RADEON.GAP
+    slower = max(point.read_bytes / RADEON.read, 4 * PRODUCTS / RADEON.floats)
+    assert 1 / point.decode_tokens_per_second == pytest.approx(slower + gaps, rel=0.05)
+
+
+def test_a_prompt_is_arithmetics():
+    (point,) = predict_gpu(known("gemma3-1b"), RADEON, [1024])
+    dots = 2 * 1024 * 26 * LAYER / RADEON.dots
+    assert dots < point.ttft_seconds < 3 * dots
+    assert point.prefill_tokens_per_second == 1024 / point.ttft_seconds
+
+
+def test_chunks_are_the_sessions():
+    """ForwardPass::kMostTokens."""
+    source = (Path(__file__).parents[3] / "ops/gpu/decoder/forward_pass.h").read_text()
+    assert f"kMostTokens = {CHUNK};" in source
+
+
+def test_the_command(flownpu):
+    done = flownpu("predict", "gemma3-1b", "--device", "gpu", "--context", "1k,2k")
+    assert done.code == 0, done.err
+    assert done.out.count("Predicted, not measured: as fast as memory and arithmetic permit at most") == 2
+    assert "Radeon 890M" in done.out
+    document = json.loads(flownpu("predict", "gemma3-1b", "--device", "radeon-780m", "--context", "1k", "--json").out)
+    assert document["predicted"] is True
+    assert list(document["devices"]) == ["radeon-780m"]
+    (point,) = document["devices"]["radeon-780m"]
+    assert point["context"] == 1024
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--device", "radeon-790m"), "no such GPU: radeon-790m; did you mean radeon-"),
+        (("--device", "gpu", "--plot", "x"), "expected no --measured and no --plot with a GPU"),
+        (("--device", "gpu", "--context", "900k"), "expected contexts of 1 to 32768 tokens"),
+    ],
+)
+def test_refusals(arguments, message, flownpu):
+    done = flownpu("predict", "gemma3-1b", *arguments)
+    assert done.code != 0
+    assert message in " ".join(done.err.replace("│", "").split())

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     import onnxruntime
 
+    from tests.opencl_double import Double
+
 
 # What a shell starts in the background ignores Ctrl-C, and so do its children: tests of Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -142,3 +144,16 @@ def pocl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         for name, value in variables.items():
             patch.setenv(name, value)
         yield variables
+
+
+@pytest.fixture
+def double(pocl: dict[str, str]) -> Iterator[Double]:
+    """The double of OpenCL's loader, which fails as it is told; nothing waits for ever for what it does not do."""
+    from tests.opencl_double import Double
+
+    del pocl
+    double = Double()
+    yield double
+    waits = double.endless_waits()
+    double.reset()
+    assert waits == 0

@@ -4,6 +4,7 @@
 from pathlib import Path
 
 from flownpu.ops.opencl_loader import installed_packages
+from tests import opencl_double
 
 
 class MissingError(Exception):
@@ -11,7 +12,10 @@ class MissingError(Exception):
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """What the environment has to say for FlowNPU to find PoCL; `folder`: where compiled kernels are kept.
+    """What the environment has to say for FlowNPU to find PoCL, through the double of the loader (opencl_double.py).
+
+    Args:
+        folder: Where compiled kernels are kept.
 
     Raises:
         MissingError: The loader or PoCL is not there.
@@ -19,4 +23,5 @@ def variables(folder: Path) -> dict[str, str]:
     found = installed_packages()
     if "OCL_ICD_VENDORS" not in found:
         raise MissingError('PoCL or pyopencl is not installed: pip install "flownpu[test]"')
-    return found | {"POCL_CACHE_DIR": str(folder / "pocl"), "FLOWNPU_GPU_CACHE": str(folder / "flownpu")}
+    loader = {"FLOWNPU_OPENCL": str(opencl_double.LIBRARY), opencl_double.LOADER: found["FLOWNPU_OPENCL"]}
+    return found | loader | {"POCL_CACHE_DIR": str(folder / "pocl"), "FLOWNPU_GPU_CACHE": str(folder / "flownpu")}

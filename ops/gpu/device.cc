@@ -2,50 +2,35 @@
 #include "ops/gpu/device.h"
 
 #include <algorithm>
-#include <array>
 
 #include "ops/error.h"
 #include "ops/gpu/operators/step.h"
 
 namespace flownpu {
 namespace gpu {
-namespace {
-
-struct Operator {
-  std::string_view op_type;
-  std::unique_ptr<Step> (*make)(const Node& node, Making making);
-};
-
-constexpr std::array<Operator, 10> kOperators{{{"Q4NXMatMul", make_product},
-                                               {"FusedDQP", make_product},
-                                               {"Q4NXGather", make_gather},
-                                               {"FlowQKVAttention", make_attention},
-                                               {"FlowKVAttention", make_attention},
-                                               {"SimplifiedLayerNormalization", make_rms_norm},
-                                               {"RMSNormalization", make_rms_norm},
-                                               {"SkipSimplifiedLayerNormalization", make_rms_norm},
-                                               {"RotaryEmbedding", make_rotary_embedding},
-                                               {"ArgMax", make_argmax}}};
-
-const Operator* find(std::string_view op_type) {
-  const auto* found =
-      std::ranges::find_if(kOperators, [&](const Operator& one) { return one.op_type == op_type; });
-  return found == kOperators.end() ? nullptr : found;
-}
-
-}  // namespace
-
 GpuDevice::GpuDevice(const DeviceOptions& options)
     : options_(options),
       context_(std::make_shared<Context>(choose_device(options.opencl_device))),
       host_(make_cpu_device(options)) {}
 
+std::shared_ptr<Context> GpuDevice::context() const {
+  const std::lock_guard lock(mutex_);
+  return context_;
+}
+
+std::shared_ptr<Context> GpuDevice::open() const {
+  const std::lock_guard lock(mutex_);
+  if (context_->failed())
+    context_ = std::make_shared<Context>(choose_device(options_.opencl_device));
+  return context_;
+}
+
 std::string GpuDevice::description() const {
-  const DeviceFacts& facts = context_->facts();
+  const DeviceFacts facts = context()->facts();
   return "gpu (" + facts.title() + ", driver " + facts.driver + ")";
 }
 
-std::string GpuDevice::warning() const { return context_->facts().warning(); }
+std::string GpuDevice::warning() const { return context()->facts().warning(); }
 
 std::string GpuDevice::unsupported(const Node& node, const Producer& /*producer*/) const {
   try {
@@ -57,20 +42,20 @@ std::string GpuDevice::unsupported(const Node& node, const Producer& /*producer*
 }
 
 std::string GpuDevice::unsupported_in_file(const Node& node, const Producer& producer) const {
-  if (find(node.op_type) == nullptr) return unsupported(node, producer);
+  if (find_operator(node.op_type) == nullptr) return unsupported(node, producer);
   return host_->unsupported_in_file(node, producer);
 }
 
 std::unique_ptr<Step> GpuDevice::prepare(const Node& node) const {
-  const Operator* found = find(node.op_type);
+  const Operator* found = find_operator(node.op_type);
   if (found == nullptr) {
     std::string names;
-    for (const Operator& one : kOperators)
+    for (const Operator& one : operators())
       names += (names.empty() ? "" : ", ") + std::string(one.op_type);
     fail("[", to_string(node), "] expected one of the operators of device 'gpu': ", names,
          "; use device = cpu");
   }
-  return found->make(node, {.context = context_,
+  return found->make(node, {.context = open(),
                             .host = host_->prepare(node),
                             .activations = options_.activations,
                             .host_context = cpu::make_context(options_)});
@@ -78,7 +63,7 @@ std::unique_ptr<Step> GpuDevice::prepare(const Node& node) const {
 
 std::vector<Contract> GpuDevice::contracts() const {
   std::vector<Contract> taken = host_->contracts();
-  std::erase_if(taken, [](const Contract& one) { return find(one.op_type) == nullptr; });
+  std::erase_if(taken, [](const Contract& one) { return find_operator(one.op_type) == nullptr; });
   return taken;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,11 +30,15 @@ class GpuDevice final : public Device {
   Memory allocate(std::size_t bytes) const override { return host_->allocate(bytes); }
   void wait() const override {}
 
-  Context& context() const { return *context_; }
+  // The last one that was opened: after a device has failed, nodes are prepared for a new one.
+  std::shared_ptr<Context> context() const;
 
  private:
+  std::shared_ptr<Context> open() const;
+
   DeviceOptions options_;
-  std::shared_ptr<Context> context_;
+  mutable std::mutex mutex_;  // for what follows
+  mutable std::shared_ptr<Context> context_;
   std::unique_ptr<Device> host_;
 };
 

@@ -7,13 +7,19 @@
 #include "ops/error.h"
 #include "ops/gpu/decoder/lowering.h"
 #include "ops/gpu/decoder/step.h"
+#include "ops/gpu/opencl/status.h"
+#include "ops/gpu/operators/lowering.h"
+#include "ops/gpu/operators/step.h"
 
 namespace flownpu {
 namespace gpu {
 namespace {
 
 // Version of the order of a lowered node's constants: what another version has kept is made anew.
-constexpr std::string_view kLayout = "decoder layers 1";
+constexpr std::string_view kLayout = "decoder layers 1, operators 1";
+
+// What the device computes.
+bool is_own(const Node& node) { return is_decoder_layers(node) || is_operator_alone(node); }
 
 }  // namespace
 
@@ -24,7 +30,7 @@ std::shared_ptr<Context> SessionDevice::open() const {
   const std::lock_guard lock(mutex_);
   if (context_ == nullptr) {
     context_ = std::make_shared<Context>(choose_device(options_.opencl_device));
-    context_->take_no_times();
+    context_->set_takes_times(false);
   }
   return context_;
 }
@@ -48,12 +54,20 @@ std::string SessionDevice::warning() const {
 }
 
 std::string SessionDevice::unsupported(const Node& node, const Producer& producer) const {
-  return is_decoder_layers(node) ? "" : host_->unsupported(node, producer);
+  return is_own(node) ? "" : host_->unsupported(node, producer);
 }
 
 std::unique_ptr<Step> SessionDevice::prepare(const Node& node) const {
-  if (!is_decoder_layers(node)) return host_->prepare(node);
+  if (!is_own(node)) return host_->prepare(node);
   const std::shared_ptr<Context> context = open();
+  if (is_operator_alone(node)) {
+    const Node of_graph = operator_of_graph(node);
+    return find_operator(node.op_type)
+        ->make(of_graph, {.context = context,
+                          .host = host_->prepare(of_graph),
+                          .activations = options_.activations,
+                          .host_context = cpu::make_context(options_)});
+  }
   const std::lock_guard lock(context->mutex());
   auto step = std::make_unique<DecoderStep>(node, context, options_.activations);
   caches_.add(step->caches());
@@ -63,20 +77,29 @@ std::unique_ptr<Step> SessionDevice::prepare(const Node& node) const {
 Lowered SessionDevice::lower(std::vector<Node> nodes, const Lowering& lowering) const {
   // Exported operators become ours first.
   Lowered exported = host_->lower(std::move(nodes), lowering);
-  const bool before = std::ranges::any_of(exported.nodes, is_decoder_layers);
-  Lowered lowered = before ? exported : lower_decoder(exported.nodes, lowering.outputs);
-  const auto layers = std::ranges::find_if(lowered.nodes, is_decoder_layers);
+  const bool before = std::ranges::any_of(exported.nodes, is_own);
+  Lowered lowered = before ? exported
+                    : is_without_cache(exported.nodes)
+                        ? lower_operators(exported.nodes)
+                        : lower_decoder(exported.nodes, lowering.outputs);
   lowered.summary = exported.summary;
-  if (layers == lowered.nodes.end()) return lowered;
+  if (std::ranges::none_of(lowered.nodes, is_own)) return lowered;
   try {
     if (!lowered.summary.empty()) lowered.summary += "; ";
-    lowered.summary += describe_decoder(*layers, open()->facts());
+    lowered.summary += describe(lowered.nodes);
   } catch (const Error& error) {
     if (before) throw;  // There is no other way to compute it.
     exported.on_host = left_on_host(exported.nodes, error.what());
     return exported;
   }
   return lowered;
+}
+
+// Throws OpenClError where there is no device; Error for one that has too little memory.
+std::string SessionDevice::describe(const std::vector<Node>& nodes) const {
+  const DeviceFacts& facts = open()->facts();
+  const auto layers = std::ranges::find_if(nodes, is_decoder_layers);
+  return layers == nodes.end() ? describe_operators(nodes) : describe_decoder(*layers, facts);
 }
 
 std::string SessionDevice::compatibility(const Lowering& /*lowering*/) const {
@@ -87,7 +110,12 @@ void SessionDevice::restore(std::span<const Tensor> tensors) const {
   const std::shared_ptr<Context> context = opened();
   if (context == nullptr) return;
   const std::lock_guard lock(context->mutex());
-  caches_.restore(tensors);
+  try {
+    caches_.restore(tensors);
+  } catch (const OpenClError& error) {
+    fail(error.what(), ". Keys and values of this conversation were in the device's memory, and ",
+         "are lost with it: begin the conversation anew");
+  }
 }
 
 std::optional<Counts> SessionDevice::counts() const {

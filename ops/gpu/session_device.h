@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device `gpu` of a session: the layers of a decoder run on an OpenCL device, other nodes on
-// the host, an inner cpu device.
+// The device `gpu` of a session: the layers of a decoder, or the products and attention of a graph
+// without a KV cache, run on an OpenCL device, other nodes on the host, an inner cpu device.
 #pragma once
 
 #include <cstdint>
@@ -51,6 +51,7 @@ class SessionDevice final : public Device {
   // Throws OpenClError.
   std::shared_ptr<Context> open() const;
   std::shared_ptr<Context> opened() const;
+  std::string describe(const std::vector<Node>& nodes) const;
 
   DeviceOptions options_;
   std::unique_ptr<Device> host_;

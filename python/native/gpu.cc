@@ -52,8 +52,9 @@ std::vector<std::pair<std::string, double>> take_times(const gpu::GpuDevice& dev
   std::vector<gpu::KernelTime> times;
   {
     const nb::gil_scoped_release released;
-    const std::lock_guard lock(device.context().mutex());
-    times = device.context().take_times();
+    const std::shared_ptr<gpu::Context> context = device.context();
+    const std::lock_guard lock(context->mutex());
+    times = context->take_times();
   }
   std::vector<std::pair<std::string, double>> found;
   found.reserve(times.size());
@@ -62,8 +63,9 @@ std::vector<std::pair<std::string, double>> take_times(const gpu::GpuDevice& dev
 }
 
 nb::dict counts(const gpu::GpuDevice& device) {
-  const std::lock_guard lock(device.context().mutex());
-  const gpu::Counts& found = device.context().counts();
+  const std::shared_ptr<gpu::Context> context = device.context();
+  const std::lock_guard lock(context->mutex());
+  const gpu::Counts& found = context->counts();
   nb::dict all;
   all["dispatches"] = found.dispatches;
   all["bytes_to_device"] = found.bytes_to_device;
@@ -106,11 +108,11 @@ void bind_gpu(nb::module_& module) {
              "OpenClFacts of all devices that are available. Raises ValueError without a loader.");
   nb::class_<gpu::GpuDevice, Device>(module, "GpuDevice", "Computes nodes by OpenCL.")
       .def_prop_ro(
-          "facts", [](const gpu::GpuDevice& device) { return device.context().facts(); },
+          "facts", [](const gpu::GpuDevice& device) { return device.context()->facts(); },
           "OpenClFacts of what computes.")
       .def_prop_ro(
           "cache_problem",
-          [](const gpu::GpuDevice& device) { return device.context().cache().problem(); },
+          [](const gpu::GpuDevice& device) { return device.context()->cache().problem(); },
           "Why the last compiled kernel was not kept on disk; empty if it was.")
       .def("counts", &counts, "Dispatches, bytes moved, kernels compiled and read, so far.")
       .def("take_times", &take_times,

@@ -58,12 +58,17 @@ void DeviceCacheMemory::reserve(std::int64_t positions) {
           context_->allocate(static_cast<std::size_t>(heads_ * capacity) * row_bytes()));
   } catch (const OpenClError& error) {
     if (error.failure() != Failure::kMemory) throw;
-    throw Unsupported(std::string(error.what()) + " (" + std::to_string(capacity) +
-                      " positions of a KV cache)");
+    const auto had = static_cast<std::int64_t>(parts.size() * row_bytes()) * heads_ * capacity;
+    throw Unsupported(std::string(error.what()) + ": it is a part of a KV cache of " +
+                      std::to_string(capacity) + " positions of " +
+                      std::to_string(position_bytes()) + " bytes, of which there was room for " +
+                      std::to_string(had / position_bytes()) +
+                      " positions: shorten the context, or set the provider option "
+                      "on_unsupported to cpu");
   }
   for (std::size_t part = 0; part < parts_.size(); ++part)
     copy_part(parts_[part], capacity_, parts[part], capacity, capacity_);
-  context_->finish();  // Before what is copied from is freed.
+  context_->wait();  // Before what is copied from is freed.
   parts_ = std::move(parts);
   capacity_ = capacity;
 }

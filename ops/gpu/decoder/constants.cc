@@ -85,10 +85,10 @@ class Reader {
                           reinterpret_cast<std::uintptr_t>(value.constant) % kAlignment == 0;
     if (!in_place) return upload(value, bytes);
     check_bytes(static_cast<std::size_t>(bytes), "'" + value.name + "'");
-    into_.owners.push_back(value.owner);
     into_.mapped_bytes += bytes;
     return context_.use(
-        {static_cast<const std::byte*>(value.constant), static_cast<std::size_t>(bytes)});
+        {static_cast<const std::byte*>(value.constant), static_cast<std::size_t>(bytes)},
+        value.owner);
   }
 
   Context& context_;

@@ -52,8 +52,6 @@ struct PlacedConstants {
   EntryNorms last;
   Weight head;
   std::vector<Rotary> rotary;
-  // Keep what the device reads where the model's file is mapped.
-  std::vector<std::shared_ptr<const void>> owners;
   // Bytes of the weights: copied, and read in place.
   std::int64_t copied_bytes = 0;
   std::int64_t mapped_bytes = 0;

@@ -60,6 +60,11 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
   values[kScales] = {floats(groups), products};
   values[kSums] = {floats(groups), products};
   values[kLast] = {floats(sizes.hidden), always};  // from one chunk of a prompt to the next
+  if (sizes.blocks)
+    values[kEnds] = {static_cast<std::size_t>(tokens) * sizeof(std::int32_t), always};
+  values[kPartSums] = {static_cast<std::size_t>(kMostParts * attention) * sizeof(float), {{2, 2}}};
+  values[kPartStates] = {static_cast<std::size_t>(kMostParts * sizes.heads * 2) * sizeof(float),
+                         {{2, 2}}};
   return values;
 }
 
@@ -76,6 +81,7 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const layers::Decoder
       constants_(constants),
       cache_(element_of(cache)),
       rounds_(activations == Activations::kInt8),
+      tuner_(*context_),
       shared_(share_buffers(lifetimes(sizes))),
       heads_shape_{.heads = sizes.heads,
                    .kv_heads = sizes.kv_heads,
@@ -107,6 +113,14 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const layers::Decoder
     layer.down = compile_product(sizes.hidden, sizes.feed_forward, given.down);
     layer.attention_shape = attention_of(sizes.layers[i]);
     layer.attention = compile(flow_attention(layer.attention_shape));
+    AttentionShape in_parts = layer.attention_shape;
+    in_parts.has_parts = true;
+    layer.attention_in_parts = compile(flow_attention(in_parts));
+    merge_ = compile(merge_attention(in_parts));
+    if (!sizes.blocks) continue;
+    AttentionShape of_blocks = layer.attention_shape;
+    of_blocks.has_blocks = true;
+    layer.attention_of_blocks = compile(flow_attention(of_blocks));
   }
   head_ = compile_product(sizes.vocabulary, sizes.hidden, constants.head);
 }
@@ -123,11 +137,41 @@ ForwardPass::CompiledProduct ForwardPass::compile_product(std::int64_t rows, std
       .fused = nullptr,
       .quantize = nullptr,
       .rounded = nullptr};
-  product.fused = compile(fused_dqp(product.shape));
+  tune(product);
   if (!rounds_) return product;
   product.quantize = compile(quantize_rows(columns));
   product.rounded = compile(q4nx_matmul(product.shape));
   return product;
+}
+
+// By the rule, or what was measured to be the fastest.
+void ForwardPass::tune(CompiledProduct& product) {
+  const std::vector<std::int64_t> ways = teams_for(product.shape, context_->facts());
+  std::vector<std::shared_ptr<const CompiledKernel>> kernels(ways.size());
+  const auto shape_of = [&](std::size_t way) {
+    ProductShape shape = product.shape;
+    shape.teams = ways[way];
+    return shape;
+  };
+  const auto kernel_of = [&](std::size_t way) {
+    if (kernels[way] == nullptr) kernels[way] = compile(fused_dqp(shape_of(way)));
+    return kernels[way];
+  };
+  Buffer x;
+  Buffer y;
+  if (tuner_.measures()) {
+    x = context_->allocate(static_cast<std::size_t>(product.shape.columns) * sizeof(float));
+    y = context_->allocate(static_cast<std::size_t>(product.shape.rows) * sizeof(float));
+    const std::vector<float> zeros(static_cast<std::size_t>(product.shape.columns));
+    context_->write(x, std::as_bytes(std::span(zeros)));
+  }
+  const KernelDescription described = fused_dqp(shape_of(0));
+  const std::size_t way =
+      tuner_.fastest(generate(described, opencl_c()), ways.size(), [&](std::size_t one) {
+        launch(*kernel_of(one), fused_dqp_grid(shape_of(one), 1), {&x, product.weight, &y});
+      });
+  product.shape = shape_of(way);
+  product.fused = kernel_of(way);
 }
 
 AttentionShape ForwardPass::attention_of(const layers::LayerKind& kind) const {
@@ -185,10 +229,40 @@ void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
     } else {
       append({of(kPacked), &rotary.cosines, &rotary.sines, of(kQuery), keys, values});
     }
-    launch(*compiled.attention, flow_attention_grid(compiled.attention_shape, 1, segment.count),
-           {of(kQuery), keys, values, of(kAttended)},
+    attend(compiled, segment, keys, values);
+  }
+}
+
+void ForwardPass::attend(const Layer& layer, const Segment& segment, const Buffer* keys,
+                         const Buffer* values) {
+  const AttentionShape& shape = layer.attention_shape;
+  const std::int64_t capacity = segment.cache->capacity();
+  const std::int64_t parts = parts_of(shape, segment);
+  if (parts > 1) {
+    launch(*layer.attention_in_parts, flow_attention_grid(shape, parts, 1),
+           {of(kQuery), keys, values, of(kPartSums), of(kPartStates)},
+           {segment.first, segment.past, segment.count, capacity, parts});
+    launch(*merge_, merge_attention_grid(shape), {of(kPartSums), of(kPartStates), of(kAttended)},
+           {segment.first, parts});
+    return;
+  }
+  const Grid grid = flow_attention_grid(shape, 1, segment.count);
+  if (segment.has_blocks) {
+    launch(*layer.attention_of_blocks, grid, {of(kQuery), keys, values, of(kEnds), of(kAttended)},
+           {segment.first, segment.past, segment.count, capacity});
+  } else {
+    launch(*layer.attention, grid, {of(kQuery), keys, values, of(kAttended)},
            {segment.first, segment.past, segment.count, capacity});
   }
+}
+
+std::int64_t ForwardPass::parts_of(const AttentionShape& shape, const Segment& segment) const {
+  if (segment.count > 1) return 1;
+  const std::int64_t all = segment.past + 1;
+  const std::int64_t keys = shape.window > 0 ? std::min(all, shape.window) : all;
+  const std::int64_t wanted =
+      q4nx::ceil_div(kGroupsOfUnit * context_->facts().compute_units, shape.kv_heads);
+  return std::max<std::int64_t>(std::min({keys / kKeysOfPart, wanted, kMostParts}), 1);
 }
 
 // The update is added to the residual stream, and the sum is normalised.
@@ -209,6 +283,11 @@ void ForwardPass::write_hidden(std::int64_t first, std::span<const float> rows) 
   residual_ = kResidual;
   context_->write(*of(kResidual), std::as_bytes(rows),
                   static_cast<std::size_t>(first * sizes_.hidden) * sizeof(float));
+}
+
+void ForwardPass::write_ends(std::int64_t first, std::span<const std::int32_t> ends) {
+  context_->write(*of(kEnds), std::as_bytes(ends),
+                  static_cast<std::size_t>(first) * sizeof(std::int32_t));
 }
 
 void ForwardPass::run_layers(std::int64_t tokens, std::span<const Segment> segments) {

@@ -17,6 +17,7 @@
 #include "ops/gpu/decoder/shared_buffers.h"
 #include "ops/gpu/kernels/kernels.h"
 #include "ops/gpu/opencl/context.h"
+#include "ops/gpu/opencl/tuner.h"
 #include "ops/layers/decoder_sizes.h"
 #include "ops/nodes/tensor.h"
 
@@ -29,6 +30,8 @@ struct Segment {
   std::int64_t count = 0;
   std::int64_t past = 0;
   DeviceCacheMemory* cache = nullptr;
+  // Some of them are in a block, whose tokens see one another (write_ends).
+  bool has_blocks = false;
 };
 
 class ForwardPass {
@@ -53,6 +56,9 @@ class ForwardPass {
 
   // Writes hidden states, rows of `hidden` numbers, from row `first` on.
   void write_hidden(std::int64_t first, std::span<const float> rows);
+  // How many of its segment's tokens each of these sees, from row `first` on; of segments that have
+  // blocks.
+  void write_ends(std::int64_t first, std::span<const std::int32_t> ends);
   // All layers of so many tokens, in segments.
   void run_layers(std::int64_t tokens, std::span<const Segment> segments);
   // Keeps a token of the last layers as the one that a sequence's logits are of.
@@ -77,6 +83,8 @@ class ForwardPass {
     CompiledProduct down;
     AttentionShape attention_shape;
     std::shared_ptr<const CompiledKernel> attention;
+    std::shared_ptr<const CompiledKernel> attention_of_blocks;  // null without any
+    std::shared_ptr<const CompiledKernel> attention_in_parts;
   };
   enum Activation : std::uint8_t {
     kResidual,
@@ -91,13 +99,25 @@ class ForwardPass {
     kScales,
     kSums,
     kLast,
+    kEnds,
+    kPartSums,
+    kPartStates,
     kActivations,
   };
+
+  // Keys of a part of a token's attention: two sweeps of a work-group's lanes, beside which to
+  // merge the parts is little.
+  static constexpr std::int64_t kKeysOfPart = 128;
+  // The most parts, work-groups for each KV head: as many as leave a compute unit four to choose
+  // from while others wait for memory.
+  static constexpr std::int64_t kMostParts = 64;
+  static constexpr std::int64_t kGroupsOfUnit = 4;
 
   static std::array<Lifetime, kActivations> lifetimes(const layers::DecoderSizes& sizes);
   std::shared_ptr<const CompiledKernel> compile(const KernelDescription& kernel);
   CompiledProduct compile_product(std::int64_t rows, std::int64_t columns, const Weight& weight,
                                   Gating gating = Gating::kNone);
+  void tune(CompiledProduct& product);
   AttentionShape attention_of(const layers::LayerKind& kind) const;
   const Buffer* of(Activation activation) const { return &buffers_[shared_.buffer[activation]]; }
 
@@ -107,6 +127,9 @@ class ForwardPass {
   void multiply(const CompiledProduct& product, std::int64_t tokens, const Buffer* x,
                 const Buffer* y);
   void attend(std::size_t layer, std::span<const Segment> segments);
+  void attend(const Layer& layer, const Segment& segment, const Buffer* keys, const Buffer* values);
+  // In how many parts the keys of a segment are; 1: it is not cut.
+  std::int64_t parts_of(const AttentionShape& shape, const Segment& segment) const;
   void enter(const EntryNorms& norms, std::int64_t tokens);
 
   std::shared_ptr<Context> context_;
@@ -114,6 +137,7 @@ class ForwardPass {
   const PlacedConstants& constants_;
   Element cache_;
   bool rounds_;
+  Tuner tuner_;
   SharedBuffers shared_;
   std::vector<Buffer> buffers_;
   Buffer logits_;
@@ -122,6 +146,7 @@ class ForwardPass {
   std::shared_ptr<const CompiledKernel> first_norm_;
   std::shared_ptr<const CompiledKernel> entry_norm_;
   std::shared_ptr<const CompiledKernel> append_;
+  std::shared_ptr<const CompiledKernel> merge_;
   std::vector<Layer> layers_;
   CompiledProduct head_;
   // Which of the two residual streams is the last.

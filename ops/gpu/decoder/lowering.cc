@@ -6,6 +6,7 @@
 
 #include "ops/error.h"
 #include "ops/gpu/decoder/constants.h"
+#include "ops/gpu/operators/lowering.h"
 #include "ops/layers/decoder_matcher.h"
 #include "ops/layers/operators.h"
 
@@ -13,8 +14,6 @@ namespace flownpu::gpu {
 namespace {
 
 void check(const Node& node, const layers::DecoderSizes& sizes) {
-  if (sizes.blocks)
-    fail(to_string(node), ": expected no bidirectional_blocks: the GPU's attention has none");
   layers::check_values_of_decoder(node, sizes);
   for (std::size_t part = 0; part < 2 * sizes.layers.size(); ++part) {
     const Value& past = node.inputs[layers::kFirstPast + part];
@@ -62,7 +61,7 @@ std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
                                           const std::string& reason) {
   std::vector<Lowered::OnHost> left;
   for (const Node& node : nodes) {
-    if (layers::is_projection(node) || layers::is_attention(node))
+    if (layers::is_projection(node) || layers::is_dense_product(node) || layers::is_attention(node))
       left.push_back({node.name, node.op_type, reason});
   }
   return left;

@@ -13,8 +13,6 @@
 
 namespace flownpu::gpu {
 
-inline constexpr std::string_view kGpuDomain = "ai.flownpu.gpu";
-
 bool is_decoder_layers(const Node& node);
 
 // Where there is no decoder, the nodes as they are, and why for each that is for the device.

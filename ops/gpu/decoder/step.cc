@@ -7,7 +7,9 @@
 
 #include "ops/error.h"
 #include "ops/gpu/decoder/cache_memory.h"
+#include "ops/gpu/opencl/observed_run.h"
 #include "ops/gpu/opencl/status.h"
+#include "ops/nodes/flow_qkv_attention.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -36,6 +38,39 @@ std::string positions_text(const layers::SequenceTokens& tokens) {
                            : "positions " + first + "-" + std::to_string(tokens.total() - 1);
 }
 
+// Throws Error for numbers that do not grow, Unsupported for a block of more tokens than `most`.
+void check_blocks(std::span<const std::int32_t> blocks, const layers::SequenceTokens& tokens,
+                  std::int64_t sequence, std::int64_t most) {
+  check_block_numbers(blocks, "", sequence);
+  for (std::size_t token = 0; token < blocks.size();) {
+    const std::int64_t block = tokens_of_block(blocks.subspan(token));
+    if (block > most)
+      unsupported("expected at most ", most,
+                  " tokens that see one another, which the GPU computes "
+                  "at once, got ",
+                  block, " from position ", tokens.past + static_cast<std::int64_t>(token),
+                  " on: set the provider option on_unsupported to cpu");
+    token += static_cast<std::size_t>(block);
+  }
+}
+
+// How many of these tokens each of them sees; nothing if none is in a block with another.
+std::vector<std::int32_t> ends_of(std::span<const std::int32_t> blocks, std::int64_t first,
+                                  std::int64_t count) {
+  if (blocks.empty()) return {};
+  const auto these =
+      blocks.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+  std::vector<std::int32_t> ends;
+  bool has_blocks = false;
+  while (ends.size() < these.size()) {
+    const std::int64_t block = tokens_of_block(these.subspan(ends.size()));
+    has_blocks = has_blocks || block > 1;
+    ends.insert(ends.end(), static_cast<std::size_t>(block),
+                static_cast<std::int32_t>(std::ssize(ends) + block));
+  }
+  return has_blocks ? ends : std::vector<std::int32_t>();
+}
+
 }  // namespace
 
 DecoderStep::DecoderStep(const Node& node, std::shared_ptr<Context> context,
@@ -58,9 +93,33 @@ void DecoderStep::infer(std::span<const Tensor> inputs, std::span<Shape> outputs
     unsupported("expected at most ", pass_.most_tokens(),
                 " sequences, which the GPU computes at once, got ", batch,
                 ": run fewer at a time, or set the provider option on_unsupported to cpu");
-  for (std::int64_t sequence = 0; sequence < batch; ++sequence)
-    layers::tokens_of(sizes_, inputs, sequence);
+  for (std::int64_t sequence = 0; sequence < batch; ++sequence) {
+    const layers::SequenceTokens tokens = layers::tokens_of(sizes_, inputs, sequence);
+    check_blocks(blocks_of(inputs, sequence, tokens.count), tokens, sequence, pass_.most_tokens());
+  }
   layers::infer_outputs(sizes_, inputs, outputs);
+}
+
+std::span<const std::int32_t> DecoderStep::blocks_of(std::span<const Tensor> inputs,
+                                                     std::int64_t sequence,
+                                                     std::int64_t count) const {
+  if (!sizes_.blocks || count == 1) return {};
+  const Tensor& blocks = inputs[layers::kFirstPast + 2 * sizes_.layers.size()];
+  return {blocks.as<const std::int32_t>() + sequence * blocks.shape[1],
+          static_cast<std::size_t>(count)};
+}
+
+std::int64_t DecoderStep::some_of(const Sequence& sequence, std::int64_t token, std::int64_t most) {
+  const std::int64_t left = sequence.tokens.count - token;
+  if (left <= most || sequence.blocks.empty()) return std::min(left, most);
+  std::int64_t whole = 0;
+  while (whole < most) {
+    const std::int64_t block =
+        tokens_of_block(sequence.blocks.subspan(static_cast<std::size_t>(token + whole)));
+    if (whole + block > most) break;
+    whole += block;
+  }
+  return whole;
 }
 
 std::vector<Tensor> DecoderStep::parts_of(std::span<const Tensor> tensors,
@@ -84,9 +143,10 @@ std::vector<DecoderStep::Sequence> DecoderStep::begin(std::span<const Tensor> in
   std::vector<Sequence> sequences;
   for (std::int64_t sequence = 0; sequence < batch; ++sequence) {
     const layers::SequenceTokens tokens = layers::tokens_of(sizes_, inputs, sequence);
-    sequences.push_back(
-        {tokens, caches_->begin(parts_of(pasts, sequence), parts_of(presents, sequence),
-                                tokens.past, room_of(sizes_, presents, tokens.total()))});
+    sequences.push_back({tokens,
+                         caches_->begin(parts_of(pasts, sequence), parts_of(presents, sequence),
+                                        tokens.past, room_of(sizes_, presents, tokens.total())),
+                         blocks_of(inputs, sequence, tokens.count)});
   }
   return sequences;
 }
@@ -114,11 +174,16 @@ void DecoderStep::compute(const Tensor& hidden, std::span<const Sequence> sequen
     const Sequence& sequence = sequences[static_cast<std::size_t>(i)];
     auto& cache = static_cast<DeviceCacheMemory&>(sequence.cache->memory());
     for (std::int64_t token = 0; token < sequence.tokens.count;) {
-      const std::int64_t some =
-          std::min(sequence.tokens.count - token, pass_.most_tokens() - tokens);
+      const std::int64_t some = some_of(sequence, token, pass_.most_tokens() - tokens);
+      if (some == 0) {  // The next block is whole in the next chunk.
+        run_chunk();
+        continue;
+      }
       const float* rows = hidden.as<const float>() + (i * given + token) * sizes_.hidden;
       pass_.write_hidden(tokens, {rows, static_cast<std::size_t>(some * sizes_.hidden)});
-      segments.push_back({tokens, some, sequence.tokens.past + token, &cache});
+      const std::vector<std::int32_t> seen = ends_of(sequence.blocks, token, some);
+      if (!seen.empty()) pass_.write_ends(tokens, seen);
+      segments.push_back({tokens, some, sequence.tokens.past + token, &cache, !seen.empty()});
       token += some;
       tokens += some;
       if (token == sequence.tokens.count) ends.emplace_back(i, tokens - 1);
@@ -140,17 +205,17 @@ void DecoderStep::finish(std::span<const Sequence> sequences,
 void DecoderStep::run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
                       std::span<std::byte> /*scratch*/) const {
   const std::lock_guard lock(context_->mutex());
-  std::string where;
+  const ObservedRun observed(*context_, positions_text(layers::tokens_of(sizes_, inputs, 0)));
   try {
     const std::vector<Sequence> sequences = begin(inputs, outputs);
-    where = positions_text(sequences.front().tokens);
     compute(inputs[layers::kHidden], sequences);
     pass_.read_logits({outputs[layers::kLogits].as<float>(),
                        static_cast<std::size_t>(outputs[layers::kLogits].shape.elements())});
     finish(sequences, outputs);
   } catch (const OpenClError& error) {
-    if (where.empty()) throw;
-    throw OpenClError(error.failure(), std::string(error.what()) + " (" + where + ")");
+    throw OpenClError(error.failure(), std::string(error.what()) + " (" +
+                                           positions_text(layers::tokens_of(sizes_, inputs, 0)) +
+                                           ")");
   }
 }
 

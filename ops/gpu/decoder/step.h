@@ -25,7 +25,7 @@ class DecoderStep final : public Step {
   // OpenClError; Error for a node that is not as constants.h says.
   DecoderStep(const Node& node, std::shared_ptr<Context> context, Activations activations);
 
-  // Throws Unsupported for more sequences than are computed at once.
+  // Throws Unsupported for more sequences, or a longer block, than are computed at once.
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override;
   // Throws OpenClError; Unsupported for a cache that there is no memory for.
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
@@ -38,7 +38,15 @@ class DecoderStep final : public Step {
   struct Sequence {
     layers::SequenceTokens tokens;
     std::shared_ptr<layers::KvCache> cache;
+    std::span<const std::int32_t> blocks;  // each new token's, or nothing
   };
+
+  // Numbers of the blocks of a sequence's new tokens, without padding; nothing of one token.
+  std::span<const std::int32_t> blocks_of(std::span<const Tensor> inputs, std::int64_t sequence,
+                                          std::int64_t count) const;
+  // How many of the tokens from `token` on go into a chunk with room for `most`, so that no block
+  // is cut.
+  static std::int64_t some_of(const Sequence& sequence, std::int64_t token, std::int64_t most);
 
   std::vector<Sequence> begin(std::span<const Tensor> inputs,
                               std::span<const Tensor> outputs) const;

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "ops/formats/q4nx.h"
 #include "ops/gpu/language/kernel.h"
@@ -25,7 +26,13 @@ struct ProductShape {
   Gating gating = Gating::kNone;
   bool has_bias = false;
   bool has_residual = false;
+  // Teams of lanes among which a work-group of fused_dqp shares the columns.
+  std::int64_t teams = 1;
 };
+
+// The numbers of teams that the device has room for, 1, 2 and 4; first the one that gives all
+// compute units work where a product has few rows.
+std::vector<std::int64_t> teams_for(const ProductShape& shape, const DeviceFacts& facts);
 
 // FusedDQP: y[t] = dequant(w) . x[t] for each row t, which the weight is read for. Arguments: x
 // [t, columns], w, y [t, rows], then bias [rows] and residual [t, rows] if there are.
@@ -41,6 +48,27 @@ Grid quantize_rows_grid(std::int64_t columns, std::int64_t tokens);
 // y, then as fused_dqp; parameter: tokens.
 KernelDescription q4nx_matmul(const ProductShape& shape);
 Grid q4nx_matmul_grid(const ProductShape& shape, std::int64_t tokens);
+
+enum class DenseActivation : std::uint8_t { kNone, kGelu, kGeluTanh };
+
+// A product with a weight of numbers: `rows` results of `columns`, W [columns, rows], or [rows,
+// columns] if it is transposed.
+struct DenseShape {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  Element weight = Element::kFloat32;  // or float16, bfloat16, int8
+  bool transposed = false;
+  bool has_scale = false;
+  bool has_bias = false;
+  DenseActivation activation = DenseActivation::kNone;
+  bool has_residual = false;
+};
+
+// DenseMatMul: y[t] = activation((x[t] . W) scale + bias) + residual[t % residual_rows]. Arguments:
+// x [t, columns], W, y [t, rows], then scale and bias [rows] and residual [r, rows] if there are;
+// parameters: tokens, with a residual: residual_rows.
+KernelDescription dense_matmul(const DenseShape& shape);
+Grid dense_matmul_grid(const DenseShape& shape, std::int64_t tokens);
 
 // Q4NXGather: y[i] = dequant(w)[indices[i]]. Arguments: w, indices int32 [i], y [i, columns].
 KernelDescription q4nx_gather(std::int64_t rows, std::int64_t columns, const q4nx::Layout& layout);
@@ -102,6 +130,11 @@ struct AttentionShape {
   bool causal = true;
   // Tokens of a sequence that lie among others' rows, and a cache from position 0 on.
   bool one_sequence = false;
+  // Tokens of a block see one another: with one_sequence, a causal token sees further.
+  bool has_blocks = false;
+  // With one_sequence, of one token: its keys are shared among several work-groups, whose sums
+  // merge_attention puts together.
+  bool has_parts = false;
 
   std::int64_t heads_per_group() const { return heads / kv_heads; }
 };
@@ -111,10 +144,17 @@ struct AttentionShape {
 // value [b, kv_heads, capacity, head_size], rows int32 [b, 3] (tokens before, tokens of the call,
 // the position of the first row of the cache), y [b, t, heads head_size]; parameters: tokens,
 // capacity. Tokens that are padding get zeros. With one_sequence b is 1, there are no rows, and the
-// parameters are first (of t), before (its position), tokens and capacity.
+// parameters are first (of t), before (its position), tokens and capacity; with has_blocks there is
+// ends int32 [t] before y: how many of the sequence's tokens, from `first` on, a token sees.
+// With has_parts it writes sums [parts, heads head_size] in the place of y and states [parts,
+// heads, 2] behind them, maximum and denominator; the last parameter is parts, and the grid's third
+// axis.
 KernelDescription flow_attention(const AttentionShape& shape);
 Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens);
-// Bytes of a work-group's own memory that it takes.
+// Arguments: sums and states, as above, y [t, heads head_size]; parameters: first (of t), parts.
+KernelDescription merge_attention(const AttentionShape& shape);
+Grid merge_attention_grid(const AttentionShape& shape);
+// Bytes of a work-group's own memory that flow_attention takes.
 std::int64_t flow_attention_memory(const AttentionShape& shape);
 
 // The place of the largest of each row, the first of equals. As on the CPU, NaN is the largest

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dialect OpenCL C 1.2, without extensions: arithmetic in float, dot products of char4 by
-// multiplying in int.
+// The dialect OpenCL C 1.2: arithmetic in float; dot products of char4 by the device's own, where
+// its compiler has them (cl_khr_integer_dot_product), else by multiplying in int: the same numbers.
 #include <array>
 #include <charconv>
 
@@ -28,10 +28,14 @@ uchar8 codes_of(uchar4 bytes) {
   codes.odd = bytes >> (uchar4)(4);
   return codes;
 }
+#ifdef __opencl_c_integer_dot_product_input_4x8bit_packed
+int dot4(char4 a, char4 b, int c) { return c + dot_4x8packed_ss_int(as_uint(a), as_uint(b)); }
+#else
 int dot4(char4 a, char4 b, int c) {
   const int4 products = convert_int4(a) * convert_int4(b);
   return c + products.x + products.y + products.z + products.w;
 }
+#endif
 )";
 
 const char* type_of(Element element) {

@@ -52,10 +52,13 @@ inline constexpr UInt kProgramBinarySizes = 0x1165;
 inline constexpr UInt kProgramBinaries = 0x1166;
 inline constexpr UInt kBuildLog = 0x1183;
 inline constexpr UInt kKernelWorkGroupSize = 0x11B0;
+inline constexpr UInt kEventQueued = 0x1280;
 inline constexpr UInt kEventStart = 0x1282;
 inline constexpr UInt kEventEnd = 0x1283;
 inline constexpr std::intptr_t kContextPlatform = 0x1084;
 inline constexpr UInt kTrue = 1;
+// How far a command has come; a negative number is the error that it ended with.
+inline constexpr Int kComplete = 0;
 
 // The functions of the ICD loader, by the names it exports: X(result, name, parameters).
 // clCreateCommandQueue is 1.x's, which later versions keep: it needs no list of properties.
@@ -70,7 +73,7 @@ inline constexpr UInt kTrue = 1;
   X(Int, clReleaseContext, (Context))                                                            \
   X(Queue, clCreateCommandQueue, (Context, DeviceId, Bits, Int*))                                \
   X(Int, clReleaseCommandQueue, (Queue))                                                         \
-  X(Int, clFinish, (Queue))                                                                      \
+  X(Int, clFlush, (Queue))                                                                       \
   X(Memory, clCreateBuffer, (Context, Bits, std::size_t, void*, Int*))                           \
   X(Int, clReleaseMemObject, (Memory))                                                           \
   X(Int, clEnqueueReadBuffer,                                                                    \
@@ -94,6 +97,8 @@ inline constexpr UInt kTrue = 1;
   X(Int, clEnqueueNDRangeKernel,                                                                 \
     (Queue, Kernel, UInt, const std::size_t*, const std::size_t*, const std::size_t*, UInt,      \
      const Event*, Event*))                                                                      \
+  X(Int, clEnqueueMarkerWithWaitList, (Queue, UInt, const Event*, Event*))                       \
+  X(Int, clSetEventCallback, (Event, Int, void (*)(Event, Int, void*), void*))                   \
   X(Int, clGetEventProfilingInfo, (Event, UInt, std::size_t, void*, std::size_t*))               \
   X(Int, clReleaseEvent, (Event))
 

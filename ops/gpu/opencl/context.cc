@@ -2,6 +2,8 @@
 #include "ops/gpu/opencl/context.h"
 
 #include <algorithm>
+#include <iterator>
+#include <limits>
 #include <type_traits>
 
 #include "ops/gpu/opencl/loader.h"
@@ -18,6 +20,25 @@ constexpr std::size_t kMostEvents = 4096;
 constexpr std::size_t kMostTimes = 1U << 16;
 // Characters of a compiler's log, which may be long.
 constexpr std::size_t kShownLog = 2000;
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void tell(cl::Event /*mark*/, cl::Int status, void* progress) {
+  static_cast<Progress*>(progress)->reach(status);
+}
+
+// What a device that was given up may still use stays for as long as the process does.
+void leave_to_process(std::vector<std::shared_ptr<const void>> owners) {
+  static std::mutex mutex;
+  // Never destroyed: statics are before the driver's threads end.
+  static auto* const kept = new std::vector<std::shared_ptr<const void>>();
+  const std::lock_guard lock(mutex);
+  std::ranges::move(owners, std::back_inserter(*kept));
+}
 
 }  // namespace
 
@@ -37,7 +58,9 @@ CompiledKernel::~CompiledKernel() {
 }
 
 Context::Context(FoundDevice device, std::filesystem::path cache_folder)
-    : device_(std::move(device)), cache_(std::move(cache_folder)) {
+    : device_(std::move(device)),
+      cache_(std::move(cache_folder)),
+      limit_(time_limit(device_.facts)) {
   const std::string what = "opening " + device_.facts.title();
   const std::array<std::intptr_t, 3> properties{
       cl::kContextPlatform, reinterpret_cast<std::intptr_t>(device_.platform), 0};
@@ -50,17 +73,96 @@ Context::Context(FoundDevice device, std::filesystem::path cache_folder)
 }
 
 Context::~Context() {
-  opencl().clFinish(queue_);
+  try {
+    wait();
+  } catch (const OpenClError&) {
+    given_up_ = true;  // It was told already, or is of what nobody asked for.
+  }
+  if (progress_->reached() < marked_ || since_mark_.commands > 0) {
+    owners_.push_back(progress_);
+    leave_to_process(std::move(owners_));
+  }
+  for (const Mark& one : marks_) opencl().clReleaseEvent(one.event);
   for (const Launched& one : launched_) opencl().clReleaseEvent(one.event);
   kernels_.clear();
   opencl().clReleaseCommandQueue(queue_);
   opencl().clReleaseContext(context_);
 }
 
+void Context::check(cl::Int code, std::string_view call, const std::string& what,
+                    const std::string& details) {
+  if (code == 0) return;
+  try {
+    gpu::check(code, call, what, details);
+  } catch (const OpenClError& error) {
+    failed_ = failed_ || error.failure() == Failure::kCommand;
+    throw;
+  }
+}
+
+void Context::check_not_given_up() const {
+  if (!given_up_) return;
+  throw OpenClError(Failure::kTime, "[FlowNPU] device 'gpu': " + facts().title() +
+                                        " was given up, since a kernel did not end: begin anew, "
+                                        "with device = cpu if it comes again");
+}
+
+std::string Context::text_of(const Stretch& stretch) {
+  std::string first(stretch.first);
+  if (stretch.commands == 1) return first;
+  return "one of the " + std::to_string(stretch.commands) + " commands from " + first + " to " +
+         std::string(stretch.last);
+}
+
+void Context::enqueued(std::string_view kernel) {
+  if (since_mark_.commands++ == 0) since_mark_.first = kernel;
+  since_mark_.last = kernel;
+  if (since_mark_.commands >= kCommandsOfMark) mark();
+}
+
+void Context::mark() {
+  cl::Event event = nullptr;
+  check(opencl().clEnqueueMarkerWithWaitList(queue_, 0, nullptr, &event),
+        "clEnqueueMarkerWithWaitList", text_of(since_mark_));
+  const cl::Int code =
+      opencl().clSetEventCallback(event, cl::kComplete, &tell, static_cast<void*>(progress_.get()));
+  if (code != 0) opencl().clReleaseEvent(event);
+  check(code, "clSetEventCallback", text_of(since_mark_));
+  marks_.push_back({event, std::exchange(since_mark_, {})});
+  ++marked_;
+}
+
+void Context::give_up() {
+  given_up_ = true;
+  failed_ = true;
+  const std::int64_t before = marked_ - static_cast<std::int64_t>(marks_.size());
+  const Mark& missed = marks_[static_cast<std::size_t>(progress_->reached() - before)];
+  throw OpenClError(
+      Failure::kTime,
+      "[FlowNPU] device 'gpu': " + text_of(missed.before) + " did not end within " +
+          std::to_string(static_cast<double>(limit_.count()) / 1e3) + " s on " + facts().title() +
+          ": the device hangs, or is very slow; see `sudo dmesg`, update the driver, or set " +
+          kTimeVariable + " to more seconds");
+}
+
+void Context::wait() {
+  check_not_given_up();
+  if (since_mark_.commands > 0) mark();
+  if (marks_.empty()) return;
+  check(opencl().clFlush(queue_), "clFlush", text_of(marks_.back().before));
+  if (!progress_->wait(marked_, limit_)) give_up();
+  const std::string what = "one of the commands up to " + std::string(marks_.back().before.last);
+  for (const Mark& one : marks_) opencl().clReleaseEvent(one.event);
+  marks_.clear();
+  check(progress_->take_error(), "its execution", what);
+}
+
 Buffer Context::allocate(std::size_t bytes) {
   const std::size_t size = std::max<std::size_t>(bytes, 1);
   const std::string what = "a buffer of " + std::to_string(size) + " bytes (the largest has " +
-                           std::to_string(facts().allocation) + ")";
+                           std::to_string(facts().allocation) + "; of " +
+                           std::to_string(facts().memory) + " bytes " +
+                           std::to_string(live_bytes()) + " are in use)";
   cl::Int code = 0;
   cl::Memory handle = opencl().clCreateBuffer(context_, cl::kReadWrite, size, nullptr, &code);
   check(code, "clCreateBuffer", what);
@@ -68,18 +170,20 @@ Buffer Context::allocate(std::size_t bytes) {
   return {handle, size, live_};
 }
 
-Buffer Context::use(std::span<const std::byte> memory) {
+Buffer Context::use(std::span<const std::byte> memory, std::shared_ptr<const void> owner) {
   cl::Int code = 0;
   // The driver only reads it.
   cl::Memory handle =
       opencl().clCreateBuffer(context_, cl::kReadOnly | cl::kUseHostMemory, memory.size(),
                               const_cast<std::byte*>(memory.data()), &code);
   check(code, "clCreateBuffer", std::to_string(memory.size()) + " bytes of the host's memory");
+  owners_.push_back(std::move(owner));
   return {handle, memory.size(), nullptr};
 }
 
 void Context::write(const Buffer& buffer, std::span<const std::byte> from, std::size_t offset) {
   if (from.empty()) return;
+  wait();  // What comes now takes its own time only.
   check(opencl().clEnqueueWriteBuffer(queue_, buffer.handle(), cl::kTrue, offset, from.size(),
                                       from.data(), 0, nullptr, nullptr),
         "clEnqueueWriteBuffer", std::to_string(from.size()) + " bytes to the device");
@@ -88,6 +192,7 @@ void Context::write(const Buffer& buffer, std::span<const std::byte> from, std::
 
 void Context::read(const Buffer& buffer, std::span<std::byte> to, std::size_t offset) {
   if (to.empty()) return;
+  wait();
   check(opencl().clEnqueueReadBuffer(queue_, buffer.handle(), cl::kTrue, offset, to.size(),
                                      to.data(), 0, nullptr, nullptr),
         "clEnqueueReadBuffer", std::to_string(to.size()) + " bytes to the host");
@@ -97,21 +202,28 @@ void Context::read(const Buffer& buffer, std::span<std::byte> to, std::size_t of
 void Context::copy(const Buffer& from, std::size_t from_offset, const Buffer& to,
                    std::size_t to_offset, std::size_t bytes) {
   if (bytes == 0) return;
+  check_not_given_up();
   check(opencl().clEnqueueCopyBuffer(queue_, from.handle(), to.handle(), from_offset, to_offset,
                                      bytes, 0, nullptr, nullptr),
         "clEnqueueCopyBuffer", std::to_string(bytes) + " bytes on the device");
+  enqueued("a copy");
+}
+
+std::string Context::identity() const {
+  const DeviceFacts& device = facts();
+  std::string text;
+  for (const std::string& part :
+       {device.platform, device.platform_version, device.vendor, device.name, device.version,
+        device.driver, std::string(kBuildOptions)})
+    text += std::to_string(part.size()) + ":" + part + "\n";
+  return text;
 }
 
 std::shared_ptr<const CompiledKernel> Context::compile(const std::string& name,
                                                        const std::string& source) {
-  const std::string identity = name + "\n" + source;
-  if (const auto found = kernels_.find(identity); found != kernels_.end()) return found->second;
-  const DeviceFacts& device = facts();
-  std::string key;
-  for (const std::string& part :
-       {device.platform, device.platform_version, device.vendor, device.name, device.version,
-        device.driver, std::string(kBuildOptions), source})
-    key += std::to_string(part.size()) + ":" + part + "\n";
+  const std::string named = name + "\n" + source;
+  if (const auto found = kernels_.find(named); found != kernels_.end()) return found->second;
+  const std::string key = identity() + std::to_string(source.size()) + ":" + source + "\n";
   cl::Program program = load(key);
   if (program == nullptr) {
     program = build(name, source);
@@ -127,7 +239,7 @@ std::shared_ptr<const CompiledKernel> Context::compile(const std::string& name,
   auto made = std::make_shared<const CompiledKernel>(name, program, kernel,
                                                      static_cast<std::int64_t>(work_group));
   check(code, "clGetKernelWorkGroupInfo", "kernel " + name);
-  kernels_.emplace(identity, made);
+  kernels_.emplace(named, made);
   return made;
 }
 
@@ -194,6 +306,7 @@ void Context::keep(cl::Program program, const std::string& key) {
 
 void Context::launch(const CompiledKernel& kernel, std::span<const KernelArgument> arguments,
                      const Grid& grid) {
+  check_not_given_up();
   const std::string what = "kernel " + kernel.name();
   if (grid.lanes > kernel.work_group()) {
     throw OpenClError(Failure::kCommand,
@@ -228,25 +341,36 @@ void Context::launch(const CompiledKernel& kernel, std::span<const KernelArgumen
   check(opencl().clEnqueueNDRangeKernel(queue_, kernel.handle(), 3, nullptr, all.data(),
                                         group.data(), 0, nullptr, takes_times_ ? &event : nullptr),
         "clEnqueueNDRangeKernel", what);
-  if (event != nullptr) launched_.push_back({kernel.name(), event});
+  if (event != nullptr) launched_.push_back({kernel.name(), event, now_ns()});
   ++counts_.dispatches;
+  enqueued(kernel.name());
 }
 
-void Context::finish() { check(opencl().clFinish(queue_), "clFinish", "waiting for the device"); }
-
 void Context::collect() {
-  finish();
+  wait();
+  // The device says when the host gave it a kernel, by its own clock: before the call returned. The
+  // least difference is nearest to that of the clocks.
+  std::int64_t apart = std::numeric_limits<std::int64_t>::max();
+  std::vector<KernelTime> found;
   for (const Launched& one : std::exchange(launched_, {})) {
-    std::array<cl::Bits, 2> nanoseconds{};
-    const auto time = [&](cl::UInt what, cl::Bits& into) {
-      return opencl().clGetEventProfilingInfo(one.event, what, sizeof(into), &into, nullptr);
-    };
-    const cl::Int code =
-        std::max(-time(cl::kEventStart, nanoseconds[0]), -time(cl::kEventEnd, nanoseconds[1]));
+    std::array<cl::Bits, 3> nanoseconds{};
+    cl::Int code = 0;
+    for (const auto& [what, into] :
+         {std::pair(cl::kEventQueued, 0), {cl::kEventStart, 1}, {cl::kEventEnd, 2}}) {
+      const cl::Int told = opencl().clGetEventProfilingInfo(
+          one.event, what, sizeof(cl::Bits), &nanoseconds[static_cast<std::size_t>(into)], nullptr);
+      if (code == 0) code = told;
+    }
     opencl().clReleaseEvent(one.event);
-    check(-code, "clGetEventProfilingInfo", "kernel " + one.kernel);
-    if (times_.size() < kMostTimes)
-      times_.push_back({one.kernel, static_cast<double>(nanoseconds[1] - nanoseconds[0]) * 1e-9});
+    check(code, "clGetEventProfilingInfo", "kernel " + one.kernel);
+    const auto [queued, start, end] = nanoseconds;
+    apart = std::min(apart, one.enqueued_ns - static_cast<std::int64_t>(queued));
+    found.push_back(
+        {one.kernel, static_cast<double>(end - start) * 1e-9, static_cast<std::int64_t>(start)});
+  }
+  for (KernelTime& time : found) {
+    time.begin_ns += apart;
+    if (times_.size() < kMostTimes) times_.push_back(std::move(time));
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -11,12 +12,14 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "ops/gpu/opencl/devices.h"
 #include "ops/gpu/opencl/program_cache.h"
+#include "ops/gpu/opencl/progress.h"
 
 namespace flownpu::gpu {
 
@@ -80,10 +83,12 @@ struct Grid {
 
 using KernelArgument = std::variant<const Buffer*, std::int32_t, float>;
 
-// How long a kernel ran, by the device's clock.
+// How long a kernel ran, by the device's clock, and when, by the host's
+// (std::chrono::steady_clock).
 struct KernelTime {
   std::string kernel;
   double seconds;
+  std::int64_t begin_ns;
 };
 
 // What was done since the context was opened.
@@ -97,9 +102,11 @@ struct Counts {
 };
 
 // One in-order queue. Not to be used by several threads at once: who does holds the mutex. All
-// throw OpenClError.
+// throw OpenClError. A device of which nothing ends within the time limit is given up: what asks
+// for it after that is told so at once.
 class Context {
  public:
+  // Throws Error too, as time_limit does.
   explicit Context(FoundDevice device, std::filesystem::path cache_folder = default_cache_folder());
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -107,13 +114,18 @@ class Context {
 
   const DeviceFacts& facts() const { return device_.facts; }
   const ProgramCache& cache() const { return cache_; }
+  ProgramCache& cache() { return cache_; }
+  // What of device and driver a compiled kernel, or its time, depends on.
+  std::string identity() const;
   const Counts& counts() const { return counts_; }
   std::mutex& mutex() { return mutex_; }
+  // A command failed, or the device was given up: another context may do better.
+  bool failed() const { return failed_; }
 
   // Its content is not defined. A buffer of nothing has a byte.
   Buffer allocate(std::size_t bytes);
-  // Memory of the host's, which kernels read where it is. It must outlive the buffer.
-  Buffer use(std::span<const std::byte> memory);
+  // Memory of the host's, which kernels read where it is; its owner is kept as long as they may.
+  Buffer use(std::span<const std::byte> memory, std::shared_ptr<const void> owner);
   // Bytes of all buffers that were allocated and live.
   std::int64_t live_bytes() const { return *live_; }
   // All but copy() return when the bytes have been moved. Offsets are in bytes.
@@ -127,23 +139,44 @@ class Context {
   // Does not wait.
   void launch(const CompiledKernel& kernel, std::span<const KernelArgument> arguments,
               const Grid& grid);
-  // Waits for all that was launched.
-  void finish();
+  // Waits for all that was launched, and tells how it ended.
+  void wait();
   // Whether kernels' times are taken, which costs an event each; they are at first.
-  void take_no_times() { takes_times_ = false; }
+  bool takes_times() const { return takes_times_; }
+  void set_takes_times(bool takes) { takes_times_ = takes; }
   // How long the kernels ran since this was last asked; waits for them.
   std::vector<KernelTime> take_times();
 
  private:
+  // Kernels between two marks (progress.h).
+  struct Stretch {
+    std::string_view first;
+    std::string_view last;
+    std::int64_t commands = 0;
+  };
+  struct Mark {
+    cl::Event event;
+    Stretch before;
+  };
+
+  // Throws as status.h's check does, and remembers that the device failed.
+  void check(cl::Int code, std::string_view call, const std::string& what,
+             const std::string& details = "");
+  void check_not_given_up() const;
+  void enqueued(std::string_view kernel);
+  void mark();
+  [[noreturn]] void give_up();
   cl::Program load(const std::string& key);
   cl::Program build(const std::string& name, const std::string& source);
   void keep(cl::Program program, const std::string& key);
   std::string build_log(cl::Program program) const;
   void collect();
+  static std::string text_of(const Stretch& stretch);
 
   struct Launched {
     std::string kernel;
     cl::Event event;
+    std::int64_t enqueued_ns;  // by the host's clock, when the call had returned
   };
 
   FoundDevice device_;
@@ -156,6 +189,14 @@ class Context {
   std::vector<Launched> launched_;
   std::vector<KernelTime> times_;
   Counts counts_;
+  std::chrono::milliseconds limit_;
+  std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
+  Stretch since_mark_;
+  std::vector<Mark> marks_;  // those that were not waited for
+  std::int64_t marked_ = 0;  // all so far
+  std::vector<std::shared_ptr<const void>> owners_;
+  bool failed_ = false;
+  bool given_up_ = false;
   std::mutex mutex_;
 };
 

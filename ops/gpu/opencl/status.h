@@ -18,6 +18,7 @@ enum class Failure : std::uint8_t {
   kMemory,      // a buffer was not to be had
   kProgram,     // a kernel did not compile
   kCommand,     // any other call was refused, or the device is lost
+  kTime,        // kernels did not end within the limit, or had not when the device was given up
 };
 
 class OpenClError : public DeviceFailed {

@@ -49,11 +49,8 @@ class Attention final : public cpu::FlowQKVAttention {
       : FlowQKVAttention(node, making.host_context),
         context_(making.context),
         one_token_(node.op_type == kOneToken) {
-    for (const auto& [input, name] : kRefused) {
-      if (node.input(input) != nullptr)
-        fail("[", attributes().name, "] expected no ", name,
-             " on device 'gpu', whose kernel has none: use device = cpu");
-    }
+    if (const std::string reason = refused_attention(node); !reason.empty())
+      fail("[", attributes().name, "] ", reason, ": use device = cpu");
     const std::int64_t bytes = flow_attention_memory(shape_of(DataType::kFloat32));
     if (const std::int64_t most = context_->facts().local_memory; bytes > most)
       fail("[", attributes().name, "] expected heads that take at most ", most,
@@ -147,6 +144,14 @@ class Attention final : public cpu::FlowQKVAttention {
 };
 
 }  // namespace
+
+std::string refused_attention(const Node& node) {
+  for (const auto& [input, name] : kRefused) {
+    if (node.input(input) != nullptr)
+      return std::string("expected no ") + name + " on device 'gpu', whose kernel has none";
+  }
+  return "";
+}
 
 std::unique_ptr<Step> make_attention(const Node& node, Making making) {
   return std::make_unique<cpu::CheckedStep>(

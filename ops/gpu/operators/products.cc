@@ -22,15 +22,6 @@ q4nx::Layout layout_of(const Value& weight) {
   return q4nx::layout_of(shape_of(weight)).value_or(q4nx::kNarrow);
 }
 
-Buffer upload(Context& context, const Value& weight) {
-  const auto bytes = static_cast<std::size_t>(shape_of(weight).elements());
-  check_bytes(bytes, "a weight");
-  const std::lock_guard lock(context.mutex());
-  Buffer buffer = context.allocate(bytes);
-  context.write(buffer, {static_cast<const std::byte*>(weight.constant), bytes});
-  return buffer;
-}
-
 Gating gating_of(const Node& node) {
   const std::string gating = node.text("gating", "none");
   if (gating == "none") return Gating::kNone;
@@ -48,7 +39,9 @@ class Product final : public HostCheckedStep {
                .has_bias = node.input(kProductBias) != nullptr,
                .has_residual = node.input(kProductResidual) != nullptr},
         rounds_(activations == Activations::kInt8),
-        weight_(upload(context(), *node.input(kProductWeight))) {}
+        weight_(upload(context(), *node.input(kProductWeight))) {
+    shape_.teams = teams_for(shape_, context().facts()).front();
+  }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {

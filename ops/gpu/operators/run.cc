@@ -16,6 +16,16 @@ void check_bytes(std::size_t bytes, std::string_view what) {
          " bytes, which its kernels' indices count, got ", bytes, ": use device = cpu");
 }
 
+Buffer upload(Context& context, const Value& constant) {
+  const auto bytes = static_cast<std::size_t>(constant.shape.value_or(Shape{0}).elements()) *
+                     size_of(constant.type);
+  check_bytes(bytes, "a weight");
+  const std::lock_guard lock(context.mutex());
+  Buffer buffer = context.allocate(bytes);
+  context.write(buffer, {static_cast<const std::byte*>(constant.constant), bytes});
+  return buffer;
+}
+
 const Buffer* Run::input(std::span<const std::byte> content) {
   const Buffer* buffer = output(content.size());
   context_.write(*buffer, content);

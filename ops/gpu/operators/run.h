@@ -12,6 +12,8 @@
 
 #include "ops/gpu/language/kernel.h"
 #include "ops/gpu/opencl/context.h"
+#include "ops/gpu/opencl/observed_run.h"
+#include "ops/nodes/node.h"
 #include "ops/nodes/tensor.h"
 
 namespace flownpu::gpu {
@@ -19,7 +21,7 @@ namespace flownpu::gpu {
 // Has the context to itself for as long as it lives; its buffers go with it.
 class Run {
  public:
-  explicit Run(Context& context) : context_(context), lock_(context.mutex()) {}
+  explicit Run(Context& context) : context_(context), lock_(context.mutex()), observed_(context) {}
 
   // A buffer with this content. Throws Error for more bytes than 32-bit indices reach.
   const Buffer* input(std::span<const std::byte> content);
@@ -45,8 +47,12 @@ class Run {
  private:
   Context& context_;
   std::lock_guard<std::mutex> lock_;
+  ObservedRun observed_;
   std::deque<Buffer> buffers_;  // does not move them
 };
+
+// A constant's bytes in a buffer. Throws as check_bytes does.
+Buffer upload(Context& context, const Value& constant);
 
 // Throws Error unless 32-bit integers count the bytes; `what`: whose they are.
 void check_bytes(std::size_t bytes, std::string_view what);

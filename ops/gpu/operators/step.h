@@ -6,6 +6,8 @@
 
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "ops/cpu/step.h"
@@ -44,10 +46,23 @@ class HostCheckedStep : public Step {
 
 // Each throws Error for a node of its operator that the device's kernels do not compute.
 std::unique_ptr<Step> make_product(const Node& node, Making making);
+std::unique_ptr<Step> make_dense_product(const Node& node, Making making);
 std::unique_ptr<Step> make_gather(const Node& node, Making making);
 std::unique_ptr<Step> make_rms_norm(const Node& node, Making making);
 std::unique_ptr<Step> make_rotary_embedding(const Node& node, Making making);
 std::unique_ptr<Step> make_argmax(const Node& node, Making making);
 std::unique_ptr<Step> make_attention(const Node& node, Making making);
+
+// What of an attention node the kernel has no place for; empty if it has.
+std::string refused_attention(const Node& node);
+
+// The operators that there are, by their names.
+struct Operator {
+  std::string_view op_type;
+  std::unique_ptr<Step> (*make)(const Node& node, Making making);
+};
+std::span<const Operator> operators();
+// Null if the device has none of this name.
+const Operator* find_operator(std::string_view op_type);
 
 }  // namespace flownpu::gpu

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["OperatorTime", "Profile", "Trace", "make_trace", "record", "write_trace"]
 
 _DISPATCH, _HOST_STEP = "dispatch", "host step"
+# In the place of an array, of a GPU's kernels (ops/gpu/opencl/observed_run.h).
+_OPENCL = "opencl"
 
 
 @dataclass
@@ -42,7 +44,8 @@ class OperatorTime:
 
     Attributes:
         operator: of the graph (Q4NXMatMul), or the stem of a design (gemm) or of a program's step (rms_norm).
-        place: cpu, emulate or npu; "array (estimate)" for a design's estimated time; host: between dispatches.
+        place: cpu, emulate or npu; "array (estimate)" for a design's estimated time; host: between dispatches; "gpu
+            kernel": one of a token's, by the device's clock.
         count: how many there were.
         seconds: that they took.
         bytes: that they cannot but read from and write to main memory, where that is known; else 0.
@@ -119,9 +122,11 @@ def make_trace(folder: Path, profile: Profile, artifacts: Path | None, tiles: in
         of_kind[name if name in (_DISPATCH, _HOST_STEP) else ""].append(event)
     dispatches = of_kind[_DISPATCH]
     operators = _steps(folder, [event for event in of_kind[""] if "device" in event["args"]], profile.prompt_tokens)
-    operators += _host_steps(of_kind[_HOST_STEP])
+    operators += _by_operator(of_kind[_HOST_STEP], "host")
+    kernels = [event for event in dispatches if event["args"]["array"] == _OPENCL]
+    operators += _by_operator([event for event in kernels if _is_of_token(event)], "gpu kernel")
     document: dict[str, Any] = {"traceEvents": list(profile.events), "displayTimeUnit": "ns", "otherData": {}}
-    if artifacts is not None and dispatches:
+    if artifacts is not None and dispatches and not kernels:
         plans = _Plans(folder, artifacts)
         document["traceEvents"] += plans.lanes(dispatches, tiles)
         operators += plans.operators(dispatches)
@@ -163,12 +168,12 @@ def _steps(folder: Path, steps: list[dict[str, Any]], prompt_tokens: int) -> lis
     return sorted(sums.values(), key=lambda total: -total.seconds)
 
 
-def _host_steps(events: list[dict[str, Any]]) -> list[OperatorTime]:
-    """What the host computes between dispatches, by operator: labels begin with it."""
+def _by_operator(events: list[dict[str, Any]], place: str) -> list[OperatorTime]:
+    """What the host computes between dispatches, or a GPU's kernels, by operator: labels begin with it."""
     sums: dict[str, OperatorTime] = {}
     for event in events:
         operator = event["name"].partition(",")[0]
-        total = sums.setdefault(operator, OperatorTime(operator, "host"))
+        total = sums.setdefault(operator, OperatorTime(operator, place))
         total.count += 1
         total.seconds += event["dur"] * 1e-6
     return sorted(sums.values(), key=lambda total: -total.seconds)
@@ -258,9 +263,15 @@ def _bytes_moved(plan: Plan) -> int:
     return sum(step.tap.elements * items[step.buffer] for step in transfers)
 
 
+def _is_of_token(event: dict[str, Any]) -> bool:
+    return "position " in event["name"]
+
+
 def _per_token(dispatches: list[dict[str, Any]]) -> dict[str, float]:
     """Dispatches, and bytes over the boundary between host and device, of one decoded token."""
-    decoding = [event for event in dispatches if "position " in event["name"]][1:]
+    decoding = [event for event in dispatches if _is_of_token(event)]
+    if decoding and decoding[0]["args"]["array"] != _OPENCL:
+        del decoding[0]  # It has what the prompt left to be read.
     if not decoding:
         return {}
     tokens = len({event["name"].rpartition("position ")[2] for event in decoding})

@@ -35,7 +35,7 @@ def trace(
 ) -> None:
     """Record a generation on one clock: ONNX Runtime's nodes, the provider's steps and dispatches, the NPU's tiles.
 
-    What the host computes between dispatches is there, too.
+    What the host computes between dispatches is there, too, and a GPU's kernels by their own clock.
 
     Open the file at https://ui.perfetto.dev. What the tiles do is an estimate from the designs' plans, not measured.
     The table says what each operator of a decode step reads and how fast, beside the speed of main memory.
@@ -61,9 +61,9 @@ def trace(
 
 
 def _artifacts(model: Path, placement: dict[str, object], chosen: dict[str, str]) -> Path | None:
-    """Where the device's compiled designs are; None for the cpu device."""
+    """Where the device's compiled designs are; None for a device without any."""
     name = str(placement["device"]).split(" ", maxsplit=1)[0]
-    if name == "cpu":
+    if name in ("cpu", "gpu"):
         return None
     if chosen.get("artifacts"):
         return Path(chosen["artifacts"])

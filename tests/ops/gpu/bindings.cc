@@ -23,6 +23,7 @@
 #include "ops/gpu/opencl/loader.h"
 #include "ops/gpu/opencl/program_cache.h"
 #include "ops/gpu/opencl/status.h"
+#include "ops/gpu/opencl/tuner.h"
 #include "ops/gpu/operators/run.h"
 
 namespace nb = nanobind;
@@ -114,6 +115,7 @@ void bind_gpu(nb::module_& module) {
   nb::class_<Context>(module, "Context")
       .def_prop_ro("compiled", [](const Context& context) { return context.counts().compiled; })
       .def_prop_ro("from_cache", [](const Context& context) { return context.counts().from_cache; })
+      .def_prop_ro("dispatches", [](const Context& context) { return context.counts().dispatches; })
       .def_prop_ro("work_group", [](const Context& context) { return context.facts().work_group; })
       .def_prop_ro("cache_problem",
                    [](const Context& context) { return context.cache().problem(); })
@@ -122,6 +124,19 @@ void bind_gpu(nb::module_& module) {
       .def("run", &run, nb::arg("kernel"), nb::arg("groups"), nb::arg("arrays"),
            nb::arg("parameters") = std::vector<std::int64_t>());
   module.def("open", &open, nb::arg("device") = "", nb::arg("cache") = "");
+  // Takes kernels that write one float.
+  module.def(
+      "fastest",
+      [](Context& context, const std::string& what, const std::vector<KernelDescription>& kernels) {
+        const Buffer y = context.allocate(sizeof(float));
+        const std::array<KernelArgument, 1> arguments{&y};
+        return Tuner(context).fastest(what, kernels.size(), [&](std::size_t way) {
+          const KernelDescription& kernel = kernels[way];
+          context.launch(*context.compile(kernel.name, generate(kernel, opencl_c())), arguments,
+                         {.lanes = kernel.lanes});
+        });
+      },
+      nb::arg("context"), nb::arg("what"), nb::arg("kernels"));
   module.def("load", [](const std::string& file) { load_opencl(file); });
   module.def("check", [](int code, const std::string& call, const std::string& what,
                          const std::string& details) { check(code, call, what, details); });
@@ -154,7 +169,9 @@ void bind_gpu(nb::module_& module) {
         {"program_info.BINARIES", cl::kProgramBinaries},
         {"program_build_info.LOG", cl::kBuildLog},
         {"kernel_work_group_info.WORK_GROUP_SIZE", cl::kKernelWorkGroupSize},
+        {"profiling_info.QUEUED", cl::kEventQueued},
         {"profiling_info.START", cl::kEventStart},
+        {"command_execution_status.COMPLETE", static_cast<std::uint64_t>(cl::kComplete)},
         {"profiling_info.END", cl::kEventEnd},
         {"context_properties.PLATFORM", static_cast<std::uint64_t>(cl::kContextPlatform)}};
   });

@@ -92,16 +92,32 @@ void bind_gpu_session(nb::module_& module) {
   module.def(
       "attention_of_sequence",
       [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size, float softcap,
-         std::int64_t window) {
+         std::int64_t window, bool has_blocks) {
         return flow_attention({.heads = heads,
                                .kv_heads = kv_heads,
                                .head_size = head_size,
                                .softcap = softcap,
                                .window = window,
-                               .one_sequence = true});
+                               .one_sequence = true,
+                               .has_blocks = has_blocks});
       },
       nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("softcap"),
-      nb::arg("window"));
+      nb::arg("window"), nb::arg("has_blocks"));
+  const auto in_parts = [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size,
+                           float softcap, std::int64_t window) {
+    return AttentionShape{.heads = heads,
+                          .kv_heads = kv_heads,
+                          .head_size = head_size,
+                          .softcap = softcap,
+                          .window = window,
+                          .one_sequence = true,
+                          .has_parts = true};
+  };
+  module.def("attention_in_parts", [=](std::int64_t heads, std::int64_t kv_heads,
+                                       std::int64_t head_size, float softcap, std::int64_t window) {
+    const AttentionShape shape = in_parts(heads, kv_heads, head_size, softcap, window);
+    return std::pair(flow_attention(shape), merge_attention(shape));
+  });
   module.def(
       "entry_norm",
       [](std::int64_t columns, float epsilon) {

@@ -61,18 +61,23 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
     assert (query[:first] == 7).all()
 
 
+@pytest.mark.parametrize("has_blocks", [False, True])
 @pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (2.0, 70)])
-def test_attention_of_a_sequence_among_others(context, rng, softcap, window):
+def test_attention_of_a_sequence_among_others(context, rng, softcap, window, has_blocks):
     """Its rows begin at 3; keys fill more than one chunk of lanes, and the cache has more room than keys."""
     heads, kv_heads, size, tokens, first, past, capacity = 4, 2, 26, 2, 3, 130, 140
     query = rng.standard_normal((first + tokens, heads * size), dtype=np.float32)
     key, value = (rng.standard_normal((1, kv_heads, capacity, size), dtype=np.float32) for _ in range(2))
     y = np.full_like(query, 7)
-    kernel = gpu.attention_of_sequence(heads, kv_heads, size, softcap, window)
-    context.run(kernel, [kv_heads, tokens, 1], [query, key, value, y], [first, past, tokens, capacity])
+    kernel = gpu.attention_of_sequence(heads, kv_heads, size, softcap, window, has_blocks)
+    ends = np.arange(1 - first, tokens + 1, dtype=np.int32)
+    ends[first] = 2  # sees the token after it
+    arrays = [query, key, value, *([ends] if has_blocks else []), y]
+    context.run(kernel, [kv_heads, tokens, 1], arrays, [first, past, tokens, capacity])
     for token in range(tokens):
         position = past + token
-        keys = slice(max(0, position + 1 - window) if window else 0, position + 1)
+        seen = past + int(ends[first + token]) if has_blocks else position + 1
+        keys = slice(max(0, position + 1 - window) if window else 0, seen)
         for head in range(heads):
             at = slice(head * size, (head + 1) * size)
             k, v = (cache[0, head // 2, keys].astype(np.float64) for cache in (key, value))
@@ -87,6 +92,28 @@ def test_attention_of_a_sequence_among_others(context, rng, softcap, window):
             of_score = 30 * F32 * np.abs(terms).sum(axis=1).max()
             bound = (2 * of_score + 2 * 140 * F32) * (weights @ np.abs(v))
             assert (np.abs(y[first + token, at] - weights @ v) <= bound).all()
+    assert (y[:first] == 7).all()
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5, 64])
+@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (2.0, 70)])
+def test_keys_that_are_shared_among_work_groups(context, rng, softcap, window, parts):
+    """One token behind 199 others, its rows the fourth; more parts than chunks of keys, of which some have none."""
+    heads, kv_heads, size, first, past, capacity = 4, 2, 26, 3, 199, 210
+    query = rng.standard_normal((first + 1, heads * size), dtype=np.float32)
+    key, value = (rng.standard_normal((1, kv_heads, capacity, size), dtype=np.float32) for _ in range(2))
+    sums, states = np.full((parts, heads * size), np.nan, np.float32), np.full((parts, heads, 2), np.nan, np.float32)
+    y = np.full_like(query, 7)
+    share, merge = gpu.attention_in_parts(heads, kv_heads, size, softcap, window)
+    lengths = [first, past, 1, capacity]
+    context.run(share, [kv_heads, 1, parts], [query, key, value, sums, states], [*lengths, parts])
+    context.run(merge, [heads, 1, 1], [sums, states, y], [first, parts])
+    whole = np.full_like(query, 7)
+    kernel = gpu.attention_of_sequence(heads, kv_heads, size, softcap, window, False)
+    context.run(kernel, [kv_heads, 1, 1], [query, key, value, whole], lengths)
+    # Both sum 200 terms of weights below 1 in another order, each within as many roundings (above); a weight is off by
+    # exp's 3 units and the score's error, which is the same in both.
+    np.testing.assert_allclose(y, whole, rtol=0, atol=(2 * 200 + 20) * F32 * np.abs(value).max())
     assert (y[:first] == 7).all()
 
 

@@ -39,6 +39,9 @@ def products() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
         yield f"fused_dqp, {layout}", partial(_product, layout, 77, 345, 1)
         yield f"q4nx_matmul int8, {layout}", partial(_product, layout, 77, 345, 19)
         yield f"q4nx_gather, {layout}", partial(_gather, layout, 77, 345)
+    # Work-groups of one, two and four teams, on a device of two compute units: the others have few rows.
+    yield "fused_dqp, many rows", partial(_product, "narrow", 300, 345, 1)
+    yield "fused_dqp, some rows", partial(_product, "wide", 130, 345, 1)
     yield "fused_dqp, bias and residual", partial(_product, "narrow", 33, 65, 1, bias=True, residual=True)
     yield "fused_dqp, geglu and residual", partial(_product, "narrow", 45, 130, 1, gating="geglu", residual=True)
     yield "fused_dqp, swiglu", partial(_product, "symmetric", 45, 31, 1, gating="swiglu")

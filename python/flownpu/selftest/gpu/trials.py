@@ -16,6 +16,7 @@ from flownpu.machine import describe_machine
 from flownpu.ops.opencl_loader import use_installed_packages
 from flownpu.selftest.gpu.attention import attention
 from flownpu.selftest.gpu.case import PreparedCase
+from flownpu.selftest.gpu.dense import dense_products
 from flownpu.selftest.gpu.products import large_products, products
 from flownpu.selftest.gpu.rows import rows
 from flownpu.selftest.outcome import Outcome, finite
@@ -101,7 +102,7 @@ class Devices:
 
 def variants(*, large: bool = True) -> list[Variant]:
     """All variants of all kernels; `large` ones are for their rates."""
-    parts = [products(), large_products() if large else iter(()), attention(), rows()]
+    parts = [products(), dense_products(), large_products() if large else iter(()), attention(), rows()]
     return [Variant(name, make) for part in parts for name, make in part]
 
 

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions whose GPU fails in the middle (a double of OpenCL's loader): how it is told, and how the CPU goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.decoding import DecoderSession
+from tests.opencl_double import Way
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.end_to_end.conftest import Tokens
+    from tests.opencl_double import Double
+
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
+
+PROMPT, STEPS = 70, 4  # beyond the window of 64
+LAUNCH = "clEnqueueNDRangeKernel"
+
+
+class Text:
+    """The same text in a session, step by step: the prompt, then tokens."""
+
+    def __init__(self, folder: Path, devices: Any, tokens: Tokens, **options: str) -> None:
+        self._decoder = DecoderSession(folder, devices, {"activations": "bf16"} | options)
+        self._ids = np.array([tokens[: PROMPT + STEPS]])
+
+    def step(self, number: int) -> np.ndarray[Any, Any]:
+        """Logits of the last token of this step."""
+        first, end = (0, PROMPT) if number == 0 else (PROMPT + number - 1, PROMPT + number)
+        return self._decoder(self._ids[:, first:end], np.ones((1, end), np.int64))[0, -1]
+
+
+@pytest.fixture
+def open_text(converted: Callable[..., Path], ep_devices: Any, held_out: Tokens) -> Callable[..., Text]:
+    folder = converted(kv_dtype="fp32")
+    return lambda **options: Text(folder, ep_devices[:1], held_out, **options)
+
+
+def assert_near(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> None:
+    """Two devices that round activations of a token to bf16, or not at all: 2^-9 each of 6 layers' 12 products, which
+    add up like a random walk, in logits of this spread; 4 sigma."""
+    assert np.abs(ours - theirs).max() < 4 * theirs.std() * np.sqrt(12 * 2) * 2.0**-8
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.parametrize(("way", "code"), [(Way.ONCE, -5), (Way.LATE, -5)])
+def test_the_cpu_goes_on_from_the_same_cache(
+    way: Way, code: int, failing: int, open_text: Callable[..., Text], double: Double
+) -> None:
+    ours, theirs = open_text(device="gpu", on_unsupported="cpu"), open_text(device="cpu")
+    for number in range(1 + STEPS):
+        if number == failing:
+            double.inject(LAUNCH, 20, way, code)
+            where = f"positions 0-{PROMPT - 1}" if number == 0 else f"position {PROMPT + number - 1}"
+            with pytest.raises(Exception, match=rf"OUT_OF_RESOURCES.*\({where}\)\. The session's next runs are on its"):
+                ours.step(number)
+            double.reset()
+        assert_near(ours.step(number), theirs.step(number))
+        if number >= failing:
+            assert double.calls(LAUNCH) == 0
+
+
+@pytest.mark.parametrize("way", [Way.LOST, Way.HUNG])
+def test_what_is_lost_with_the_device(
+    way: Way, open_text: Callable[..., Text], double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The conversation has to begin anew, which the CPU computes."""
+    if way is Way.HUNG:
+        first = open_text(device="gpu")  # Its kernels are compiled, with no limit.
+        first.step(0)
+        first.step(1)
+        monkeypatch.setenv("FLOWNPU_GPU_TIMEOUT", "3")  # seconds
+    ours, theirs = open_text(device="gpu", on_unsupported="cpu"), open_text(device="cpu")
+    ours.step(0)
+    double.inject(LAUNCH, 20, way, -36)
+    with pytest.raises(Exception, match=rf"\(position {PROMPT}\)\. The session's next runs are on its CPU"):
+        ours.step(1)
+    with pytest.raises(Exception, match=r"lost with it: begin the conversation anew"):
+        ours.step(1)
+    ours._decoder.cache = []  # a new one
+    for number in range(2):
+        assert_near(ours.step(number), theirs.step(number))
+
+
+def test_without_a_fallback_the_session_ends(open_text: Callable[..., Text], double: Double) -> None:
+    text = open_text(device="gpu")
+    text.step(0)
+    double.inject(LAUNCH, 1, Way.LOST, -36)
+    with pytest.raises(Exception, match=r"INVALID_COMMAND_QUEUE.*on_unsupported=cpu its CPU would go on"):
+        text.step(1)
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "message"),
+    [
+        ("clBuildProgram", -11, "CL_BUILD_PROGRAM_FAILURE"),
+        ("clCreateBuffer", -4, "CL_MEM_OBJECT_ALLOCATION_FAILURE"),
+    ],
+)
+def test_a_session_that_cannot_be_made(
+    call: str, code: int, message: str, open_text: Callable[..., Text], double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error, or the CPU's."""
+    monkeypatch.setenv("FLOWNPU_GPU_CACHE", "")
+    double.inject(call, 3, Way.ONCE, code)
+    with pytest.raises(Exception, match=message):
+        open_text(device="gpu")
+    double.inject(call, 3, Way.ONCE, code)
+    text = open_text(device="gpu", on_unsupported="cpu")
+    assert_near(text.step(0), open_text(device="cpu").step(0))
+
+
+def test_a_cache_for_which_there_is_no_memory_is_the_cpu_s(open_text: Callable[..., Text], double: Double) -> None:
+    text = open_text(device="gpu", on_unsupported="cpu")
+    double.inject("clCreateBuffer", 1, Way.ONCE, -4)
+    assert_near(text.step(0), open_text(device="cpu").step(0))
+    assert double.calls(LAUNCH) == 0

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small model that sees in GenAI on device=gpu, its tower's products and attention and its decoder, on PoCL."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from flownpu.convert import convert
+from tests.end_to_end.test_emulated_images import CHECKPOINT, CPU, QUESTIONS, Opened, pictures_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The converted model."""
+    folder = tmp_path_factory.mktemp("shapes") / "model"
+    convert(CHECKPOINT, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def on_gpu(genai: Any, folder: Path, pocl: Any, tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    del pocl
+    return Opened(genai, folder, tmp_path_factory.mktemp("gpu") / "model", {"device": "gpu", "activations": "bf16"})
+
+
+@pytest.fixture(scope="module")
+def on_cpu(genai: Any, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    return Opened(genai, folder, tmp_path_factory.mktemp("cpu") / "model", CPU)
+
+
+@pytest.mark.parametrize(("question", "count"), QUESTIONS)
+def test_the_gpu_answers_as_the_cpu_device_does(question: str, count: int, on_gpu: Opened, on_cpu: Opened) -> None:
+    """This model is sure of its answers, which the CPU's roundings do not change."""
+    shown = pictures_of(0, count)
+    ours, theirs = (opened.reply(question, shown) for opened in (on_gpu, on_cpu))
+    assert ours.tokens == theirs.tokens
+    # The CPU's rounds to bf16; logits are apart by a few hundredths of what they spread.
+    assert np.abs(ours.logits - theirs.logits).max() < theirs.logits.std() / 4
+
+
+def test_tower_and_decoder_are_on_the_gpu(on_gpu: Opened) -> None:
+    told = [json.loads(file.read_text()) for file in on_gpu.placements.iterdir()]
+    assert all(placement["on_host"] == placement["left"] == [] for placement in told)
+    lowered = " / ".join(line for placement in told for line in placement["lowered"])
+    assert "9 products and 2 attentions one by one" in lowered
+    assert "4 layers and the LM head in 34 kernels a token, prompts in chunks of 256" in lowered

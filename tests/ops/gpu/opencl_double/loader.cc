@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// A double of OpenCL's loader: the same functions, which go to the loader that OPENCL_DOUBLE_OF
+// names, unless a fault is injected. FLOWNPU_OPENCL names the double; tests/opencl_double.py steers
+// it.
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <type_traits>
+
+#include "ops/gpu/opencl/abi.h"
+#include "tests/ops/gpu/opencl_double/faults.h"
+
+using namespace flownpu::gpu::cl;  // NOLINT(google-build-using-namespace): the interface's types
+
+namespace opencl_double {
+namespace {
+
+Functions load() {
+  const char* file = std::getenv("OPENCL_DOUBLE_OF");
+  void* library = file == nullptr ? nullptr : dlopen(file, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    std::fprintf(stderr, "the double of OpenCL's loader: expected OPENCL_DOUBLE_OF to name one\n");
+    std::abort();
+  }
+  Functions functions;
+#define LOAD(result, name, parameters) \
+  functions.name = reinterpret_cast<decltype(functions.name)>(dlsym(library, #name));
+  FLOWNPU_OPENCL_FUNCTIONS(LOAD)
+#undef LOAD
+  return functions;
+}
+
+const Functions& loader() {
+  static const Functions functions = load();
+  return functions;
+}
+
+// Functions that make something say how they ended in their last argument.
+template <typename Result, typename... Arguments>
+Result refuse(Int code, Arguments... arguments) {
+  if constexpr (std::is_same_v<Result, Int>) {
+    return code;
+  } else {
+    const auto set = [&](auto last) {
+      if constexpr (std::is_same_v<decltype(last), Int*>) *last = code;
+    };
+    (set(arguments), ...);
+    return nullptr;
+  }
+}
+
+// What was enqueued and is not done still has an event, if one is asked for.
+Int do_nothing(Queue queue, Event* event) {
+  return event == nullptr ? 0 : loader().clEnqueueMarkerWithWaitList(queue, 0, nullptr, event);
+}
+
+template <typename Result, typename First, typename... Rest>
+Result forward(Result (*Functions::*function)(First, Rest...), const char* name, First first,
+               Rest... rest) {
+  const Faults::Fate fate = faults().meet(name);
+  if (fate.way == Way::kNone) return (loader().*function)(first, rest...);
+  if constexpr (std::is_same_v<First, Queue>) {
+    if (fate.way == Way::kLate || fate.way == Way::kHung) {
+      Event* event = nullptr;
+      const auto find = [&](auto argument) {
+        if constexpr (std::is_same_v<decltype(argument), Event*>) event = argument;
+      };
+      (find(rest), ...);
+      return do_nothing(first, event);
+    }
+  }
+  return refuse<Result>(fate.code, first, rest...);
+}
+
+// clSetEventCallback: of marks that lie behind what hangs, nobody tells; those behind what failed
+// end with its error.
+Int forward(Int (*Functions::*function)(Event, Int, void (*)(Event, Int, void*), void*),
+            const char* name, Event event, Int state, void (*tell)(Event, Int, void*), void* data) {
+  const Faults::Fate begun = faults().begun();
+  if (begun.way == Way::kHung) return 0;
+  if (begun.way == Way::kLate) {
+    tell(event, begun.code, data);
+    return 0;
+  }
+  return forward<Int, Event>(function, name, event, state, tell, data);
+}
+
+}  // namespace
+}  // namespace opencl_double
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// --- The loader's functions. A list of types becomes one of parameters, a9 .. a1, and one of their
+// names.
+#define PARAMETER(type, name) std::type_identity_t<type> name
+#define PARAMETERS_1(type) PARAMETER(type, a1)
+#define PARAMETERS_2(type, ...) PARAMETER(type, a2), PARAMETERS_1(__VA_ARGS__)
+#define PARAMETERS_3(type, ...) PARAMETER(type, a3), PARAMETERS_2(__VA_ARGS__)
+#define PARAMETERS_4(type, ...) PARAMETER(type, a4), PARAMETERS_3(__VA_ARGS__)
+#define PARAMETERS_5(type, ...) PARAMETER(type, a5), PARAMETERS_4(__VA_ARGS__)
+#define PARAMETERS_6(type, ...) PARAMETER(type, a6), PARAMETERS_5(__VA_ARGS__)
+#define PARAMETERS_7(type, ...) PARAMETER(type, a7), PARAMETERS_6(__VA_ARGS__)
+#define PARAMETERS_8(type, ...) PARAMETER(type, a8), PARAMETERS_7(__VA_ARGS__)
+#define PARAMETERS_9(type, ...) PARAMETER(type, a9), PARAMETERS_8(__VA_ARGS__)
+#define NAMES_1 a1
+#define NAMES_2 a2, NAMES_1
+#define NAMES_3 a3, NAMES_2
+#define NAMES_4 a4, NAMES_3
+#define NAMES_5 a5, NAMES_4
+#define NAMES_6 a6, NAMES_5
+#define NAMES_7 a7, NAMES_6
+#define NAMES_8 a8, NAMES_7
+#define NAMES_9 a9, NAMES_8
+#define TENTH(a, b, c, d, e, f, g, h, i, count, ...) count
+#define COUNT(...) TENTH(__VA_ARGS__, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define PARAMETERS(...) JOIN(PARAMETERS_, COUNT(__VA_ARGS__))(__VA_ARGS__)
+#define NAMES(...) JOIN(NAMES_, COUNT(__VA_ARGS__))
+
+#define FORWARD(result, name, parameters)                                     \
+  result name(PARAMETERS parameters) {                                        \
+    return opencl_double::forward(&Functions::name, #name, NAMES parameters); \
+  }
+FLOWNPU_OPENCL_FUNCTIONS(FORWARD)
+
+// --- How tests steer it.
+void opencl_double_inject(const char* call, std::int64_t nth, std::int32_t way, Int code) {
+  opencl_double::faults().inject(call, nth, static_cast<opencl_double::Way>(way), code);
+}
+void opencl_double_reset() { opencl_double::faults().reset(); }
+std::int64_t opencl_double_calls(const char* call) { return opencl_double::faults().calls(call); }
+std::int64_t opencl_double_endless_waits() { return opencl_double::faults().endless_waits(); }
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of several ways is the fastest is measured once, and kept beside compiled kernels."""
+
+import numpy as np
+import pytest
+
+from tests.npu.decoders import Session, read_nodes
+from tests.ops.device import testing
+from tests.ops.gpu.test_session import hidden_of
+
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
+
+gpu = testing.gpu
+# Additions that a compiler cannot leave out, some microseconds and thousands of them.
+BODY = "float sum = 0.0f; for (int i = 0; i < {}; ++i) sum += sin(sum + (float)i); args.y.Write(sum, 0);"
+RUNS = 6  # one, and five of which the median counts
+
+
+def kernel(additions):
+    return gpu.Kernel(BODY.format(additions), [gpu.Tensor("y", "float", [1], written=True)])
+
+
+QUICK, SLOW = kernel(10), kernel(1_000_000)
+
+
+@pytest.mark.parametrize(("kernels", "best"), [([QUICK, SLOW], 0), ([SLOW, QUICK, SLOW], 1)])
+def test_the_fastest_is_kept(kernels, best, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLOWNPU_GPU_TUNE", "1")
+    first = gpu.open(cache=str(tmp_path))
+    assert gpu.fastest(first, "sums", kernels) == best
+    assert first.dispatches == RUNS * len(kernels)
+    second = gpu.open(cache=str(tmp_path))
+    assert gpu.fastest(second, "sums", kernels) == best
+    assert second.dispatches == 0
+    # Nothing is known of other work.
+    assert gpu.fastest(second, "others", kernels[::-1]) == len(kernels) - 1 - best
+    assert second.dispatches == RUNS * len(kernels)
+
+
+def test_a_cpu_is_not_measured(monkeypatch, tmp_path):
+    monkeypatch.delenv("FLOWNPU_GPU_TUNE", raising=False)
+    context = gpu.open(cache=str(tmp_path))
+    assert gpu.fastest(context, "sums", [SLOW, QUICK]) == 0
+    assert context.dispatches == 0
+
+
+def test_neither_0_nor_1(monkeypatch):
+    monkeypatch.setenv("FLOWNPU_GPU_TUNE", "yes")
+    with pytest.raises(RuntimeError, match="expected FLOWNPU_GPU_TUNE to be 0 or 1, got 'yes'"):
+        gpu.fastest(gpu.open(), "sums", [SLOW, QUICK])
+
+
+def test_a_session_that_measures(models, monkeypatch, tmp_path):
+    """Whatever it finds, sums of a product are only in another order; the second session measures nothing."""
+    hidden = hidden_of(models, "llama", np.arange(3, 9))
+    folder = models.converted("llama", kv_dtype="fp32")
+    found, spent = [], []
+    for tune in ("0", "1", "1"):
+        monkeypatch.setenv("FLOWNPU_GPU_TUNE", tune)
+        monkeypatch.setenv("FLOWNPU_GPU_CACHE", str(tmp_path))
+        session = Session(gpu.SessionDevice(), *read_nodes(folder))
+        spent.append(session.device.counts()["dispatches"])
+        past = session.past(8, np.float32)
+        found.append(np.array([session.run(hidden[i : i + 1], i + 1, past)[0] for i in range(6)]))
+    assert spent[0] == spent[2] == 0 < spent[1]
+    np.testing.assert_array_equal(found[1], found[2])
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=2e-5 * np.abs(found[0]).max())

@@ -98,7 +98,7 @@ def try_one(name: str) -> dict[str, Any]:
 
 
 def row(name: str, report: dict[str, Any]) -> str:
-    """Of the table: what it is, what it has, and how many variants are right."""
+    """A line of the table: what it is, what it has, and how many variants are right."""
     facts, variants = report["opencl"], report["variants"]
     passed = [variant for variant in variants if variant["outcome"] == "passed"]
     largest = max((variant["share"] or 0 for variant in passed), default=0)

@@ -37,6 +37,7 @@ class SessionDevice final : public layers::DeviceWithHost {
   // Throws OpenClError.
   std::shared_ptr<Context> open() const;
   std::shared_ptr<Context> opened() const;
+  std::string describe(const std::vector<Node>& nodes) const;
 
   bool is_own(const Node& node) const override;
   Lowered lower_own(std::vector<Node> nodes,

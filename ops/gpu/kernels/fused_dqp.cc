@@ -10,7 +10,7 @@
 namespace flownpu::gpu {
 namespace {
 
-// Of a team: two strips of 32 columns, a group of a row of blocks.
+// Lanes of a team: two strips of 32 columns, a group of a row of blocks.
 constexpr std::int64_t kLanes = 64;
 // So many teams are 256 lanes, which every GPU takes in a work-group.
 constexpr std::int64_t kMostTeams = 4;

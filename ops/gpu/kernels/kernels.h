@@ -26,7 +26,7 @@ struct ProductShape {
   Gating gating = Gating::kNone;
   bool has_bias = false;
   bool has_residual = false;
-  // Of fused_dqp: teams of lanes among which a work-group shares the columns.
+  // Teams of lanes among which a work-group of fused_dqp shares the columns.
   std::int64_t teams = 1;
 };
 

@@ -76,7 +76,7 @@ Context::~Context() {
   try {
     wait();
   } catch (const OpenClError&) {
-    // Told already, or of what nobody asked for.
+    given_up_ = true;  // It was told already, or is of what nobody asked for.
   }
   if (progress_->reached() < marked_ || since_mark_.commands > 0) {
     owners_.push_back(progress_);
@@ -108,7 +108,7 @@ void Context::check_not_given_up() const {
 }
 
 std::string Context::text_of(const Stretch& stretch) {
-  const std::string first(stretch.first);
+  std::string first(stretch.first);
   if (stretch.commands == 1) return first;
   return "one of the " + std::to_string(stretch.commands) + " commands from " + first + " to " +
          std::string(stretch.last);

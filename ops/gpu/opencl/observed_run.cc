@@ -9,7 +9,7 @@
 
 namespace flownpu::gpu {
 
-ObservedRun::ObservedRun(Context& context, std::string where)
+ObservedRun::ObservedRun(Context& context, const std::string& where)
     : context_(context),
       where_(where.empty() ? "" : ", " + where),
       observer_(current_dispatch_observer()),

@@ -16,7 +16,7 @@ inline constexpr const char* kOpenCl = "opencl";
 class ObservedRun {
  public:
   // `where`: said with each kernel, "position 70"; may be empty.
-  explicit ObservedRun(Context& context, std::string where = "");
+  explicit ObservedRun(Context& context, const std::string& where = "");
   ~ObservedRun();
   ObservedRun(const ObservedRun&) = delete;
   ObservedRun& operator=(const ObservedRun&) = delete;

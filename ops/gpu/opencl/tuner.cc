@@ -10,7 +10,7 @@
 namespace flownpu::gpu {
 namespace {
 
-// Of these the median counts; one before them wakes the device up, and fills its caches.
+// Runs whose median counts; one before them wakes the device up, and fills its caches.
 constexpr std::size_t kRuns = 5;
 
 bool is_wanted(const DeviceFacts& facts) {
@@ -35,6 +35,7 @@ std::size_t Tuner::fastest(const std::string& what, std::size_t ways,
   if (const auto kept = context_.cache().find(key); kept && kept->size() == 1 && (*kept)[0] < ways)
     return known_[key] = (*kept)[0];
   std::vector<double> seconds;
+  seconds.reserve(ways);
   for (std::size_t way = 0; way < ways; ++way) seconds.push_back(seconds_of([&] { launch(way); }));
   const auto best = static_cast<std::size_t>(std::ranges::min_element(seconds) - seconds.begin());
   context_.cache().keep(key, {static_cast<unsigned char>(best)});

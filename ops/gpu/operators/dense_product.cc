@@ -64,10 +64,10 @@ class DenseProduct final : public HostCheckedStep {
     // The kernel repeats a residual's rows: what the product's shape ends with.
     const Shape& residual = inputs[layers::kDenseResidual].shape;
     const Shape& product = outputs[0];
-    const std::int64_t front = product.rank() - residual.rank();
+    const int front = product.rank() - residual.rank();
     bool ends_so = front >= 0 && product.elements() / std::max<std::int64_t>(shape_.rows, 1) ==
                                      inputs[0].shape.elements() / shape_.columns;
-    for (std::int64_t axis = 0; ends_so && axis < residual.rank(); ++axis)
+    for (int axis = 0; ends_so && axis < residual.rank(); ++axis)
       ends_so = residual[axis] == product[front + axis];
     if (!ends_so)
       unsupported("[", name_, "] expected a residual of the last axes of ", to_string(product),

@@ -49,7 +49,7 @@ class Gpu:
     clock: float
     memory: float
 
-    # Of what the channels have, a 780M was seen to read 73 GB/s of 89.6 (DDR5-5600); taken for all.
+    # A 780M was seen to read 73 GB/s of the 89.6 that its channels have (DDR5-5600); taken for all.
     READ_SHARE = 73 / 89.6
     # Seconds between the end of a kernel and the begin of the next one that reads what it wrote: assumed.
     GAP = 5e-6

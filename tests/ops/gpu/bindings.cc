@@ -124,7 +124,7 @@ void bind_gpu(nb::module_& module) {
       .def("run", &run, nb::arg("kernel"), nb::arg("groups"), nb::arg("arrays"),
            nb::arg("parameters") = std::vector<std::int64_t>());
   module.def("open", &open, nb::arg("device") = "", nb::arg("cache") = "");
-  // Of kernels that write one float.
+  // Takes kernels that write one float.
   module.def(
       "fastest",
       [](Context& context, const std::string& what, const std::vector<KernelDescription>& kernels) {

@@ -32,7 +32,7 @@ def test_the_fastest_is_kept(kernels, best, tmp_path, monkeypatch):
     second = gpu.open(cache=str(tmp_path))
     assert gpu.fastest(second, "sums", kernels) == best
     assert second.dispatches == 0
-    # Of other work, or of another number of ways, nothing is known.
+    # Nothing is known of other work.
     assert gpu.fastest(second, "others", kernels[::-1]) == len(kernels) - 1 - best
     assert second.dispatches == RUNS * len(kernels)
 

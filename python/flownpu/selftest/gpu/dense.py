@@ -51,26 +51,31 @@ def _dense(
     factor = 1 if scale is None else scale.astype(np.float64)
     # A sum in order: each of its terms takes part in at most as many additions as there are columns.
     y, tolerance = exact * factor, (columns + 3) * F32 * magnitude * factor
-    addends = [rng.standard_normal(rows, dtype=np.float32) if bias else None, None]
-    if bias:
-        y = y + addends[0]
+    of_bias = rng.standard_normal(rows, dtype=np.float32) if bias else None
+    residual = rng.standard_normal((tokens // repeats, rows), dtype=np.float32) if repeats else None
+    if of_bias is not None:
+        y = y + of_bias
         tolerance = tolerance + F32 * np.abs(y)
     if activation != "none":
         tolerance = _MOST_SLOPE * tolerance + _ACTIVATION * F32 * np.abs(y)
         y = _gelu(y, tanh=activation == "gelu_tanh")
-    if repeats:
-        addends[1] = rng.standard_normal((tokens // repeats, rows), dtype=np.float32)
-        y = y + np.tile(addends[1], (repeats, 1))
+    if residual is not None:
+        y = y + np.tile(residual, (repeats, 1))
         tolerance = tolerance + F32 * np.abs(y)
-        y, tolerance, x = (part.reshape(repeats, tokens // repeats, -1) for part in (y, tolerance, x))
+    # A residual that repeats has fewer axes than the result.
+    of_result = (repeats, tokens // repeats, rows) if repeats else (tokens, rows)
+    given_x = x.reshape(*of_result[:-1], columns)
     return Case(
-        name="", op_type="DenseMatMul", inputs=[x, given.T.copy() if transposed else given, scale, *addends],
-        expected={0: Expected(y, tolerance)}, attributes={"activation": activation, "transposed": int(transposed)},
-        constants=[1], read=given.nbytes, operations=2 * tokens * rows * columns,
+        name="", op_type="DenseMatMul", constants=[1], read=given.nbytes, operations=2 * tokens * rows * columns,
+        inputs=[given_x, given.T.copy() if transposed else given, scale, of_bias, residual],
+        expected={0: Expected(y.reshape(of_result), tolerance.reshape(of_result))},
+        attributes={"activation": activation, "transposed": int(transposed)},
     )  # fmt: skip
 
 
 def _gelu(x: np.ndarray, *, tanh: bool) -> np.ndarray:
     if tanh:
-        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    return 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))
+        factor = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+    else:
+        factor = np.array([math.erf(value / math.sqrt(2)) for value in x.flat]).reshape(x.shape)
+    return np.asarray(0.5 * x * (1 + factor))

@@ -39,8 +39,8 @@ class DeviceWithHost : public Device {
   // that leave the partition. Where there is nothing for it, the nodes as they are, and why.
   virtual Lowered lower_own(std::vector<Node> nodes,
                             const std::vector<std::string>& outputs) const = 0;
-  // Of nodes of which some are its own, for the placement line. Throws Error if the device does not
-  // compute them.
+  // Says for the placement line how those nodes are computed that are its own. Throws Error if the
+  // device does not compute them.
   virtual std::string describe(const std::vector<Node>& nodes,
                                const std::string& model_folder) const = 0;
   // The operators that it would compute as a part of layers, with one reason why it does not.

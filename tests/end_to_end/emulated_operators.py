@@ -13,7 +13,7 @@ import onnxruntime
 
 from flownpu.npu.artifacts import build_artifacts
 from flownpu.ops import q4nx
-from tests.aie.host_kernels import bf16, wide
+from tests.aie.host_kernels import BF16_ROUNDING, bf16, wide
 from tests.decoding import dispatches_of
 from tests.ops.stock_onnxruntime import model_of, node, run_session, value, with_functions
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     Arrays = Mapping[str, np.ndarray | None]
 
 __all__ = [
-    "ENGINE_AND_GEMM", "Alone", "Emulated", "numbers", "product", "session_of", "stems", "weights", "write_node",
+    "ENGINE_AND_GEMM", "Alone", "Emulated", "numbers", "product", "rounded", "session_of", "stems", "weights",
+    "write_node",
 ]  # fmt: skip
 
 ENGINE_AND_GEMM = ["dequant_engine", "gemm"]  # a product's designs
@@ -33,6 +34,11 @@ ENGINE_AND_GEMM = ["dequant_engine", "gemm"]  # a product's designs
 def stems(dispatches: list[str]) -> list[str]:
     """The designs of dispatches."""
     return [name.partition(",")[0].split()[0] for name in dispatches]
+
+
+def rounded(expected: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """An error and the rounding of a sum to bf16, in which it comes back."""
+    return np.asarray(error + BF16_ROUNDING * (np.abs(expected) + error))
 
 
 def numbers(seed: int, *shape: int) -> np.ndarray:

@@ -69,7 +69,7 @@ class ArrayExperts final : public cpu::ExpertProducts {
         std::copy_n(x + by_expert.row(rows.first + i) * hidden_, hidden_,
                     given.data() + i * hidden_);
       const std::int64_t up = q4nx::row_blocks(inner_) * q4nx::kBlockRows;
-      made.resize(static_cast<std::size_t>(rows.count * 2 * up));
+      made.resize(static_cast<std::size_t>(std::int64_t{2} * rows.count * up));
       gate_up->multiply(given.data(), rows.count, made.data());
       gated.resize(static_cast<std::size_t>(rows.count * inner_));
       context_.pool->run_rows(rows.count, [&](std::int64_t row) {
@@ -103,8 +103,10 @@ std::unique_ptr<Step> make_mixture_step(
     const Node& node,
     const std::function<std::unique_ptr<OperatorPrograms>(const Node&)>& programs_of,
     const cpu::Context& context) {
+  const std::int64_t count = node.required_integer("num_experts");
   std::vector<Expert> experts;
-  for (std::int64_t i = 0; i < node.required_integer("num_experts"); ++i) {
+  experts.reserve(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) {
     experts.push_back({programs_of(expert_product(node, ExpertPart::kGateUp, i)),
                        programs_of(expert_product(node, ExpertPart::kDown, i))});
   }

@@ -17,12 +17,13 @@ from flownpu.ops.definitions import dense_matmul, flow_kv_attention, flow_qkv_at
 from flownpu.selftest.reference.attention import ALL, attention_expectation
 from flownpu.selftest.reference.projections import STEEPEST, activation_tolerance, projection_tolerance
 from tests.aie.designs.cases import product_error
-from tests.aie.host_kernels import BF16_ROUNDING, F32_ROUNDING, PRODUCT, bf16, wide
+from tests.aie.host_kernels import F32_ROUNDING, PRODUCT, bf16, wide
 from tests.end_to_end.emulated_operators import (
     ENGINE_AND_GEMM,
     Alone,
     numbers,
     product,
+    rounded,
     session_of,
     stems,
     weights,
@@ -34,16 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BFLOAT16 = ml_dtypes.bfloat16
-
-
-@pytest.fixture
-def alone(tmp_path: Path, ep_devices: list[Any]) -> Alone:
-    return Alone(tmp_path, ep_devices[:1])
-
-
-def rounded(expected: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """An error and the rounding of a sum to bf16, in which it comes back."""
-    return np.asarray(error + BF16_ROUNDING * (np.abs(expected) + error))
 
 
 def added(expected: np.ndarray, error: np.ndarray, *addends: np.ndarray) -> np.ndarray:

@@ -13,10 +13,7 @@ from flownpu.ops.definitions import q4nx_matmul, q4nx_moe
 from flownpu.selftest.reference.projections import STEEPEST, activation_tolerance
 from tests.aie.designs.cases import product_error
 from tests.aie.host_kernels import F32_ROUNDING, PRODUCT
-from tests.end_to_end.emulated_operators import Alone, numbers, weights
-from tests.end_to_end.test_emulated_operators import ENGINE_AND_GEMM, alone, rounded, stems
-
-__all__ = ["alone"]  # a fixture
+from tests.end_to_end.emulated_operators import ENGINE_AND_GEMM, Alone, numbers, rounded, stems, weights
 
 EXPERTS, CHOSEN = 4, 2
 

@@ -11,7 +11,8 @@
 namespace flownpu::npu {
 
 bool is_for_array(const Node& node) {
-  return layers::is_projection(node) || layers::is_attention(node);
+  return layers::is_projection(node) || layers::is_attention(node) ||
+         layers::is(node, kDomain, "Q4NXMoE");
 }
 
 std::vector<Node> with_decoder_layers(const std::vector<Node>& nodes,

@@ -10,7 +10,7 @@
 
 namespace flownpu::npu {
 
-// Whether the node is a projection or an attention: what the array is for.
+// Whether the node is a projection, an attention or a mixture of experts: what the array is for.
 bool is_for_array(const Node& node);
 
 // The nodes with the decoder's layers as one, without those that nothing reads any more; `outputs`:

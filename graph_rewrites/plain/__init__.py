@@ -4,7 +4,7 @@
     graph           what the rules ask of such a graph: constants, shapes, operands
     rewriter        all rules, in order
     attention       softmax between two products -> FlowQKVAttention
-    float_weight    weights in float32 -> Q4NX, for projection, embedding and mixture
+    weights         products, embeddings and mixtures of experts in float32 -> Q4NX
 
 Every other file is a rule: a function whose docstring is the equation.
 """

@@ -11,14 +11,14 @@ from onnxscript import optimizer, version_converter
 
 from flownpu.graph_rewrites.native_graph import apply_rules
 from flownpu.graph_rewrites.plain.attention.scaled_dot_product_attention import fold_attention
-from flownpu.graph_rewrites.plain.embedding import quantise_embeddings
 from flownpu.graph_rewrites.plain.gelu import fold_gelu
 from flownpu.graph_rewrites.plain.known_sizes import MOST_SIZES, fold_known_sizes, take_sizes_from_inputs
 from flownpu.graph_rewrites.plain.layer_norm import fold_layer_norm
-from flownpu.graph_rewrites.plain.mixture import fold_mixture
-from flownpu.graph_rewrites.plain.projection import quantise_projections
 from flownpu.graph_rewrites.plain.rms_norm import fold_rms_norm
 from flownpu.graph_rewrites.plain.rotary_embedding import fold_rotary_embedding
+from flownpu.graph_rewrites.plain.weights.embedding import quantise_embeddings
+from flownpu.graph_rewrites.plain.weights.mixture import fold_mixture
+from flownpu.graph_rewrites.plain.weights.projection import quantise_projections
 from flownpu.graph_rewrites.report import Report, operators
 from flownpu.graph_rewrites.signature import unknown_parts
 from flownpu.ops.definitions import add_functions

@@ -12,25 +12,19 @@ import pytest
 from flownpu import _native
 from flownpu.graph_rewrites import testing
 from flownpu.graph_rewrites.plain.attention.scaled_dot_product_attention import fold_attention
-from flownpu.graph_rewrites.plain.embedding import quantise_embeddings
 from flownpu.graph_rewrites.plain.gelu import fold_gelu
 from flownpu.graph_rewrites.plain.layer_norm import fold_layer_norm
-from flownpu.graph_rewrites.plain.projection import quantise_projections
 from flownpu.graph_rewrites.plain.rewriter import rewrite_plain
 from flownpu.graph_rewrites.plain.rms_norm import fold_rms_norm
 from flownpu.graph_rewrites.plain.rotary_embedding import fold_rotary_embedding
+from flownpu.graph_rewrites.plain.weights.embedding import quantise_embeddings
+from flownpu.graph_rewrites.plain.weights.projection import quantise_projections
 from flownpu.graph_rewrites.rewriter import rewrite
 from flownpu.graph_rewrites.signature import unknown_parts
 from flownpu.ops.definitions import flow_qkv_attention
-from graph_rewrites.plain import (
-    embedding_test,
-    gelu_test,
-    layer_norm_test,
-    projection_test,
-    rms_norm_test,
-    rotary_embedding_test,
-)
+from graph_rewrites.plain import gelu_test, layer_norm_test, rms_norm_test, rotary_embedding_test
 from graph_rewrites.plain.attention import scaled_dot_product_attention_test
+from graph_rewrites.plain.weights import embedding_test, projection_test
 from tests.ops.lowering import (
     test_flow_qkv_attention,
     test_gated_projection,

@@ -4,6 +4,7 @@
 // Scratch: [strip][four columns], of each what store_codes writes: 64 bytes.
 #pragma once
 
+#include "ops/cpu/kernels/products/fused_dqp.h"
 #include "ops/cpu/kernels/products/stretch.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {

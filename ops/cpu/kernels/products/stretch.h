@@ -2,7 +2,7 @@
 // Columns of a weight whose codes are unpacked together.
 #pragma once
 
-#include "ops/cpu/kernels/products/fused_dqp.h"
+#include "ops/cpu/q4nx_rows.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "ops/cpu/kernels/products/neon/q4nx.h"
 #include "ops/cpu/kernels/products/stretch.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flownpu.graph_rewrites.node import attribute_int
-from flownpu.graph_rewrites.plain.float_weight import float_weight
 from flownpu.graph_rewrites.plain.graph import NoMatchError, fold_each, is_operator, made_by, put
+from flownpu.graph_rewrites.plain.weights.float_weight import float_weight
 from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flownpu.graph_rewrites import testing
-from flownpu.graph_rewrites.plain.projection import quantise_projections
+from flownpu.graph_rewrites.plain.weights.projection import quantise_projections
 from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
 from flownpu.ops import q4nx
 

@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from flownpu.graph_rewrites import testing
-from flownpu.graph_rewrites.plain.float_weight import FloatWeight
-from flownpu.graph_rewrites.plain.projection import quantise_projections
+from flownpu.graph_rewrites.plain.weights.float_weight import FloatWeight
+from flownpu.graph_rewrites.plain.weights.projection import quantise_projections
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:

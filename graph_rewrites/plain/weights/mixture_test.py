@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flownpu.graph_rewrites import testing
-from flownpu.graph_rewrites.plain.mixture import fold_mixture
+from flownpu.graph_rewrites.plain.weights.mixture import fold_mixture
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import q4nx_moe
 

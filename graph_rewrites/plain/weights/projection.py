@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import onnx_ir as ir
 
 from flownpu.graph_rewrites.node import attribute_float, attribute_int, is_constant, optional_input
-from flownpu.graph_rewrites.plain.float_weight import FloatWeight, float_weight
 from flownpu.graph_rewrites.plain.graph import (
     NoMatchError,
     dimensions,
@@ -18,6 +17,7 @@ from flownpu.graph_rewrites.plain.graph import (
     other_operand,
     put,
 )
+from flownpu.graph_rewrites.plain.weights.float_weight import FloatWeight, float_weight
 from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from flownpu.graph_rewrites.node import attribute_int, unique_name
-from flownpu.graph_rewrites.plain.float_weight import FloatWeight, float_weight, stacked_initializer
 from flownpu.graph_rewrites.plain.graph import (
     NoMatchError,
     constant,
@@ -22,6 +21,7 @@ from flownpu.graph_rewrites.plain.graph import (
     replace,
     scalar,
 )
+from flownpu.graph_rewrites.plain.weights.float_weight import FloatWeight, float_weight, stacked_initializer
 from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 
 if TYPE_CHECKING:

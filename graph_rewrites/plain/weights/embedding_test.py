@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from flownpu.graph_rewrites import testing
-from flownpu.graph_rewrites.plain.embedding import quantise_embeddings
-from flownpu.graph_rewrites.plain.projection import quantise_projections
+from flownpu.graph_rewrites.plain.weights.embedding import quantise_embeddings
+from flownpu.graph_rewrites.plain.weights.projection import quantise_projections
 from flownpu.ops import q4nx
 
 TABLE: testing.Array = np.random.default_rng(2).standard_normal((70, 48)).astype(np.float32)

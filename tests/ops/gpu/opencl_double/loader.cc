@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <type_traits>
 
 #include "ops/gpu/opencl/abi.h"
@@ -73,15 +74,31 @@ Result forward(Result (*Functions::*function)(First, Rest...), const char* name,
   return refuse<Result>(fate.code, first, rest...);
 }
 
+// Who is told that a mark ended, and the error that it is said to have ended with.
+struct Late {
+  void (*tell)(Event, Int, void*);
+  void* data;
+  Int code;
+};
+
+void tell_late(Event event, Int /*state*/, void* data) {
+  const std::unique_ptr<Late> late(static_cast<Late*>(data));
+  late->tell(event, late->code, late->data);
+}
+
 // clSetEventCallback: of marks that lie behind what hangs, nobody tells; those behind what failed
-// end with its error.
+// end with its error, but not before the commands that were begun earlier have: who is told frees
+// their memory.
 Int forward(Int (*Functions::*function)(Event, Int, void (*)(Event, Int, void*), void*),
             const char* name, Event event, Int state, void (*tell)(Event, Int, void*), void* data) {
   const Faults::Fate begun = faults().begun();
   if (begun.way == Way::kHung) return 0;
   if (begun.way == Way::kLate) {
-    tell(event, begun.code, data);
-    return 0;
+    auto late = std::make_unique<Late>(Late{tell, data, begun.code});
+    void* mine = late.release();  // tell_late's, unless nobody will call it
+    const Int code = forward<Int, Event>(function, name, event, state, &tell_late, mine);
+    if (code != 0) late.reset(static_cast<Late*>(mine));
+    return code;
   }
   return forward<Int, Event>(function, name, event, state, tell, data);
 }

@@ -12,17 +12,6 @@
 namespace flownpu::gpu {
 namespace {
 
-Element element_of(DataType type) {
-  switch (type) {
-    case DataType::kFloat16:
-      return Element::kFloat16;
-    case DataType::kBFloat16:
-      return Element::kBFloat16;
-    default:
-      return Element::kFloat32;
-  }
-}
-
 Gating gating_of(const layers::DecoderSizes& sizes) {
   return sizes.activation == "geglu" ? Gating::kGeGlu : Gating::kSwiGlu;
 }

@@ -23,18 +23,12 @@ using cpu::KeyValueRows;
 
 constexpr std::string_view kOneToken = "FlowKVAttention";
 
-Element element_of(DataType type, const std::string& name) {
-  switch (type) {
-    case DataType::kFloat32:
-      return Element::kFloat32;
-    case DataType::kFloat16:
-      return Element::kFloat16;
-    case DataType::kBFloat16:
-      return Element::kBFloat16;
-    default:
-      fail("[", name, "] expected a KV cache of float, float16 or bfloat16 on device 'gpu', got ",
-           name_of(type), ": use device = cpu");
+Element cache_element(DataType type, const std::string& name) {
+  if (type != DataType::kFloat32 && type != DataType::kFloat16 && type != DataType::kBFloat16) {
+    fail("[", name, "] expected a KV cache of float, float16 or bfloat16 on device 'gpu', got ",
+         name_of(type), ": use device = cpu");
   }
+  return element_of(type);
 }
 
 // What the kernels have no place for.
@@ -99,7 +93,7 @@ class Attention final : public cpu::FlowQKVAttention {
     return {.heads = attributes().heads,
             .kv_heads = attributes().kv_heads,
             .head_size = attributes().head_size,
-            .cache = element_of(type, attributes().name),
+            .cache = cache_element(type, attributes().name),
             .softcap = attributes().softcap,
             .window = attributes().window,
             .causal = attributes().causal};

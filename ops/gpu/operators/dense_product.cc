@@ -16,19 +16,6 @@ namespace {
 // W's number among the inputs (ops/layers/operators.h has those after it).
 constexpr std::size_t kWeight = 1;
 
-Element element_of(DataType type) {
-  switch (type) {
-    case DataType::kFloat16:
-      return Element::kFloat16;
-    case DataType::kBFloat16:
-      return Element::kBFloat16;
-    case DataType::kInt8:
-      return Element::kInt8;
-    default:
-      return Element::kFloat32;  // The host takes no others.
-  }
-}
-
 DenseActivation activation_of(const Node& node) {
   const std::string text = node.text("activation", "none");
   if (text == "gelu") return DenseActivation::kGelu;

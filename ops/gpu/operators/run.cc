@@ -16,6 +16,22 @@ void check_bytes(std::size_t bytes, std::string_view what) {
          " bytes, which its kernels' indices count, got ", bytes, ": use device = cpu");
 }
 
+Element element_of(DataType type) {
+  switch (type) {
+    case DataType::kFloat32:
+      return Element::kFloat32;
+    case DataType::kFloat16:
+      return Element::kFloat16;
+    case DataType::kBFloat16:
+      return Element::kBFloat16;
+    case DataType::kInt8:
+      return Element::kInt8;
+    default:
+      fail("[FlowNPU] device 'gpu': expected values in float, float16, bfloat16 or int8, got ",
+           name_of(type), ": use device = cpu");
+  }
+}
+
 Buffer upload(Context& context, const Value& constant) {
   const auto bytes = static_cast<std::size_t>(constant.shape.value_or(Shape{0}).elements()) *
                      size_of(constant.type);

@@ -51,6 +51,9 @@ class Run {
   std::deque<Buffer> buffers_;  // does not move them
 };
 
+// How kernels read values of this type; there are floats, and int8. Throws Error for others.
+Element element_of(DataType type);
+
 // A constant's bytes in a buffer. Throws as check_bytes does.
 Buffer upload(Context& context, const Value& constant);
 

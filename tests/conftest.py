@@ -128,9 +128,12 @@ def genai(library: Path) -> Any:
     return og
 
 
-@pytest.fixture(scope="session")
-def pocl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """OpenCL on the CPU, from the environment's packages; FlowNPU's cache is one for all processes of a session."""
+@pytest.fixture(scope="session", autouse=True)
+def opencl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """OpenCL on the CPU, from the environment's packages, set before the first test: a process loads one loader.
+
+    FlowNPU's cache of compiled kernels is one for all processes of a session. Nothing is set where there is no PoCL.
+    """
     from tests import pocl as packages
 
     folder = tmp_path_factory.getbasetemp()
@@ -139,11 +142,20 @@ def pocl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     try:
         variables = packages.variables(folder)
     except packages.MissingError as missing:
-        pytest.skip(str(missing))
+        yield {"missing": str(missing)}
+        return
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
         yield variables
+
+
+@pytest.fixture(scope="session")
+def pocl(opencl: dict[str, str]) -> dict[str, str]:
+    """The environment variables by which FlowNPU finds PoCL; tests that need it are skipped where it is not there."""
+    if "missing" in opencl:
+        pytest.skip(opencl["missing"])
+    return opencl
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-_PEERS = Path(__file__).parents[1] / "python" / "flownpu" / "peers" / "worker.py"
+_WORKER = Path(__file__).parents[1] / "python" / "flownpu" / "peers" / "worker.py"
 
 
 def _worker() -> Any:
     """`flownpu.peers.worker`, without the package, which peers' environments lack."""
-    spec = importlib.util.spec_from_file_location("flownpu_peers_worker", _PEERS)
+    spec = importlib.util.spec_from_file_location("flownpu_peers_worker", _WORKER)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -53,7 +53,7 @@ def main() -> None:
             for _ in range(request["generate"]):
                 engine.generate_next()
         say(seconds=time.perf_counter() - started)
-    say(peak=worker.memory()["peak"])
+    say(peak=worker.load(_WORKER.with_name("memory.py")).memory()["peak"])
 
 
 if __name__ == "__main__":

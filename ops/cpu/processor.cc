@@ -53,9 +53,19 @@ bool is_intel() noexcept {
          name.ecx == signature_INTEL_ecx;
 }
 
+bool is_zen4() noexcept {
+  constexpr unsigned kFamily = 0x19;
+  const Answer name(0, 0);
+  const unsigned version = Answer(1, 0).eax;
+  // A family above 15 is the sum of two fields.
+  return name.ebx == signature_AMD_ebx && name.edx == signature_AMD_edx &&
+         name.ecx == signature_AMD_ecx && (version >> 8 & 0xf) + (version >> 20 & 0xff) == kFamily;
+}
+
 #else
 
 bool is_intel() noexcept { return false; }
+bool is_zen4() noexcept { return false; }
 
 #endif
 
@@ -106,6 +116,7 @@ bool has_int8_matrices() {
 }
 
 const bool kFetchIntoL2 = is_intel();
+const bool kAlternateByPages = is_zen4();
 
 bool may_use_tiles() {
 #if defined(__x86_64__)

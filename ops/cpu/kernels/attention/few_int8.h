@@ -115,7 +115,7 @@ class FewInt8 : FewScores {
 
  public:
   explicit FewInt8(const AttentionSweep& sweep)
-      : FewScores(sweep, sweep.row_bytes),
+      : FewScores(sweep, sizeof(std::int8_t)),
         keys_(static_cast<const std::int8_t*>(sweep.key)),
         values_(static_cast<const std::int8_t*>(sweep.value)),
         row_(sweep.row_bytes),
@@ -211,7 +211,7 @@ class FewInt8 : FewScores {
     cached[0] = keys_ + key * row_;
     for (int j = 1; j < KEYS; ++j) cached[j] = cached[j - 1] + (key + j < end ? row_ : 0);
     const std::int8_t* ahead = values_ + key * row_;
-    const std::int8_t* soon = cached[0] + kSoonBytes;
+    const std::int8_t* soon = cached[0] + few_keys().soon_bytes;
 
     // Unrolled, or GCC keeps the sums in memory.
     Integers sums[kLanes];
@@ -252,7 +252,7 @@ class FewInt8 : FewScores {
     }
     const std::int8_t* values = values_ + start * row_ + i;
     // Whole rows, so that tiles of some of their elements fetch those.
-    const std::int64_t soon = std::max(kSoonBytes / row_, std::int64_t{1}) * row_;
+    const std::int64_t soon = std::max(few_keys().soon_bytes / row_, std::int64_t{1}) * row_;
     // The next keys, in the order they lie in: a part of them for each tile.
     const std::int8_t* next = keys_ + std::min(start + keys, sweep_.keys - keys) * row_ + i * keys;
     const std::int16_t* factors = factors_ + row * kFewKeysMost;

@@ -11,6 +11,7 @@
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/kernels/vector.h"
+#include "ops/cpu/processor.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
@@ -18,17 +19,27 @@ namespace {
 // As many rows as a tile's scores have registers for when it is passed twice over the keys in L1;
 // with more, attend_many multiplies less.
 constexpr std::int64_t kFewRows = 8;
-// Keys of a chunk: 16 KB of them, 32 of 256 bf16, so that they and their values lie in L1 (32 to
-// 48 KB); more of shorter keys, since each chunk ends in sums across the lanes.
-constexpr std::int64_t kFewKeysBytes = 16 * 1024;
-// How far ahead keys and values are prefetched once more. In L1 they are computed with at 45 to 60
-// GB/s, memory answers a core at 35: so up to a third of what is prefetched a chunk ahead is
-// dropped, and each such line would be waited for. 4 KB take some 100 ns, which is what a line
-// takes. With both, two threads of a Zen 5 read 1055 keys at 0.96 of the pure rate where it was
-// 0.84 (2 rows of 128; 4 rows of 64: 0.93 and 0.89, 4 rows of 256: 0.85 and 0.72). 2 KB and 8 KB
-// ahead were a few percent slower.
-constexpr std::int64_t kSoonBytes = 4 * 1024;
-constexpr std::int64_t kFewKeysLeast = 32;
+// Bytes of a chunk's keys, which are scored while their values are prefetched; and how far ahead
+// keys and values are prefetched once more.
+//
+// 16 KB, so that keys and their values lie in L1 (48 KB of a Zen 5): each chunk ends in sums across
+// the lanes, so that long ones compute less. In L1 they are computed with at 45 to 60 GB/s, memory
+// answers a core at 35: up to a third of what is prefetched a chunk ahead is dropped, and each such
+// line would be waited for. 4 KB take some 100 ns, which is what a line takes. With both, two
+// threads of a Zen 5 read 1055 keys at 0.96 of the pure rate where it was 0.84 (2 rows of 128; 4
+// rows of 64: 0.93 and 0.89, 4 rows of 256: 0.85 and 0.72). 2 KB and 8 KB ahead were a few percent
+// slower.
+//
+// A Zen 4 reads keys and values faster that alternate by pages: with 4 KB and 1 KB two threads read
+// 16,384 keys at 31 GB/s where they read at 24 (bf16, 2 rows of 128; 4 rows: 33 and 25, of 64: 30
+// and 26, of 256: 22 and 22), and int8 ones at 28 and 20 (4 rows: 21 and 18; of 256: 21 and 19).
+struct FewKeys {
+  std::int64_t bytes;
+  std::int64_t soon_bytes;
+};
+inline FewKeys few_keys() {
+  return kAlternateByPages ? FewKeys{4 * 1024, 1024} : FewKeys{16 * 1024, 4 * 1024};
+}
 constexpr std::int64_t kFewKeysMost = 256;
 constexpr int kCacheLine = 64;
 
@@ -83,12 +94,13 @@ class FewScores {
  protected:
   static constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-  // `row_bytes`: of a key.
-  FewScores(const AttentionSweep& sweep, std::int64_t row_bytes)
+  // `element_bytes`: of a key's element.
+  FewScores(const AttentionSweep& sweep, std::int64_t element_bytes)
       : sweep_(sweep),
         head_size_(sweep.head_size),
-        chunk_keys_(std::clamp(kFewKeysBytes / row_bytes / kAttentionKeyStep * kAttentionKeyStep,
-                               kFewKeysLeast, kFewKeysMost)) {}
+        chunk_keys_(std::clamp(few_keys().bytes / (sweep.head_size * element_bytes) /
+                                   kAttentionKeyStep * kAttentionKeyStep,
+                               kAttentionKeyStep, kFewKeysMost)) {}
 
   void clear_state(std::int64_t row) const {
     sweep_.maximum[row] = kNothing;

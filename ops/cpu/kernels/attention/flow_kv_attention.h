@@ -26,13 +26,13 @@ template <typename Type>
 class FewRows : FewScores {
   using Element = typename Type::Element;
   static constexpr int kLineElements = kCacheLine / sizeof(Element);
-  static constexpr std::int64_t kSoon = kSoonBytes / sizeof(Element);
 
  public:
   explicit FewRows(const AttentionSweep& sweep)
-      : FewScores(sweep, sweep.head_size * static_cast<std::int64_t>(sizeof(Element))),
+      : FewScores(sweep, sizeof(Element)),
         keys_(static_cast<const Element*>(sweep.key)),
-        values_(static_cast<const Element*>(sweep.value)) {}
+        values_(static_cast<const Element*>(sweep.value)),
+        soon_(few_keys().soon_bytes / static_cast<std::int64_t>(sizeof(Element))) {}
 
   void run() {
     for (std::int64_t r = 0; r < sweep_.rows; ++r) {
@@ -98,7 +98,7 @@ class FewRows : FewScores {
     cached[0] = keys_ + key * d;
     for (int j = 1; j < KEYS; ++j) cached[j] = cached[j - 1] + (key + j < end ? d : 0);
     const Element* ahead = values_ + key * d;
-    const Element* soon = cached[0] + kSoon;
+    const Element* soon = cached[0] + soon_;
 
     // Unrolled, or GCC keeps the sums in memory.
     Vector sums[kLanes];
@@ -140,7 +140,7 @@ class FewRows : FewScores {
       for (int v = 0; v < VECTORS; ++v) y[r][v] = Vector{};
     }
     // Whole rows, so that tiles of some of their elements fetch those.
-    const std::int64_t soon = std::max(kSoon / head_size_, std::int64_t{1}) * head_size_;
+    const std::int64_t soon = std::max(soon_ / head_size_, std::int64_t{1}) * head_size_;
     // The next keys, in the order they lie in: a part of them for each tile.
     const Element* next =
         keys_ + std::min(start + keys, sweep_.keys - keys) * head_size_ + i * keys;
@@ -206,6 +206,8 @@ class FewRows : FewScores {
 
   const Element* keys_;
   const Element* values_;
+  // Elements until those that are prefetched once more.
+  const std::int64_t soon_;
   alignas(64) float query_[kFewRows * kMaxHeadSize];
 };
 

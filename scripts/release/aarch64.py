@@ -6,22 +6,38 @@ None of it has run on such a processor: emulated.py tries it where there is only
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scripts.debian_packages import UnavailableError
 from scripts.release.building import ROOT, commit, pip_wheel, prefix_maps
 from scripts.release.zig import TOOLCHAIN
 
 if TYPE_CHECKING:
     from scripts.release.zig import Zig
 
-__all__ = ["FOLDER", "PLATFORM", "TARGET", "build_wheel"]
+__all__ = ["FOLDER", "PLATFORM", "TARGET", "build_wheel", "find_objcopy"]
 
 TARGET = "aarch64-linux-gnu.2.28"
 PLATFORM = "manylinux_2_28_aarch64"
 FOLDER = "cmake-aarch64"
 """CMake's, below the one in which wheels are built."""
+
+
+def find_objcopy() -> str:
+    """The program that takes Arm's files apart; `aarch64-linux-gnu-strip` is of the same package (zig.cmake).
+
+    Raises:
+        UnavailableError: there is none.
+    """
+    program = shutil.which("aarch64-linux-gnu-objcopy")
+    if program is None:
+        raise UnavailableError(
+            "expected aarch64-linux-gnu-objcopy, found none: apt install binutils-aarch64-linux-gnu"
+        )
+    return program
 
 
 def build_wheel(python: Path, pythons: list[Path], source: Path, zig: Zig, work: Path, dist: Path) -> Path:
@@ -38,7 +54,6 @@ def build_wheel(python: Path, pythons: list[Path], source: Path, zig: Zig, work:
     folders: dict[Path | str, str] = {
         ROOT: source.name,
         work / FOLDER: "build",
-        Path(zig.program).parent: "zig",
         source: source.name,
     }
     script = "import sysconfig; print(sysconfig.get_path('include'))"

@@ -2,8 +2,9 @@
 """Installs a wheel into Debian 11, of glibc 2.31, without a compiler, and has it convert a model and generate there.
 
 Run it by hand, as root, for it makes the system (debootstrap, 1 GB) and lives in it (chroot), and compiles Python for
-it, Debian 11's own being too old: `python -m scripts.release.old_system dist/*.whl`. What packages FlowNPU needs is
-fetched outside of it. The text must be the one that this machine's FlowNPU generates.
+it, Debian 11's own being too old: `python -m scripts.release.old_system dist/*.whl`. Some Pythons are built for old
+systems: `--python 3.12=FOLDER` copies such a one instead. What packages FlowNPU needs is fetched outside of it. The text
+must be the one that this machine's FlowNPU generates.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FOLDER = ROOT / "build" / "release" / "old_system"
 # Suites of Debian that have the source of a Python: none had 3.12's for long.
 SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "testing"}
 # The Pythons that a wheel is tried with, by what its name says of them.
-TRIED = {"cp311": ("3.11",), "cp312": ("3.13", "3.14")}
+TRIED = {"cp311": ("3.11",), "cp312": ("3.12", "3.13", "3.14")}
 BUILD = ("gcc", "make", "libc6-dev", "zlib1g-dev", "libffi-dev", "libssl-dev", "libbz2-dev", "liblzma-dev")
 # What compilers are called by; there is none where the wheel is installed.
 COMPILERS = ("gcc", "g++", "cc", "c++", "make", "cmake")
@@ -40,16 +41,22 @@ def main() -> None:
     """Tries each wheel that was given; the exit code is 1 if one does not do what it does here."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
+    what = "a Python for glibc 2.31, which is not compiled then"
+    parser.add_argument("--python", action="append", default=[], metavar="VERSION=FOLDER", help=what)
     arguments = parser.parse_args()
+    given = {version: Path(folder) for version, _, folder in (pair.partition("=") for pair in arguments.python)}
     if os.geteuid() != 0:
         sys.exit("error: this needs root, for chroot")
     expected = generated(["flownpu"], ROOT / FIXTURE, FOLDER / "model")
     failed = False
     for wheel in arguments.wheels:
         for version in TRIED[wheel.name.split("-")[2]]:
+            if version not in given and version not in SUITES:
+                sys.stdout.write(f"{wheel.name} with Python {version}: not tried, no Debian has its source\n")
+                continue
             try:
                 root = system()
-                python(root, version)
+                python(root, version, given.get(version))
                 said = tried(root, version, wheel)
                 verdict = "the same text" if said == expected else f"OTHER TEXT, expected\n{expected}\ngot\n{said}"
             except (UnavailableError, subprocess.CalledProcessError) as error:
@@ -83,10 +90,13 @@ def system() -> Path:
     return root
 
 
-def python(root: Path, version: str) -> None:
-    """Compiles a Python in the system, if it has none of this version."""
+def python(root: Path, version: str, given: Path | None) -> None:
+    """Compiles a Python in the system, or copies the one that was given, if it has none of this version."""
     place = f"/opt/python{version}"
     if (root / place[1:] / "bin" / "pip3").is_file():
+        return
+    if given is not None:
+        shutil.copytree(given, root / place[1:], symlinks=True)
         return
     apt = Apt(FOLDER / "apt", f"Python {version}")
     apt.run("apt-get", "update", "-q")

@@ -44,7 +44,7 @@ def build(work: Path, dist: Path) -> list[Path]:
         The source distribution and the wheels.
 
     Raises:
-        UnavailableError: the old C library cannot be had, or a Python is missing.
+        UnavailableError: the old C library cannot be had, or a Python or Arm's binutils are missing.
         RuntimeError: a wheel is not what it is to be.
         subprocess.CalledProcessError: a step failed; it has said why.
     """
@@ -53,6 +53,7 @@ def build(work: Path, dist: Path) -> list[Path]:
     for part in (sysroot, xrt_headers):
         if part.find() is None:
             part.fetch()
+    objcopy = aarch64.find_objcopy()
     found = pythons()
     dist.mkdir(parents=True, exist_ok=True)
     for old in dist.glob("flownpu-*"):
@@ -66,7 +67,7 @@ def build(work: Path, dist: Path) -> list[Path]:
     zig = Zig.of(environments[0], work, aarch64.TARGET)
     for each in reversed(environments):  # so that what is left there is 3.11's, in which emulated.py tests
         aarch64.build_wheel(each, environments, source, zig, work, dist)
-    _debug_files(work / aarch64.FOLDER, dist / f"{source.name}-{aarch64.PLATFORM}-debug.tar.xz", zig.tool("objcopy"))
+    _debug_files(work / aarch64.FOLDER, dist / f"{source.name}-{aarch64.PLATFORM}-debug.tar.xz", objcopy)
     made = sorted([*dist.glob("flownpu-*.tar.gz"), *dist.glob("flownpu-*.whl")])
     for wheel in made:
         if wheel.suffix == ".whl" and (wrong := contents.faults(wheel)):
@@ -137,10 +138,10 @@ def _wheel(python: Path, pythons: list[Path], work: Path, dist: Path) -> None:
     pip_wheel(python, source, work / "cmake", dist, platform=PLATFORM, defines=defines)
 
 
-def _debug_files(build: Path, archive: Path, objcopy: str | Path) -> None:
+def _debug_files(build: Path, archive: Path, objcopy: str) -> None:
     """Packs the debug information of libraries, as debuggers look for it: by build ID.
 
-    Unpacked into /usr/lib/debug, or where gdb's `debug-file-directory` is set to. `objcopy` is the compiler's.
+    Unpacked into /usr/lib/debug, or where gdb's `debug-file-directory` is set to. `objcopy` is the processor's.
     """
     folder = build / "debug"
     shutil.rmtree(folder, ignore_errors=True)

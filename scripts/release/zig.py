@@ -6,22 +6,13 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from scripts.release.building import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["TOOLCHAIN", "Zig"]
 
 TOOLCHAIN = ROOT / "scripts" / "release" / "zig.cmake"
-# Programs for what takes one word for them.
-TOOLS = {
-    "ar": 'exec "{zig}" ar "$@"',
-    "objcopy": 'exec "{zig}" objcopy "$@"',
-    "strip": '"{zig}" objcopy --strip-all "$1" "$1.stripped" && mv "$1.stripped" "$1"',
-}
 
 
 @dataclass(frozen=True)
@@ -31,7 +22,7 @@ class Zig:
     Attributes:
         program: its path.
         target: what it compiles for, as Zig names it: "x86_64-windows-gnu".
-        work: gets its tools, and what it has compiled, to be found again.
+        work: gets its archiver, and what it has compiled, to be found again.
     """
 
     program: str
@@ -45,21 +36,23 @@ class Zig:
         said = subprocess.run([environment, "-c", find], check=True, capture_output=True, text=True).stdout
         zig = cls(said.strip(), target, work)
         work.mkdir(parents=True, exist_ok=True)
-        for name, command in TOOLS.items():
-            program = zig.tool(name)
-            program.write_text(f"#!/bin/sh\n{command.format(zig=zig.program)}\n", encoding="utf-8")
-            program.chmod(0o755)
+        zig.archiver.write_text(f'#!/bin/sh\nexec "{zig.program}" ar "$@"\n', encoding="utf-8")
+        zig.archiver.chmod(0o755)
         return zig
 
-    def tool(self, name: str) -> Path:
-        """A program that is one of TOOLS."""
-        return self.work / f"zig-{name}"
+    @property
+    def archiver(self) -> Path:
+        """A program for what takes one word for it."""
+        return self.work / "zig-ar"
 
     def variables(self) -> dict[str, str]:
         """Variables of the environment, for Zig and for CMake, to which TOOLCHAIN is given."""
         caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(self.work / "zig"))
-        tools = {f"ZIG_{name.upper()}": str(self.tool(name)) for name in TOOLS}
-        return caches | tools | {"ZIG": self.program, "ZIG_TARGET": self.target}
+        # clang's own way to be given options behind others' backs: Zig compiles libc++ when it first links, in whatever
+        # folder that is, and the debug information would name it.
+        names = f"# +-ffile-prefix-map={Path(self.program).parent}=zig +-fdebug-compilation-dir=build"
+        mine = {"ZIG": self.program, "ZIG_AR": str(self.archiver), "ZIG_TARGET": self.target}
+        return caches | mine | {"CCC_OVERRIDE_OPTIONS": names}
 
     def link(self, *arguments: str | Path) -> None:
         """Compiles and links one thing that is not CMake's."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.debian_packages import UnavailableError
@@ -16,6 +15,8 @@ from scripts.release.building import ROOT, commit, pip_wheel, prefix_maps
 from scripts.release.zig import TOOLCHAIN
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from scripts.release.zig import Zig
 
 __all__ = ["FOLDER", "PLATFORM", "TARGET", "build_wheel", "find_objcopy"]
@@ -34,9 +35,7 @@ def find_objcopy() -> str:
     """
     program = shutil.which("aarch64-linux-gnu-objcopy")
     if program is None:
-        raise UnavailableError(
-            "expected aarch64-linux-gnu-objcopy, found none: apt install binutils-aarch64-linux-gnu"
-        )
+        raise UnavailableError("expected aarch64-linux-gnu-objcopy, found none: apt install binutils-aarch64-linux-gnu")
     return program
 
 

@@ -3,8 +3,8 @@
 
 Run it by hand, as root, for it makes the system (debootstrap, 1 GB) and lives in it (chroot), and compiles Python for
 it, Debian 11's own being too old: `python -m scripts.release.old_system dist/*.whl`. Some Pythons are built for old
-systems: `--python 3.12=FOLDER` copies such a one instead. What packages FlowNPU needs is fetched outside of it. The text
-must be the one that this machine's FlowNPU generates.
+systems: `--python 3.12=FOLDER` copies such a one instead. What packages FlowNPU needs is fetched outside of it. The
+text must be the one that this machine's FlowNPU generates.
 """
 
 from __future__ import annotations

@@ -18,47 +18,25 @@ from flownpu.aie.plan.data import (
     BarrierWait,
     Load,
     Loop,
-    Operation,
     Release,
     SetBarrier,
     Statement,
     Transfer,
-    Variable,
     WriteParameter,
 )
+from flownpu.aie.plan.expressions import depends_on_index, evaluate
 from flownpu.aie.plan.resources import statements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flownpu.aie.plan.data import Array, Core, Expression, Fifo, Plan, Tile
+    from flownpu.aie.plan.data import Array, Core, Fifo, Plan, Tile
     from flownpu.aie.plan.limits import Limits
 
-__all__ = ["check_flow", "evaluate", "objects_moved"]
+__all__ = ["check_flow", "objects_moved"]
 
 Ends: TypeAlias = "Counter[tuple[str, str]]"
 _Parameters: TypeAlias = "Mapping[tuple[str, int], int]"
-
-
-def evaluate(value: Expression, variables: Mapping[str, int]) -> int:
-    """The value of an expression.
-
-    Raises:
-        KeyError: a variable is not known.
-        ZeroDivisionError: as in Python.
-    """
-    if isinstance(value, Variable):
-        return variables[value.name]
-    if isinstance(value, Operation):
-        left, right = evaluate(value.left, variables), evaluate(value.right, variables)
-        return {
-            "+": lambda: left + right,
-            "-": lambda: left - right,
-            "*": lambda: left * right,
-            "//": lambda: left // right,
-            "%": lambda: left % right,
-        }[value.operator]()
-    return value
 
 
 def objects_moved(body: tuple[Statement, ...], parameters: _Parameters, variables: dict[str, int]) -> Ends:
@@ -76,26 +54,13 @@ def objects_moved(body: tuple[Statement, ...], parameters: _Parameters, variable
         elif isinstance(statement, Loop):
             start, stop, step = (evaluate(v, variables) for v in (statement.start, statement.stop, statement.step))
             passes = range(start, stop, step)
-            if _depends_on_index(statement):
+            if depends_on_index(statement):
                 for index in passes:
                     moved.update(objects_moved(statement.body, parameters, variables | {statement.variable: index}))
             elif passes:
                 once = objects_moved(statement.body, parameters, variables | {statement.variable: passes[0]})
                 moved.update({end: count * len(passes) for end, count in once.items()})
     return moved
-
-
-def _depends_on_index(loop: Loop) -> bool:
-    """Whether the number of objects moved may differ from pass to pass: a bound or a load inside uses the index."""
-
-    def uses(value: Expression) -> bool:
-        if isinstance(value, Operation):
-            return uses(value.left) or uses(value.right)
-        return value == Variable(loop.variable)
-
-    inner = list(statements(loop.body))
-    bounds = [bound for s in inner if isinstance(s, Loop) for bound in (s.start, s.stop, s.step)]
-    return any(map(uses, [*bounds, *(s.index for s in inner if isinstance(s, Load))]))
 
 
 def check_flow(plan: Plan, limits: Limits) -> list[Violation]:

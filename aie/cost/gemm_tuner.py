@@ -10,10 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
-from flownpu.aie.check import check
 from flownpu.aie.cost.gemm_kernel import L1_BYTES, PRECISIONS
 from flownpu.aie.cost.gemm_model import GemmPrediction, predict_design
 from flownpu.aie.designs.common import BLOCK_COLUMNS, PARAMETERS, ceil_div
@@ -22,7 +20,7 @@ from flownpu.aie.designs.gemm import Gemm
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Choice", "best_gemm", "best_gemm_for_shapes", "designs", "fits", "rank", "rank_for_shapes"]
+__all__ = ["Choice", "designs", "rank", "rank_for_shapes"]
 
 # Tiles that are tried: of calls smaller than 16 rows the kernel's own costs are the most, larger ones leave L1 no room
 # for several.
@@ -51,14 +49,6 @@ def l1_bytes(design: Gemm) -> float:
     # A counter for each of the three fifos is beside the run-time parameters.
     words = PARAMETERS + 3
     return inputs + tile * (design.accumulators * precision.accumulator + precision.output) + 4 * words
-
-
-def fits(design: Gemm) -> bool:
-    """Whether a design passes the checker; what L1 cannot hold is not asked about."""
-    if l1_bytes(design) > L1_BYTES:
-        return False
-    call = design.program(design.height, design.k_mt, design.width)
-    return check(call.resolve_program("gemm")) == []
 
 
 def designs(target: str, weights: str, epilogue: str, k_mt: int = BLOCK_COLUMNS) -> Iterator[Gemm]:
@@ -94,32 +84,6 @@ def rank(target: str, weights: str, epilogue: str, m: int, k: int, n: int) -> li
         choices,
         key=lambda one: (one.prediction.seconds, one.prediction.padded[0], -one.design.m * one.design.n),
     )
-
-
-@cache
-def best_gemm(target: str, weights: str, epilogue: str, m: int, k: int, n: int) -> Gemm:
-    """The design that is predicted to be the fastest for M tokens, K features in and N out, and passes the checker.
-
-    Raises:
-        ValueError: as `rank`, or N is less than the narrowest megatile has.
-    """
-    for choice in rank(target, weights, epilogue, m, k, n):
-        if fits(choice.design):
-            return choice.design
-    raise ValueError(f"[gemm tuner] expected N of a megatile's columns or more, got {n}: no tiles fit")
-
-
-def best_gemm_for_shapes(target: str, weights: str, epilogue: str, shapes: Iterable[tuple[int, int, int]]) -> Gemm:
-    """The one design that is predicted to take the least time for all shapes (M, K, N), and passes the checker.
-
-    Raises:
-        ValueError: as `designs`, or an N is less than the narrowest megatile has.
-    """
-    group = list(shapes)
-    for design, _ in rank_for_shapes(target, weights, epilogue, [group]):
-        if fits(design):
-            return design
-    raise ValueError(f"[gemm tuner] expected N of a megatile's columns or more, got {min(n for _, _, n in group)}")
 
 
 def rank_for_shapes(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.gemm_kernel import KernelSize, call_cycles, precision_of
 from flownpu.aie.cost.gemm_parameters import gemm_parameters
-from flownpu.aie.cost.timeline import kernel_cycles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,14 +41,15 @@ _BLOCKS = {
 _GEMM = {"gemm_bf16": "bf16", "gemm_bfp16": "bfp16"}
 _SIDE = 8  # of the sub-tiles that FlowQKV's kernels multiply
 _LATENCY = 6  # cycles until an accumulator is used again (mlir-aie)
-_STORES = _SIDE * _SIDE * 4 / 64  # cycles in which a sub-tile of sums in f32 leaves, 64 bytes each
+_VECTOR_BYTES = 64  # a 512-bit register: what a core loads or stores in a cycle (AMD AM020)
+_STORES = _SIDE * _SIDE * 4 / _VECTOR_BYTES  # cycles in which a sub-tile of sums in f32 leaves
 _FLOW_KV = {"flow_kv_scores", "flow_kv_values", "flow_kv_split"}
 
 
 def published_cycles(device: Device, values: Values, kernel: str, integers: list[int], buffer_bytes: int) -> float:
     """The cycles of a call with these integers, over buffers of so many bytes together.
 
-    What is in no published list takes one pass over its buffers, 64 bytes a cycle (`flownpu.aie.cost.timeline`).
+    What is in no published list takes one pass over its buffers.
     """
     if kernel in _BLOCKS:
         cycles = values[_BLOCKS[kernel]]
@@ -66,7 +66,7 @@ def published_cycles(device: Device, values: Values, kernel: str, integers: list
     elif kernel in _ELEMENTS:
         cycles = _ELEMENTS[kernel](*integers) * values["vector_element"]
     else:
-        cycles = kernel_cycles(device.limits, kernel, integers, buffer_bytes)
+        cycles = buffer_bytes / _VECTOR_BYTES
     return cycles
 
 

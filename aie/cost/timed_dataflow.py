@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import operator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,26 +18,23 @@ from flownpu.aie.plan.data import (
     Await,
     BarrierRelease,
     BarrierWait,
-    BufferArgument,
     Call,
-    Element,
     Load,
     Loop,
-    Operation,
     Release,
     SetBarrier,
     Store,
     Tile,
     Transfer,
-    Variable,
     WriteParameter,
 )
+from flownpu.aie.plan.expressions import call_arguments, evaluate
 from flownpu.aie.plan.resources import consumer_at, link_ranges, resources_of, shared_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from flownpu.aie.plan.data import Array, Core, Expression, Fifo, Link, Plan, Statement, Step
+    from flownpu.aie.plan.data import Array, Core, Fifo, Link, Plan, Statement, Step
     from flownpu.aie.plan.limits import Limits
 
 __all__ = ["Span", "TimedDataflow"]
@@ -313,7 +309,7 @@ class TimedDataflow:
         for statement in body:
             match statement:
                 case Loop():
-                    bounds = (_value(bound, variables) for bound in (statement.start, statement.stop, statement.step))
+                    bounds = (evaluate(bound, variables) for bound in (statement.start, statement.stop, statement.step))
                     for index in range(*bounds):
                         variables[statement.variable] = index
                         yield from self._body(core, statement.body, variables, views)
@@ -328,11 +324,11 @@ class TimedDataflow:
                 case Call():
                     yield from self._call(core, statement, variables, views)
                 case Load():
-                    key = statement.buffer, _value(statement.index, variables)
+                    key = statement.buffer, evaluate(statement.index, variables)
                     variables[statement.variable] = self.words.get(key, 0)
                 case Store():
-                    key = statement.buffer, _value(statement.index, variables)
-                    self.words[key] = _value(statement.value, variables)
+                    key = statement.buffer, evaluate(statement.index, variables)
+                    self.words[key] = evaluate(statement.value, variables)
                 case BarrierWait():
                     barrier = self.barriers[statement.barrier]
                     while barrier.value != statement.value:
@@ -351,14 +347,7 @@ class TimedDataflow:
     def _call(
         self, core: Core, call: Call, variables: dict[str, int], views: dict[str, Fifo]
     ) -> Iterator[float | _Waitable]:
-        integers, size = [], 0
-        for argument in call.arguments:
-            if isinstance(argument, Element):
-                size += views[argument.view].type.bytes
-            elif isinstance(argument, BufferArgument):
-                size += self.bytes_of[argument.buffer]
-            else:
-                integers.append(_value(argument, variables))
+        integers, size = call_arguments(call, variables, views, self.bytes_of)
         cycles = self.call_cycles(call.kernel, integers, size)
         self.spans.append(Span(core.tile, "core", call.kernel, self.now, cycles))
         yield cycles
@@ -382,21 +371,3 @@ def _move(end: _End, size: int, *, reading: bool) -> None:
         end.moved += size
     else:
         (end[0].read if reading else end[0].written)[end[1]] += size
-
-
-def _value(expression: Expression, variables: dict[str, int]) -> int:
-    if isinstance(expression, Variable):
-        return variables[expression.name]
-    if isinstance(expression, Operation):
-        left, right = _value(expression.left, variables), _value(expression.right, variables)
-        return _OPERATIONS[expression.operator](left, right)
-    return expression
-
-
-_OPERATIONS: dict[str, Callable[[int, int], int]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "//": operator.floordiv,
-    "%": operator.mod,
-}

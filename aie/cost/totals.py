@@ -8,34 +8,30 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.kernels import published_cycles
 from flownpu.aie.plan.data import (
     Acquire,
     BarrierWait,
-    BufferArgument,
     Call,
-    Element,
     Load,
     Loop,
-    Operation,
     Release,
     SetBarrier,
     Store,
     Tile,
-    Variable,
     WriteParameter,
 )
-from flownpu.aie.plan.resources import link_ranges, shared_memory, statements
+from flownpu.aie.plan.expressions import call_arguments, depends_on_index, evaluate
+from flownpu.aie.plan.resources import link_ranges, shared_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
-    from flownpu.aie.plan.data import Array, Core, Expression, Fifo, Plan, Statement
+    from flownpu.aie.plan.data import Array, Core, Fifo, Plan, Statement
 
 __all__ = ["array_flow", "core_cycles", "from_shim", "stream_seconds"]
 
@@ -150,12 +146,14 @@ class _Interpreter:
                     size = statement.count * self._fifos[statement.fifo].type.bytes
                     done.released[statement.fifo] += turns * size
                 case Call():
-                    done.cycles += turns * self._call(statement, variables, views)
+                    integers, size = call_arguments(statement, variables, views, self._bytes)
+                    cycles = published_cycles(self._device, self._values, statement.kernel, integers, size)
+                    done.cycles += turns * cycles
                 case Load():
-                    key = statement.buffer, _value(statement.index, variables)
+                    key = statement.buffer, evaluate(statement.index, variables)
                     variables[statement.variable] = words.get(key, 0)
                 case Store():
-                    words[statement.buffer, _value(statement.index, variables)] = _value(statement.value, variables)
+                    words[statement.buffer, evaluate(statement.index, variables)] = evaluate(statement.value, variables)
                 case _:
                     pass
 
@@ -163,49 +161,9 @@ class _Interpreter:
         self, loop: Loop, words: dict[tuple[str, int], int], variables: dict[str, int], views: dict[str, Fifo],
         turns: float, done: _Pass,
     ) -> None:  # fmt: skip
-        indices = range(*(_value(bound, variables) for bound in (loop.start, loop.stop, loop.step)))
-        each = indices if _differs(loop) else indices[:1]
+        indices = range(*(evaluate(bound, variables) for bound in (loop.start, loop.stop, loop.step)))
+        each = indices if depends_on_index(loop) else indices[:1]
         for index in each:
             variables[loop.variable] = index
             share = turns * (len(indices) / len(each))
             self._body(loop.body, words, variables, views, share, done)
-
-    def _call(self, call: Call, variables: dict[str, int], views: dict[str, Fifo]) -> float:
-        integers, size = [], 0
-        for argument in call.arguments:
-            if isinstance(argument, Element):
-                size += views[argument.view].type.bytes
-            elif isinstance(argument, BufferArgument):
-                size += self._bytes[argument.buffer]
-            else:
-                integers.append(_value(argument, variables))
-        return published_cycles(self._device, self._values, call.kernel, integers, size)
-
-
-@cache
-def _differs(loop: Loop) -> bool:
-    """Whether a turn differs from others: what it reads of parameters, or how often it goes round, is by its index."""
-    by_index = [inner.index for inner in statements(loop.body) if isinstance(inner, Load)]
-    bounds = [
-        bound for inner in statements(loop.body) if isinstance(inner, Loop) for bound in (inner.start, inner.stop)
-    ]
-    return any(_names(expression, loop.variable) for expression in by_index + bounds)
-
-
-def _names(expression: Expression, variable: str) -> bool:
-    if isinstance(expression, Operation):
-        return _names(expression.left, variable) or _names(expression.right, variable)
-    return isinstance(expression, Variable) and expression.name == variable
-
-
-def _value(expression: Expression, variables: dict[str, int]) -> int:
-    if isinstance(expression, Variable):
-        return variables[expression.name]
-    if isinstance(expression, Operation):
-        left, right = _value(expression.left, variables), _value(expression.right, variables)
-        operators = {
-            "+": left + right, "-": left - right, "*": left * right,
-            "//": left // right if right else 0, "%": left % right if right else 0,
-        }  # fmt: skip
-        return operators[expression.operator]
-    return expression

@@ -57,7 +57,7 @@ class FlowKV:
         heads: query heads H.
         kv_heads: KV heads G, a divisor of H.
         d: head size, a multiple of 8.
-        keys: positions of a chunk; the default makes a chunk 16 KB, two of which fit L1 with the rest.
+        keys: positions of a chunk; the default makes a chunk 16 KB, two of which fit L1 with the rest (d <= 512).
     """
 
     target: str
@@ -68,7 +68,7 @@ class FlowKV:
 
     def __post_init__(self) -> None:
         if self.keys == 0:
-            object.__setattr__(self, "keys", min(64, 8192 // self.d // 16 * 16))
+            object.__setattr__(self, "keys", max(16, min(64, 8192 // self.d // 16 * 16)))
         if self.heads % self.kv_heads:
             raise ValueError(f"[flow_kv] expected KV heads that divide the heads, got {self.kv_heads} of {self.heads}")
         if self.d % 8 or self.keys % 8:

@@ -102,7 +102,7 @@ Counts Emulator::counts() const {
 
 void Emulator::reset_counts() {
   for (const auto& channel : channels_) channel->forget_moved();
-  for (Kernel& kernel : kernels_) kernel.calls.clear();
+  for (Kernel& kernel : kernels_) kernel.calls = 0;
 }
 
 std::vector<std::string> Emulator::leftovers() const {

@@ -33,8 +33,8 @@ struct RunOptions {
 struct Counts {
   // Words of 32 bits that each channel moved.
   std::map<std::string, std::uint64_t> words;
-  // How often each kernel was called with which numbers.
-  std::map<std::string, std::map<std::vector<std::int32_t>, std::uint64_t>> calls;
+  // How often each kernel was called.
+  std::map<std::string, std::uint64_t> calls;
 };
 
 // Where an emulator gets its kernels from. Throws Error if there is none of that name and

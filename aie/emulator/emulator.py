@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flownpu import _native
-from flownpu.aie.cost.timeline import kernel_cycles
 from flownpu.aie.emulator.flatten import flatten_array
 from flownpu.aie.plan.data import DTYPES
-from flownpu.aie.plan.limits import LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -50,8 +48,6 @@ class Emulator:
         kernels = {kernel.entry: kernel for kernel in array.kernels}
         if unknown := set(functions or {}) - set(kernels):
             raise ValueError(f"[emulator] the array calls no kernels {', '.join(sorted(unknown))}")
-        self._limits = LIMITS[array.target]
-        self._bytes = {entry: sum(k.bytes for k in kernel.arguments if k.shape) for entry, kernel in kernels.items()}
         given = {entry: _typed(function, kernels[entry]) for entry, function in (functions or {}).items()}
         self._native = _native.Emulator(self.flat.words, "" if library is None else str(library), given)
 
@@ -80,19 +76,10 @@ class Emulator:
         """Since the beginning or `reset_counts`.
 
         Returns:
-            "words", of 32 bits, by DMA channel; "calls", by kernel; "cycles", by kernel, of all its calls together: an
-            estimate, and an optimistic one (`timeline.kernel_cycles`).
+            "words", of 32 bits, by DMA channel; "calls", by kernel.
         """
         words, calls = self._native.counts()
-        cycles = {
-            entry: sum(times * kernel_cycles(self._limits, entry, numbers, self._bytes[entry]) for numbers, times in by)
-            for entry, by in calls.items()
-        }
-        return {
-            "words": words,
-            "calls": {entry: sum(times for _, times in by_numbers) for entry, by_numbers in calls.items()},
-            "cycles": {entry: round(total) for entry, total in cycles.items()},
-        }
+        return {"words": words, "calls": calls}
 
     def reset_counts(self) -> None:
         """Count from 0 again."""

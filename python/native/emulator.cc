@@ -61,15 +61,10 @@ class PythonEmulator {
     emulator_.run(sequence_, spans, {.seed = seed, .settle = settle});
   }
 
-  // {channel: words}, and {kernel: [(numbers of the call, how often)]}.
+  // {channel: words}, and {kernel: how often it was called}.
   [[nodiscard]] nb::tuple counts() const {
     const Counts counts = emulator_.counts();
-    nb::dict calls;
-    for (const auto& [kernel, by_numbers] : counts.calls) {
-      calls[kernel.c_str()] = std::vector<std::pair<std::vector<std::int32_t>, std::uint64_t>>(
-          by_numbers.begin(), by_numbers.end());
-    }
-    return nb::make_tuple(counts.words, calls);
+    return nb::make_tuple(counts.words, counts.calls);
   }
   void reset_counts() { emulator_.reset_counts(); }
   [[nodiscard]] std::vector<std::string> leftovers() const { return emulator_.leftovers(); }

@@ -203,11 +203,7 @@ void Core::call() {
   } catch (const Error& error) {
     throw Error("[emulator] " + name() + ", " + kernel.record->entry + ": " + error.what());
   }
-  integers_.clear();
-  for (std::size_t i = 0; i < count; ++i) {
-    if (kernel.record->arguments[i] == 0) integers_.push_back(arguments_[i].value);
-  }
-  ++kernel.calls[integers_];
+  ++kernel.calls;
   for (const std::size_t memory : argument_memories_) {
     memories_->check_red_zone(memory, kernel.record->entry + " on " + name());
   }

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -22,8 +21,7 @@ using KernelCall = std::function<void(std::span<const aie_host::Argument>)>;
 struct Kernel {
   const KernelRecord* record;
   KernelCall call;
-  // How often it was called with which numbers: a call's cycles depend on them.
-  std::map<std::vector<std::int32_t>, std::uint64_t> calls;
+  std::uint64_t calls = 0;
 };
 
 class Core final : public Agent {
@@ -77,7 +75,6 @@ class Core final : public Agent {
   std::vector<View> views_;
   std::vector<aie_host::Argument> arguments_;
   std::vector<std::size_t> argument_memories_;
-  std::vector<std::int32_t> integers_;
 };
 
 }  // namespace flownpu::emulator

@@ -42,6 +42,7 @@ struct Span {
   // one.
   std::vector<std::int64_t> keys;
   std::int64_t past = 0;
+  std::vector<ProgramPart> parts = {};
 };
 
 std::vector<std::int64_t> positions(std::int64_t begin, std::int64_t end) {
@@ -86,15 +87,14 @@ class AttentionStep final : public cpu::FlowQKVAttention {
     std::int64_t dispatches = 0;
     std::int64_t pairs = 0;
     for (std::int64_t batch = 0; batch < call.batch; ++batch) {
-      const std::optional<std::vector<Span>> spans = spans_of(call, batch);
+      std::optional<std::vector<Span>> spans = spans_of(call, batch);
       if (!spans) return FlowQKVAttention::attend(call);
-      for (const Span& span : *spans) {
-        const std::int64_t made = dispatches_of_span(span);
-        if (made == 0) return FlowQKVAttention::attend(call);
-        dispatches += made;
+      for (Span& span : *spans) {
+        if (!find_parts(span)) return FlowQKVAttention::attend(call);
+        dispatches += dispatches_of(span.parts);
         pairs += span.count * static_cast<std::int64_t>(span.keys.size());
       }
-      rows.push_back(*spans);
+      rows.push_back(*std::move(spans));
     }
     if (!programs_->is_worth(pairs * programs_->description().multiply_adds, dispatches))
       return FlowQKVAttention::attend(call);
@@ -165,32 +165,19 @@ class AttentionStep final : public cpu::FlowQKVAttention {
     return spans;
   }
 
-  // The position of a program that computes the queries from `token` on, without a causal mask that
-  // of the last key.
-  static std::int64_t position_of(const Span& span, std::int64_t token) {
-    return span.causal ? span.past + token : static_cast<std::int64_t>(span.keys.size()) - 1;
-  }
-  const ProgramRecord* program_of(const Span& span, std::int64_t token) const {
-    return program_for(programs_->records(span.kind), span.count - token,
-                       span.causal ? span.past + token : 0);
-  }
-
-  // 0: there is no program for it.
-  std::int64_t dispatches_of_span(const Span& span) const {
-    std::int64_t dispatches = 0;
-    for (std::int64_t token = 0; token < span.count;) {
-      const ProgramRecord* program = program_of(span, token);
-      if (program == nullptr || static_cast<std::int64_t>(span.keys.size()) > program->context)
-        return 0;
-      dispatches += static_cast<std::int64_t>(program->array_dispatches());
-      token += program->tokens;
-    }
-    return dispatches;
+  // False: there is no program for it.
+  bool find_parts(Span& span) const {
+    span.parts = parts_of(programs_->records(span.kind), span.count,
+                          span.causal ? std::optional(span.past) : std::nullopt);
+    const auto keys = static_cast<std::int64_t>(span.keys.size());
+    return !span.parts.empty() && std::ranges::all_of(span.parts, [&](const ProgramPart& part) {
+      return keys <= part.program->context;
+    });
   }
 
   // One after the other, as the programs have the cache, and zeros behind the last.
   void write_keys(const AttentionCall& call, std::int64_t batch, const Span& span) const {
-    const CacheLayout& layout = program_of(span, 0)->cache;
+    const CacheLayout& layout = span.parts.front().program->cache;
     Buffer& cache = *programs_->cache();
     const std::size_t keys = span.keys.size() * layout.position;
     const std::size_t end =
@@ -213,20 +200,18 @@ class AttentionStep final : public cpu::FlowQKVAttention {
   void attend_span(const AttentionCall& call, std::int64_t batch, const Span& span) const {
     const std::int64_t of_group = attributes().heads_per_group() * attributes().head_size;
     std::vector<float> queries;
-    for (std::int64_t token = 0; token < span.count;) {
-      const ProgramRecord* program = program_of(span, token);
-      const std::int64_t count = std::min(span.count - token, program->tokens);
+    for (const auto& [program, first, count] : span.parts) {
       queries.resize(static_cast<std::size_t>(count * width()));
       for (std::int64_t query = 0; query < count; ++query) {
         for (std::int64_t group = 0; group < attributes().kv_heads; ++group) {
-          prepare_queries(call, batch, group, span.first + token + query,
+          prepare_queries(call, batch, group, span.first + first + query,
                           queries.data() + query * width() + group * of_group);
         }
       }
-      programs_->run(program, queries,
-                     {output_row(call, batch, span.first + token, 0), queries.size()},
-                     position_of(span, token));
-      token += count;
+      // Without a causal mask that of the last key.
+      programs_->run(
+          program, queries, {output_row(call, batch, span.first + first, 0), queries.size()},
+          span.causal ? span.past + first : static_cast<std::int64_t>(span.keys.size()) - 1);
     }
   }
 

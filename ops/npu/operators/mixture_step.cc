@@ -47,8 +47,8 @@ class ArrayExperts final : public cpu::ExpertProducts {
     std::int64_t multiply_adds = 0;
     std::int64_t dispatches = 0;
     for (const ExpertRows& rows : rows_of_experts(by_expert)) {
-      for (const auto* programs : parts_of(rows)) {
-        const std::int64_t made = dispatches_of(programs->records(), rows.count);
+      for (const auto* programs : products_of(rows)) {
+        const std::int64_t made = dispatches_of(parts_of(programs->records(), rows.count));
         if (made == 0) return false;
         dispatches += made;
         multiply_adds += rows.count * programs->description().multiply_adds;
@@ -63,7 +63,7 @@ class ArrayExperts final : public cpu::ExpertProducts {
     std::vector<float> gated;
     std::vector<float> made;
     for (const ExpertRows& rows : rows_of_experts(by_expert)) {
-      const auto [gate_up, down] = parts_of(rows);
+      const auto [gate_up, down] = products_of(rows);
       given.resize(static_cast<std::size_t>(rows.count * hidden_));
       for (std::int64_t i = 0; i < rows.count; ++i)
         std::copy_n(x + by_expert.row(rows.first + i) * hidden_, hidden_,
@@ -85,7 +85,7 @@ class ArrayExperts final : public cpu::ExpertProducts {
   }
 
  private:
-  std::array<const OperatorPrograms*, 2> parts_of(const ExpertRows& rows) const {
+  std::array<const OperatorPrograms*, 2> products_of(const ExpertRows& rows) const {
     const Expert& expert = experts_[static_cast<std::size_t>(rows.expert)];
     return {expert.gate_up.get(), expert.down.get()};
   }

@@ -67,7 +67,7 @@ class ProductStep final : public Step {
     const Tensor* residual = find(inputs, epilogue_.residual);
     const bool broadcast = residual != nullptr && !(residual->shape == outputs[0].shape);
     if (broadcast || !programs_->is_worth(rows * programs_->description().multiply_adds,
-                                          dispatches_of(programs_->records(), rows)))
+                                          dispatches_of(parts_of(programs_->records(), rows))))
       return host_->run(inputs, outputs, memory);
     cpu::Scratch scratch(memory.data());
     auto* product = scratch.take<float>(rows * columns_);

@@ -15,27 +15,27 @@ std::vector<const ProgramRecord*> find_programs(const Artifacts& artifacts, cons
   return found;
 }
 
-const ProgramRecord* program_for(std::span<const ProgramRecord* const> programs, std::int64_t left,
-                                 std::int64_t position) {
-  const ProgramRecord* best = nullptr;
-  for (const ProgramRecord* program : programs) {
-    if (program->context > 0 && position + program->tokens > program->context) break;
-    best = program;
-    if (program->tokens >= left) break;
+std::vector<ProgramPart> parts_of(std::span<const ProgramRecord* const> programs, std::int64_t rows,
+                                  std::optional<std::int64_t> position) {
+  std::vector<ProgramPart> parts;
+  for (std::int64_t first = 0; first < rows; first += parts.back().count) {
+    const std::int64_t begin = position ? *position + first : 0;
+    const ProgramRecord* best = nullptr;
+    for (const ProgramRecord* program : programs) {
+      if (program->context > 0 && begin + program->tokens > program->context) break;
+      best = program;
+      if (program->tokens >= rows - first) break;
+    }
+    if (best == nullptr) return {};
+    parts.push_back({best, first, std::min(rows - first, best->tokens)});
   }
-  return best;
+  return parts;
 }
 
-std::int64_t dispatches_of(std::span<const ProgramRecord* const> programs, std::int64_t rows,
-                           std::int64_t position) {
+std::int64_t dispatches_of(std::span<const ProgramPart> parts) {
   std::int64_t dispatches = 0;
-  while (rows > 0) {
-    const ProgramRecord* program = program_for(programs, rows, position);
-    if (program == nullptr) return 0;
-    dispatches += static_cast<std::int64_t>(program->array_dispatches());
-    rows -= program->tokens;
-    position += program->tokens;
-  }
+  for (const ProgramPart& part : parts)
+    dispatches += static_cast<std::int64_t>(part.program->array_dispatches());
   return dispatches;
 }
 
@@ -82,12 +82,9 @@ void OperatorPrograms::multiply(const float* given, std::int64_t rows, float* ma
   const Node& sizes = description_.sizes.front();
   const std::int64_t inner = sizes.required_integer("inner");
   const std::int64_t columns = sizes.required_integer("columns");
-  for (std::int64_t row = 0; row < rows;) {
-    const ProgramRecord* program = program_for(records(), rows - row);
-    const std::int64_t count = std::min(rows - row, program->tokens);
-    run(program, {given + row * inner, static_cast<std::size_t>(count * inner)},
-        {made + row * columns, static_cast<std::size_t>(count * columns)});
-    row += count;
+  for (const auto& [program, first, count] : parts_of(records(), rows)) {
+    run(program, {given + first * inner, static_cast<std::size_t>(count * inner)},
+        {made + first * columns, static_cast<std::size_t>(count * columns)});
   }
 }
 

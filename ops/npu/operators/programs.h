@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,13 +20,18 @@ namespace flownpu::npu {
 
 // Programs for one size, the fewest rows first. None if the folder has none.
 std::vector<const ProgramRecord*> find_programs(const Artifacts& artifacts, const Node& sizes);
-// The one of those programs for `left` rows (tokens) from `position` on: the smallest that takes
-// all, or else the largest; null if there is none.
-const ProgramRecord* program_for(std::span<const ProgramRecord* const> programs, std::int64_t left,
-                                 std::int64_t position = 0);
-// Dispatches of that many rows; 0: there is no program for some of them.
-std::int64_t dispatches_of(std::span<const ProgramRecord* const> programs, std::int64_t rows,
-                           std::int64_t position = 0);
+
+// Rows (tokens) that a program takes at once.
+struct ProgramPart {
+  const ProgramRecord* program;
+  std::int64_t first;
+  std::int64_t count;
+};
+// Which of those programs so many rows take: the smallest that takes all that are left, or else the
+// largest. `position`: of the first, where each row has one. None if there is no program for some.
+std::vector<ProgramPart> parts_of(std::span<const ProgramRecord* const> programs, std::int64_t rows,
+                                  std::optional<std::int64_t> position = {});
+std::int64_t dispatches_of(std::span<const ProgramPart> parts);
 
 class OperatorPrograms {
  public:

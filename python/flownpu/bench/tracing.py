@@ -130,7 +130,7 @@ def make_trace(folder: Path, profile: Profile, artifacts: Path | None, tiles: in
         plans = _Plans(folder, artifacts)
         document["traceEvents"] += plans.lanes(dispatches, tiles)
         operators += plans.operators(dispatches)
-        document["otherData"]["tiles"] = "estimated from rates, not measured (flownpu.aie.cost.timeline says how)"
+        document["otherData"]["tiles"] = "estimated from rates, not measured (docs/model.md says from what)"
     return Trace(document, operators, _per_token(dispatches))
 
 

@@ -1,53 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much of an attention the NPU computes in one call (Zen-Attention, section III.B), of prompts and of one token.
 
-A level is 3 (all of it), 2 (all but the product with the values) or 1 (nothing), and comes with its reason.
+A level is 3 (all of it: the design of FlowQKV or FlowKV passes the checker), 2 (all but the product with the values: a
+tile holds whole rows of scores) or 1 (nothing), and comes with its reason.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
-from flownpu.aie.cost.attention_tiler import AttentionShape, tile_attention
-from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.check import check
+from flownpu.aie.designs.common import ceil_div
+from flownpu.aie.designs.flow_kv import FlowKV
+from flownpu.aie.designs.flow_qkv import FlowQKV
+from flownpu.aie.plan.limits import NPU2
 
 if TYPE_CHECKING:
     from flownpu.graph_rewrites.report import AttentionGeometry
 
 __all__ = ["prompt_folding", "token_folding"]
 
-# XDNA 2; of one generation all have the same memory for a tile.
-_TARGET = DEVICES["kraken-350"]
 # Tokens of a call where the graph does not say how many there are: the prompt of the measurements
 # (docs/performance.md).
 _NOMINAL_TOKENS = 1024
 # Positions that one new token is folded for; a longer cache is swept in more chunks of the same tiles.
 _NOMINAL_KEYS = 4096
+_SUB_TILE = 8  # rows, keys and elements that the kernels multiply at a time
 
 
 def prompt_folding(geometry: AttentionGeometry) -> tuple[int, str]:
     """Level and reason of a call with many tokens: those of the graph, or a nominal prompt."""
     tokens = geometry.tokens or _NOMINAL_TOKENS
-    level, reason = _fold(geometry, tokens, tokens, causal=geometry.causal)
+    level, reason = _fold(FlowQKV, geometry, tokens)
     return level, f"{tokens} tokens: {reason}"
 
 
 def token_folding(geometry: AttentionGeometry) -> tuple[int, str]:
     """Level and reason of a call with one token over a cache."""
-    level, reason = _fold(geometry, 1, _NOMINAL_KEYS, causal=True)
+    level, reason = _fold(FlowKV, geometry, _NOMINAL_KEYS)
     return level, f"1 token of {_NOMINAL_KEYS}: {reason}"
 
 
-def _fold(geometry: AttentionGeometry, queries: int, keys: int, *, causal: bool) -> tuple[int, str]:
-    shape = AttentionShape(
-        heads=geometry.heads,
-        kv_heads=geometry.kv_heads,
-        d=geometry.head_size,
-        queries=queries,
-        keys=keys,
-        window=geometry.window if geometry.window > 0 else None,
-        causal=causal,
-        bias=geometry.biased,
-    )
-    tiling = tile_attention(shape, _TARGET)
-    return tiling.level, tiling.reason
+def _fold(kind: type[FlowQKV | FlowKV], geometry: AttentionGeometry, keys: int) -> tuple[int, str]:
+    padded = ceil_div(geometry.head_size, _SUB_TILE) * _SUB_TILE
+    missing = _missing(kind(NPU2.name, geometry.heads, geometry.kv_heads, padded))
+    if not missing:
+        return 3, "all of it is folded"
+    operands, scores = 2 * _SUB_TILE * padded * 2, _SUB_TILE * keys * (4 + 2)  # bf16; scores in f32, then in bf16
+    if operands + scores <= NPU2.compute.memory_bytes - NPU2.stack_bytes:
+        return 2, f"{missing}; whole rows of scores fit"
+    return 1, f"{missing}; whole rows of {keys} scores need {operands + scores}"
+
+
+@cache
+def _missing(design: FlowQKV | FlowKV) -> str:
+    """Why a call over one chunk of keys is refused, or nothing."""
+    program = design.program(1, 0, design.keys) if isinstance(design, FlowQKV) else design.program(1, design.keys)
+    found = check(program.resolve_program("attention"))
+    return str(found[0]) if found else ""

@@ -21,10 +21,10 @@ from flownpu.aie.cost.gemm_kernel import (
     precision_of,
     single_core_kernel,
 )
-from flownpu.aie.cost.gemm_model import Order, Tiling, predict_design, predict_gemm, tiling_of
+from flownpu.aie.cost.gemm_model import Order, Tiling, predict_gemm, tiling_of
 from flownpu.aie.cost.gemm_parameters import GEMM, gemm_parameters
 from flownpu.aie.cost.gemm_system import GemmSearch, l2_bytes
-from flownpu.aie.cost.gemm_tuner import best_gemm, best_gemm_for_shapes, designs, fits, rank, rank_for_shapes
+from flownpu.aie.cost.gemm_tuner import designs, rank_for_shapes
 from flownpu.aie.cost.published_gemm import CORES, GEMMS
 from flownpu.aie.cost.timed_dataflow import TimedDataflow
 from flownpu.aie.designs.gemm import Gemm
@@ -213,7 +213,6 @@ def test_block_floating_point_is_read_as_nine_bytes_of_eight():
         (lambda: predict_gemm("npu2", "bf16", 1, 1, 1, replace(CUBE, epilogue="relu")), "an epilogue of .* got 'relu'"),
         (lambda: Tiling(64, 64, 64, 96), "k_mt in multiples of k"),
         (lambda: Tiling(64, 64, 64, 64, gates=3), "1 or 2 gates"),
-        (lambda: best_gemm("npu2", "bf16", "none", 512, 512, 32), "N of a megatile's columns or more, got 32"),
     ],
 )
 def test_errors(make, message):
@@ -273,31 +272,8 @@ def test_tiles_that_are_tried_fit(kind, epilogue):
     for design in list(designs(*kind, epilogue))[::40]:
         assert check(design.program(design.height, design.k_mt, design.width).resolve_program("gemm")) == []
     large = Gemm(*kind, epilogue, m=96, k=64, n=64, e_y=3, e_x=1)
-    assert not fits(large)
     found = check(large.program(large.height, large.k_mt, large.width).resolve_program("gemm"))
     assert any("memory" in violation.resource for violation in found)
-
-
-def test_best_gemm():
-    design = best_gemm("npu2", "bfp16", "none", 64, 1152, 1152)
-    assert design.height == 64  # no more rows than tokens
-    ranked = rank("npu2", "bfp16", "none", 64, 1152, 1152)
-    assert predict_design(design, 64, 1152, 1152).seconds == ranked[0].prediction.seconds
-    assert best_gemm("npu2", "bfp16", "geglu", 512, 1152, 6912).gates == 2
-
-
-def test_best_gemm_for_shapes():
-    """One array for all of them: no faster for any than its own best one, and as fast as any other for all."""
-    shapes = [(256, 1152, 1536), (256, 1024, 1152), (256, 6912, 1152)]
-    design = best_gemm_for_shapes("npu2", "bf16", "none", shapes)
-
-    def seconds(one):
-        return sum(predict_design(one, *shape).seconds for shape in shapes)
-
-    narrow_enough = [one for one in designs("npu2", "bf16", "none") if one.width <= 1152]
-    assert seconds(design) == pytest.approx(min(map(seconds, narrow_enough)))
-    with pytest.raises(ValueError, match="or more, got 64"):
-        best_gemm_for_shapes("npu2", "bf16", "none", [(256, 1152, 64)])
 
 
 def test_precisions_of_a_target():

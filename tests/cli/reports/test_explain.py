@@ -196,7 +196,7 @@ def test_a_head_too_long_for_a_tile_is_not_folded(explained, graph_file, d, toke
     l1 = 63 * 1024
     assert level == (3 if 96 * d < l1 else 2 if 8 * 6 * tokens + (8 + 8) * 2 * d < l1 else 1)
     assert (attention["prompt_level"], attention["token_level"]) == (level, None)
-    assert ("all of it is folded" if level == 3 else "bytes of L1") in attention["prompt_reason"]
+    assert ("all of it is folded" if level == 3 else "memory: need") in attention["prompt_reason"]
 
 
 # --- Bytes and speed --------------------------------------------------------------------------------------------------

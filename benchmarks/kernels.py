@@ -13,7 +13,6 @@ is what a step of so many sequences multiplies.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -30,6 +29,7 @@ from rich.table import Table
 from benchmarks.roofs import Roofs, measure_roofs
 from flownpu.convert.decoder import Decoder
 from flownpu.convert.families import read_decoder
+from flownpu.machine import usable_cores
 from flownpu.model.shapes import SHAPES
 from flownpu.ops import q4nx
 from tests.ops.device import ISAS, Node
@@ -88,9 +88,19 @@ class Timing:
 
 
 def products(
-    decoder: Decoder, rows: int, isa: str, activations: str, threads: int, layout: q4nx.Layout
+    decoder: Decoder,
+    rows: int,
+    isa: str,
+    activations: str,
+    threads: int,
+    layout: q4nx.Layout,
+    *,
+    copies: int | None = None,
 ) -> Iterator[Kernel]:
-    """Every product of a decoder's layer, and the LM head for as many rows as sequences may have."""
+    """Every product of a decoder's layer, and the LM head for as many rows as sequences may have.
+
+    Each with so many weights in turn; None: with as many as no cache holds.
+    """
     heads, kv_heads = decoder.heads * decoder.head_size, decoder.kv_heads * decoder.head_size
     hidden, feed_forward = decoder.hidden_size, decoder.feed_forward_size
     weights = {
@@ -106,7 +116,7 @@ def products(
         operations = 2 * rows * k * m * (2 if gating != "none" else 1)
 
         def make(m: int = m, k: int = k, gating: str = gating, size: int = blocks) -> list[Callable[[], None]]:
-            return _make_product(m, k, gating, rows, options, layout, copies=-(-_WORKING_SET // size))
+            return _make_product(m, k, gating, rows, options, layout, copies=copies or -(-_WORKING_SET // size))
 
         yield Kernel(name, f"{m} x {k}", rows, isa, activations, blocks, operations, make)
 
@@ -226,8 +236,8 @@ def _check_attention(
         assert error <= bound, f"expected an error of at most {bound}, got {error}"
 
 
-def time_kernel(kernel: Kernel, roofs: Roofs) -> Timing:
-    """Checks and times a kernel."""
+def measure_seconds(kernel: Kernel) -> float:
+    """Checks and times a kernel: the median of several rounds."""
     runs = kernel.make()
     for run in runs:
         run()
@@ -237,7 +247,12 @@ def time_kernel(kernel: Kernel, roofs: Roofs) -> Timing:
         for run in runs:
             run()
         times.append((perf_counter() - started) / len(runs))
-    seconds = median(times)
+    return median(times)
+
+
+def time_kernel(kernel: Kernel, roofs: Roofs) -> Timing:
+    """Checks and times a kernel, beside its roofs."""
+    seconds = measure_seconds(kernel)
     arithmetic = {"int8": roofs.int8_dot, "bf16": roofs.bf16_dot}.get(kernel.activations) or roofs.float_fma
     if not kernel.activations:
         arithmetic = roofs.bf16_dot or roofs.float_fma
@@ -264,7 +279,7 @@ def main(
     isa: Annotated[str, typer.Option(help=f"Instruction sets, of {', '.join(ISAS)}.")] = ISAS[0],
     activations: Annotated[str, typer.Option(help="bf16, int8.")] = "int8,bf16",
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Weights without minima.")] = False,
-    threads: Annotated[int, typer.Option(min=1)] = len(os.sched_getaffinity(0)),
+    threads: Annotated[int, typer.Option(min=1)] = usable_cores(),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Times the CPU's kernels at the shapes of models."""

@@ -11,6 +11,7 @@
 #include "ep/program/planner.h"
 #include "ep/program/workspace.h"
 #include "ops/error.h"
+#include "ops/system/memory.h"
 
 namespace flownpu {
 namespace {
@@ -244,10 +245,13 @@ void Program::place_outputs(const PlannedStep& step, Workspace& workspace, Progr
     if (value.home != Home::kOutput) continue;
     if (workspace.slice.first == 0) check_memory(value, workspace);
     const auto inputs = std::span(workspace.inputs).first(step.inputs.size());
-    workspace.appended =
-        workspace.appended || std::ranges::any_of(inputs, [&](const Tensor& input) {
-          return output.data != nullptr && input.data == output.data;
-        });
+    const bool appended = std::ranges::any_of(inputs, [&](const Tensor& input) {
+      return output.data != nullptr && input.data == output.data;
+    });
+    workspace.appended = workspace.appended || appended;
+    // 32 rows of logits of a vocabulary of 262144 are.
+    if (!appended && output.data != nullptr)
+      ask_for_large_pages({output.as<const std::byte>(), output.bytes()});
   }
 }
 

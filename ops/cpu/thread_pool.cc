@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -79,10 +78,13 @@ class ThreadPool::Fetch {
   void take_share() {
     if (next_ == kMostStreams) return;
     const Stream& stream = pool_.expected_[next_++];
-    const std::size_t share = stream.bytes.load(std::memory_order_relaxed) / pool_.shares_.size();
-    const std::size_t bytes = std::min(share, left_);
+    const std::size_t all = stream.bytes.load(std::memory_order_relaxed);
+    const std::size_t begin = pool_.places_.bound(all, thread_);
+    // Bounds may change in between.
+    const std::size_t end = std::max(begin, pool_.places_.bound(all, thread_ + 1));
+    const std::size_t bytes = std::min(end - begin, left_);
     left_ -= bytes;
-    at_ = stream.begin.load(std::memory_order_relaxed) + thread_ * share;
+    at_ = stream.begin.load(std::memory_order_relaxed) + begin;
     end_ = at_ + bytes;
   }
 
@@ -107,30 +109,16 @@ std::shared_ptr<ThreadPool> ThreadPool::shared(int threads) {
 std::atomic<int> ThreadPool::computing_{0};
 
 ThreadPool::ThreadPool(int threads)
+    : ThreadPool(threads, describe_processors(allowed_processors())) {}
+
+ThreadPool::ThreadPool(int threads, const std::vector<Processor>& processors)
     : most_(std::max(threads, usable_processors())),
-      shares_(static_cast<std::size_t>(std::max(threads, 1))) {
+      places_(static_cast<std::size_t>(std::max(threads, 1)), processors),
+      shares_(static_cast<std::size_t>(std::max(threads, 1))),
+      done_(shares_.size()) {
   for (std::size_t thread = 1; thread < shares_.size(); ++thread)
     workers_.emplace_back([this, thread] { work(thread); });
-  worker_cores_ = allowed_processors();
-  caller_core_ = current_processor();
-  std::erase(worker_cores_, caller_core_);
-  if (worker_cores_.size() < workers_.size()) worker_cores_.clear();
-  for (std::size_t worker = 0; worker < workers_.size(); ++worker) place(worker);
-}
-
-// Lets a worker run on its cores and nowhere else, if the system does.
-void ThreadPool::place(std::size_t worker) {
-  if (!worker_cores_.empty()) keep_on(workers_[worker], worker_cores_, worker, workers_.size());
-}
-
-// Gives a worker the core that the caller has left for one of the worker's.
-void ThreadPool::make_room() {
-  const int core = current_processor();
-  if (core == caller_core_) return;
-  const auto taken = std::ranges::find(worker_cores_, core);
-  if (taken == worker_cores_.end()) return;
-  *taken = std::exchange(caller_core_, core);
-  place(static_cast<std::size_t>(taken - worker_cores_.begin()) % workers_.size());
+  places_.keep(workers_);
 }
 
 ThreadPool::~ThreadPool() {
@@ -149,14 +137,17 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) 
     computing_.fetch_sub(1, std::memory_order_relaxed);
     return;
   }
-  make_room();
+  places_.make_room(workers_);
   call_ = call;
   context_ = context;
   deal(tasks);
   gate_.fetch_add(kJob | kOpen, std::memory_order_release);
   jobs_.fetch_add(1, std::memory_order_release);
   wake_all(jobs_);
-  for (std::int64_t index = claim(0); index != kNone; index = claim(0)) call(context, index, 0);
+  for (std::int64_t index = claim(0); index != kNone; index = claim(0)) {
+    call(context, index, 0);
+    ++shares_[0].done;
+  }
   gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
   Fetch fetch(*this, 0);
   for (int spin = 0; (gate_.load(std::memory_order_acquire) & kInside) != 0; ++spin) {
@@ -166,16 +157,23 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) 
       pause();
     }
   }
+  if (places_.are_uneven()) learn();
   computing_.fetch_sub(1, std::memory_order_relaxed);
 }
 
+void ThreadPool::learn() {
+  for (std::size_t thread = 0; thread < shares_.size(); ++thread)
+    done_[thread] = shares_[thread].done;
+  places_.learn(done_);
+}
+
 void ThreadPool::deal(std::int64_t tasks) {
-  const auto threads = static_cast<std::int64_t>(shares_.size());
-  for (std::int64_t thread = 0; thread < threads; ++thread) {
-    const auto begin = static_cast<std::uint64_t>(tasks * thread / threads);
-    const auto end = static_cast<std::uint64_t>(tasks * (thread + 1) / threads);
-    shares_[static_cast<std::size_t>(thread)].range.store(end << kEndBits | begin,
-                                                          std::memory_order_relaxed);
+  const auto all = static_cast<std::uint64_t>(tasks);
+  for (std::size_t thread = 0; thread < shares_.size(); ++thread) {
+    const std::uint64_t range =
+        places_.bound(all, thread + 1) << kEndBits | places_.bound(all, thread);
+    shares_[thread].range.store(range, std::memory_order_relaxed);
+    shares_[thread].done = 0;
   }
 }
 
@@ -199,6 +197,7 @@ void ThreadPool::drain(std::size_t thread) {
     const std::int64_t index = claim(thread);
     if (index == kNone) return;
     call_(context_, index, thread);
+    ++shares_[thread].done;
   }
 }
 

@@ -15,16 +15,21 @@
 #include <type_traits>
 #include <vector>
 
+#include "ops/cpu/thread_places.h"
+#include "ops/system/processors.h"
+
 namespace flownpu::cpu {
 
 class ThreadPool {
  public:
   // The pool of `threads` threads (the caller's included) of this process; 0: one for each core
-  // that the process may use (usable_processors). Sessions with the same number share a pool, so
-  // that two of them do not use more threads than cores.
+  // that computes, within the quota (usable_processors). Sessions with the same number share a
+  // pool, so that two of them do not use more threads than cores.
   static std::shared_ptr<ThreadPool> shared(int threads);
 
   explicit ThreadPool(int threads);
+  // On these processors.
+  ThreadPool(int threads, const std::vector<Processor>& processors);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -35,9 +40,10 @@ class ThreadPool {
   // returns when all are done. `thread` is below threads(), and another one's while a task runs. A
   // task must not throw.
   //
-  // Each thread has an equal share of consecutive indices, in their order, so that what a kernel
-  // fetches past the end of a task is what the thread reads next; one that is done with its share
-  // takes tasks from the ends of the others'.
+  // Each thread has a share of consecutive indices, in their order, so that what a kernel fetches
+  // past the end of a task is what the thread reads next; one that is done with its share takes
+  // tasks from the ends of the others'. Shares are equal unless cores differ in speed
+  // (ThreadPlaces).
   //
   // Callers at the same time, of one pool or of several, do not make more threads compute than
   // there are cores: workers help while there is a core for them, and leave after their task when a
@@ -96,8 +102,6 @@ class ThreadPool {
   // may join while there are fewer than `most_`.
   static std::atomic<int> computing_;
 
-  void place(std::size_t worker);
-  void make_room();
   void run_erased(std::int64_t tasks, Call call, const void* context);
   void work(std::size_t thread);
   bool join();
@@ -105,21 +109,20 @@ class ThreadPool {
   void deal(std::int64_t tasks);
   std::int64_t claim(std::size_t thread);
   void drain(std::size_t thread);
+  void learn();
 
   int most_;
   std::mutex caller_;
   std::vector<std::thread> workers_;
 
-  // Where callers run, and the other cores, which are dealt out to the workers in turn; none if
-  // there are more workers than those. Left to itself, the system wakes a worker on the core of the
-  // caller that wakes it, and has it stand in the caller's way for milliseconds.
-  int caller_core_ = -1;
-  std::vector<int> worker_cores_;
+  ThreadPlaces places_;
 
   // A thread's share of the job: [begin, end), begin in the low half, end in the high one. On a
   // cache line of its own.
   struct alignas(64) Share {
     std::atomic<std::uint64_t> range{0};
+    // Tasks that the thread did, of whichever share.
+    std::int64_t done = 0;
   };
 
   // The job. Written by the caller while the gate is shut and nobody is inside, read by workers
@@ -127,6 +130,7 @@ class ThreadPool {
   Call call_ = nullptr;
   const void* context_ = nullptr;
   std::vector<Share> shares_;
+  std::vector<std::int64_t> done_;
 
   // Written by a caller while workers may read: one that takes the beginning of a stream and the
   // length of another fetches what nobody needs, which may be anything.

@@ -25,7 +25,8 @@ class OpenFile {
   using Identity = std::array<std::int64_t, 5>;
   const Identity& identity() const { return identity_; }
 
-  // All of it, for unmap(); in large pages where the system has them for files. Throws Error.
+  // All of it, for unmap(); in large pages where the system has them for files, and on
+  // all nodes in turn where memory has several (nodes.h). Throws Error.
   std::span<const std::byte> map() const;
 
  private:

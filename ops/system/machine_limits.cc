@@ -4,16 +4,14 @@
 #include <algorithm>
 #include <thread>
 
-#include "ops/system/processors.h"
-
 namespace flownpu {
 
-int usable_processors(const std::filesystem::path& root) {
-  auto allowed = static_cast<int>(allowed_processors().size());
-  if (allowed == 0) allowed = static_cast<int>(std::thread::hardware_concurrency());
+int usable_processors(const std::filesystem::path& root, const std::vector<int>& allowed) {
+  auto usable = static_cast<int>(computing_processors(describe_processors(allowed, root)).size());
+  if (usable == 0) usable = static_cast<int>(std::thread::hardware_concurrency());
   if (const auto quota = processor_quota(root))
-    allowed = static_cast<int>(std::min<double>(allowed, quota->value));
-  return std::max(allowed, 1);
+    usable = static_cast<int>(std::min<double>(usable, quota->value));
+  return std::max(usable, 1);
 }
 
 }  // namespace flownpu

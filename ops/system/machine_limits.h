@@ -8,6 +8,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <vector>
+
+#include "ops/system/processors.h"
 
 namespace flownpu {
 
@@ -27,10 +30,12 @@ std::optional<GroupLimit<double>> processor_quota(const std::filesystem::path& r
 // memory.limit_in_bytes), the smallest likewise.
 std::optional<GroupLimit<std::int64_t>> memory_limit(const std::filesystem::path& root = "/");
 
-// How many threads can compute at once: the allowed processors, and no more than whole ones of the
-// quota, at least 1. With one more than that, all would be stopped for the rest of each period (100
-// ms) when the quota is used up, and threads that share out a step wait for the slowest.
-int usable_processors(const std::filesystem::path& root = "/");
+// How many threads can compute at once: one for each core that computing_processors() leaves of the
+// allowed processors, and no more than whole ones of the quota, at least 1. With one more than
+// that, all would be stopped for the rest of each period (100 ms) when the quota is used up, and
+// threads that share out a step wait for the slowest.
+int usable_processors(const std::filesystem::path& root = "/",
+                      const std::vector<int>& allowed = allowed_processors());
 
 // Bytes of main memory that the machine has.
 std::size_t machine_memory();

@@ -10,7 +10,15 @@ import psutil
 
 from flownpu.system import processor
 
-__all__ = ["Machine", "cpu_isa", "describe_machine", "module_folders", "module_versions", "usable_cores"]
+__all__ = [
+    "Machine",
+    "cpu_isa",
+    "describe_machine",
+    "describe_threads",
+    "module_folders",
+    "module_versions",
+    "usable_cores",
+]
 
 # The instruction sets that the CPU kernels come in, best first, with the flags of /proc/cpuinfo that each needs.
 # "+vnni" and "+bf16" are optional parts of the AVX-512 one.
@@ -55,6 +63,36 @@ def usable_cores(root: Path = Path("/")) -> int:
     from flownpu import _native  # noqa: PLC0415 likewise
 
     return _native.usable_processors(root)
+
+
+def describe_threads(root: Path = Path("/"), numbers: list[int] | None = None) -> str:
+    """Which threads compute unless a session's option says otherwise, and why, in words.
+
+    Args:
+        root: where /proc and /sys are looked for.
+        numbers: of the processors that may be used; None: those of this process.
+    """
+    from flownpu import _native  # noqa: PLC0415 likewise
+
+    processors = _native.processors(root, numbers)
+    cores = {processor.core for processor in processors}
+    used = _native.computing_processors(processors)
+    threads = _native.usable_processors(root, numbers)
+    words = [f"{threads}, each on a core of its own"]
+    if len(processors) > len(cores):
+        words.append(f"not on the second threads of {len(processors) - len(cores)} cores, which compute no more")
+    if len(cores) > len(used):
+        words.append(f"not on {len(cores) - len(used)} cores that are less than half as fast as the fastest")
+    if threads < len(used):
+        words.append(f"not on {len(used) - threads} cores more, for the quota of CPU time")
+    slower = [processor.capacity for processor in used if processor.capacity < used[0].capacity]
+    if slower:
+        speeds = ", ".join(f"{speed / used[0].capacity:.2f}" for speed in sorted(set(slower), reverse=True))
+        words.append(f"cores differ in speed ({len(slower)} have {speeds} of the fastest's): by what each did before")
+    nodes = _native.memory_nodes(root)
+    if len(nodes) > 1:
+        words.append(f"weights lie on {len(nodes)} nodes of memory in turn")
+    return "; ".join(words)
 
 
 def cpu_isa(flags: set[str]) -> str:

@@ -16,6 +16,8 @@
 
 #include "ops/cpu/kernels.h"
 #include "ops/system/machine_limits.h"
+#include "ops/system/nodes.h"
+#include "ops/system/processors.h"
 #include "python/native/bindings.h"
 
 namespace nb = nanobind;
@@ -33,12 +35,43 @@ std::optional<std::pair<Value, std::string>> pair(std::optional<GroupLimit<Value
 
 void bind_limits(nb::module_& module) {
   using Path = std::filesystem::path;
+  using Numbers = std::vector<int>;
+  nb::class_<Processor>(
+      module, "Processor",
+      "A hardware thread: its number, the least number of its core's, the node of "
+      "the memory near it, "
+      "and its core's speed, of 1024 for the fastest.")
+      .def(nb::init<int, int, int, int>(), nb::arg("number"), nb::arg("core"), nb::arg("node") = 0,
+           nb::arg("capacity") = kFullCapacity)
+      .def_ro("number", &Processor::number)
+      .def_ro("core", &Processor::core)
+      .def_ro("node", &Processor::node)
+      .def_ro("capacity", &Processor::capacity);
   module.def(
-      "usable_processors", [](const Path& root) { return usable_processors(root); },
-      nb::arg("root") = "/",
-      "How many threads can compute at once: the process's affinity, and its groups' CPU quota. "
-      "/proc and /sys are "
-      "looked for in `root`.");
+      "processors",
+      [](const Path& root, const std::optional<Numbers>& numbers) {
+        return describe_processors(numbers ? *numbers : allowed_processors(), root);
+      },
+      nb::arg("root") = "/", nb::arg("numbers") = nb::none(),
+      "What the system says of processors, unless numbers are given those that this process may "
+      "run "
+      "on. /sys is looked for in `root`.");
+  module.def("computing_processors", &computing_processors, nb::arg("processors"),
+             "Those that a thread each is put on, the fastest first: one of each core, and none of "
+             "cores that are less than half as fast as the fastest.");
+  module.def(
+      "memory_nodes", [](const Path& root) { return memory_nodes(root); }, nb::arg("root") = "/",
+      "The nodes of memory with processors; none if the system does not tell.");
+  module.def(
+      "usable_processors",
+      [](const Path& root, const std::optional<Numbers>& numbers) {
+        return numbers ? usable_processors(root, *numbers) : usable_processors(root);
+      },
+      nb::arg("root") = "/", nb::arg("numbers") = nb::none(),
+      "How many threads can compute at once: the cores of the process's affinity, and its groups' "
+      "CPU "
+      "quota. /proc and "
+      "/sys are looked for in `root`.");
   module.def(
       "processor_quota", [](const Path& root) { return pair(processor_quota(root)); },
       nb::arg("root") = "/",

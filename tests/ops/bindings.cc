@@ -50,6 +50,7 @@ NB_MODULE(flownpu_testing, module) {
     return std::pair(plan.row_parts, plan.block_parts);
   });
   bind_thread_pool(module);
+  bind_pages(module);
   nb::module_ gpu = module.def_submodule("gpu");
   bind_gpu(gpu);
   nb::module_ npu = module.def_submodule("npu");

@@ -7,6 +7,9 @@
 // ThreadPool, which tells who did what.
 void bind_thread_pool(nanobind::module_& module);
 
+// interleave(), interleave_file() and ask_for_large_pages(), of arrays.
+void bind_pages(nanobind::module_& module);
+
 // flownpu_testing.gpu: the kernel language, and kernels on an OpenCL device.
 void bind_gpu(nanobind::module_& module);
 // The device of a session; after what the NPU binds of nodes and steps.

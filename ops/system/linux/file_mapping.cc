@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "ops/error.h"
+#include "ops/system/nodes.h"
 
 namespace flownpu {
 
@@ -30,7 +31,10 @@ std::span<const std::byte> OpenFile::map() const {
   if (data == MAP_FAILED)
     fail("[FlowNPU] cannot map the ", bytes_, " bytes of '", path_, "': ", std::strerror(errno));
   (void)::madvise(data, bytes_, MADV_HUGEPAGE);  // advice: without it the same, but slower
-  return {static_cast<const std::byte*>(data), bytes_};
+  const std::span mapped(static_cast<const std::byte*>(data), bytes_);
+  if (const std::vector<int> nodes = memory_nodes(); nodes.size() > 1)
+    interleave_file(mapped, nodes);
+  return mapped;
 }
 
 void unmap(std::span<const std::byte> mapped) {

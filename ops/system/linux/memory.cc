@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <new>
+#include <vector>
+
+#include "ops/system/nodes.h"
 
 namespace flownpu {
 namespace {
@@ -21,7 +24,17 @@ std::shared_ptr<std::byte> allocate_large_pages(std::size_t bytes) {
   void* memory = std::aligned_alloc(kLargePage, size);
   if (memory == nullptr) throw std::bad_alloc();
   (void)::madvise(memory, size, MADV_HUGEPAGE);  // advice: without it the same, but slower
+  if (const std::vector<int> nodes = memory_nodes(); nodes.size() > 1)
+    interleave({static_cast<std::byte*>(memory), size}, nodes);
   return {static_cast<std::byte*>(memory), std::free};
+}
+
+void ask_for_large_pages(std::span<const std::byte> memory) {
+  if (memory.size() < kNewEachTime) return;
+  void* first = const_cast<std::byte*>(memory.data());
+  std::size_t left = memory.size();
+  if (std::align(kLargePage, kLargePage, first, left) == nullptr) return;
+  (void)::madvise(first, left / kLargePage * kLargePage, MADV_HUGEPAGE);  // advice
 }
 
 GuardedPages::GuardedPages(std::size_t bytes) {

@@ -20,11 +20,11 @@ std::vector<int> allowed_processors() {
 
 int current_processor() { return sched_getcpu(); }
 
-void keep_on(std::thread& thread, std::span<const int> processors, std::size_t first,
+void keep_on(std::thread& thread, std::span<const Processor> processors, std::size_t first,
              std::size_t step) {
   cpu_set_t set;
   CPU_ZERO(&set);
-  for (std::size_t i = first; i < processors.size(); i += step) CPU_SET(processors[i], &set);
+  for (std::size_t i = first; i < processors.size(); i += step) CPU_SET(processors[i].number, &set);
   pthread_setaffinity_np(thread.native_handle(), sizeof(set), &set);
 }
 

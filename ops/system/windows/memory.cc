@@ -45,6 +45,8 @@ std::shared_ptr<std::byte> allocate_large_pages(std::size_t bytes) {
           [](std::byte* pages) { VirtualFree(pages, 0, MEM_RELEASE); }};
 }
 
+void ask_for_large_pages(std::span<const std::byte> /*memory*/) {}
+
 GuardedPages::GuardedPages(std::size_t bytes) {
   if (bytes > SIZE_MAX / 2) throw std::bad_alloc();
   mapped_ = (bytes + kPage - 1) / kPage * kPage + kPage;

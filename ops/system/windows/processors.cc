@@ -25,11 +25,11 @@ std::vector<int> allowed_processors() {
 
 int current_processor() { return static_cast<int>(GetCurrentProcessorNumber()); }
 
-void keep_on(std::thread& thread, std::span<const int> processors, std::size_t first,
+void keep_on(std::thread& thread, std::span<const Processor> processors, std::size_t first,
              std::size_t step) {
   DWORD_PTR mask = 0;
   for (std::size_t i = first; i < processors.size(); i += step)
-    mask |= DWORD_PTR{1} << processors[i];
+    mask |= DWORD_PTR{1} << processors[i].number;
   SetThreadAffinityMask(thread.native_handle(), mask);
 }
 

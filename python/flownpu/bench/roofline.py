@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from flownpu import _native
 from flownpu.model.folder import onnx_path, read_genai_config
 from flownpu.model.onnx_file import load_model, reading
 from flownpu.ops.contracts import input_position
-from flownpu.system import allowed_processors, keep_on
+from flownpu.system import keep_on
 
 __all__ = ["DecodeTraffic", "decode_traffic", "graph_traffic", "read_bandwidth"]
 
@@ -139,7 +140,7 @@ def read_bandwidth(threads: int | None = None) -> float:
     several on one core for the first tenth of a second, and with threads that go where the scheduler puts them, since a
     core of this machine may be busy with something else. The better of the two is the roof.
     """
-    cores = allowed_processors()
+    cores = [processor.number for processor in _native.computing_processors(_native.processors())]
     parts = np.array_split(np.ones(_BUFFER_BYTES // 4, np.int32), threads or len(cores))
     return max(_median_rate(parts, cores), _median_rate(parts, None))
 

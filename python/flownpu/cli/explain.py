@@ -12,6 +12,7 @@ from rich.table import Table
 from flownpu.cli import options
 from flownpu.cli.output import bytes_text, console, print_json, status
 from flownpu.errors import require
+from flownpu.machine import describe_threads
 
 if TYPE_CHECKING:
     from flownpu.explain.overview import Attention, Explanation
@@ -76,6 +77,7 @@ def _print(explanation: "Explanation") -> None:
         others = ", ".join(explanation.other_graphs)
         _line(f"The model takes pictures; this is its decoder. Its other graphs, to explain by themselves: {others}")
     _line(explanation.placement.summary)
+    _line(f"CPU threads, unless a session's option says otherwise: {describe_threads()}")
     _print_nodes(explanation)
     for reason in dict.fromkeys(explanation.placement.whole_prompts):
         _line(f"Long prompts are computed at once: {reason}")

@@ -9,7 +9,7 @@ import psutil
 
 from flownpu import _native
 from flownpu.doctor.checks import Check, Host, Status
-from flownpu.machine import describe_machine
+from flownpu.machine import describe_machine, describe_threads
 
 __all__ = ["diagnose_machine"]
 
@@ -42,6 +42,7 @@ def diagnose_machine(host: Host) -> Iterator[Check]:
             remedy = HOST_PROCESSOR
     status = Status.GOOD if has_kernels else Status.NOTE
     yield Check("processor", status, f"{machine.cpu}, {machine.isa}, {machine.cores} cores{slow}", remedy)
+    yield Check("threads", Status.GOOD, describe_threads(host.root))
     quota = _native.processor_quota(host.root)
     if quota is not None and quota[0] < psutil.cpu_count():
         found = f"{quota[0]:.4g} of {psutil.cpu_count()} processors ({quota[1]}): {_threads(machine.cores)}"

@@ -15,7 +15,6 @@ IS_WINDOWS = sys.platform == "win32"
 ENDING_SIGNALS = own.ENDING_SIGNALS
 NEW_GROUP = own.NEW_GROUP
 OPENCL_LOADER = own.OPENCL_LOADER
-allowed_processors = own.allowed_processors
 connect_to_parent = own.connect_to_parent
 end_with_children = own.end_with_children
 keep_on = own.keep_on

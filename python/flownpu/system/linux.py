@@ -47,11 +47,6 @@ def processor(root: Path, kernels: Iterable[str]) -> tuple[str, set[str]]:
     return fields.get("model name", platform.machine()), set(fields.get("flags", fields.get("Features", "")).split())
 
 
-def allowed_processors() -> list[int]:
-    """The numbers of the processors that this process may run on."""
-    return sorted(os.sched_getaffinity(0))
-
-
 def keep_on(number: int) -> None:
     """Has the calling thread run on this processor alone."""
     os.sched_setaffinity(0, {number})  # 0: the calling thread

@@ -74,11 +74,6 @@ def processor(root: Path, kernels: Iterable[str]) -> tuple[str, set[str]]:
     return name, set().union(*(_FLAGS[isa] for isa in kernels))
 
 
-def allowed_processors() -> list[int]:
-    """The numbers of the processors of its group that this process may run on."""
-    return sorted(psutil.Process().cpu_affinity())
-
-
 def keep_on(number: int) -> None:
     """Has the calling thread run on this processor alone.
 

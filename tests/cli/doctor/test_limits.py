@@ -76,7 +76,7 @@ def test_limits_of_memory(tmp_path):
 
 def test_a_machine_without_limits_says_nothing_of_them(tmp_path):
     unlimited = "Max address space         unlimited            unlimited            bytes"
-    assert set(checks_of(tmp_path, proc__self__limits=unlimited)) == {"processor", "memory"}
+    assert set(checks_of(tmp_path, proc__self__limits=unlimited)) == {"processor", "threads", "memory"}
 
 
 def provider(monkeypatch, library, said):

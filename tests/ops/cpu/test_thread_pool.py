@@ -3,13 +3,20 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from tests.ops.device import testing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
@@ -72,3 +79,68 @@ def test_what_is_expected_may_be_freed() -> None:
     for _ in range(20):
         pool.expect([np.zeros(16 << 20, np.uint8)])
         assert sorted(chain(*pool.run(30))) == list(range(30))
+
+
+CORES = sorted(os.sched_getaffinity(0))
+two_cores = pytest.mark.skipif(len(CORES) < 2, reason="this process may run on one processor alone")
+
+
+@contextmanager
+def caller_on(core: int) -> Iterator[None]:
+    try:
+        os.sched_setaffinity(0, {core})
+        yield
+    finally:
+        os.sched_setaffinity(0, CORES)
+
+
+def threads() -> set[int]:
+    return {int(task.name) for task in Path("/proc/self/task").iterdir()}
+
+
+# Two cores; two threads of one core, which are taken if more threads are asked for than there are cores.
+@two_cores
+@pytest.mark.parametrize("cores", [(0, 1), (0, 0)])
+def test_a_worker_is_kept_off_the_callers_core(cores: tuple[int, int]) -> None:
+    before = threads()
+    pool = testing.ThreadPool(2, [(CORES[0], cores[0], 1024), (CORES[1], cores[1], 1024)])
+    (worker,) = threads() - before
+    for mine, other in (CORES[:2], CORES[1::-1], CORES[:2]):
+        with caller_on(mine):
+            assert sorted(chain(*pool.run(64))) == list(range(64))
+        assert os.sched_getaffinity(worker) == {other}
+
+
+def test_of_more_threads_than_processors_none_is_kept_anywhere() -> None:
+    before = threads()
+    pool = testing.ThreadPool(3, [(CORES[0], 0, 1024), (CORES[0], 0, 1024)])
+    workers = threads() - before
+    assert [os.sched_getaffinity(worker) for worker in workers] == [set(CORES)] * 2
+    assert sorted(chain(*pool.run(64))) == list(range(64))
+
+
+def first_of_the_worker(pool: testing.ThreadPool) -> int:
+    """Where the worker's share of 60 tasks begins, while the caller, on the first core, is held up by task 0."""
+    with caller_on(CORES[0]):
+        while True:  # until the worker woke up in that time
+            caller, *workers = pool.run(60, slow=0, milliseconds=50)
+            if caller == [0]:
+                return workers[0][0]
+
+
+@two_cores
+def test_shares_are_as_cores_are_fast_and_then_as_they_were() -> None:
+    with caller_on(CORES[0]):
+        pool = testing.ThreadPool(2, [(CORES[0], 0, 1024), (CORES[1], 1, 512)])
+    begins = [first_of_the_worker(pool) for _ in range(16)]
+    # 60 x 1024 / (1024 + 512). The caller did 1 of 60, an eighth of which is learned each time: 39 x (7 / 8)^15 + 1 is
+    # 6.3; twice that, for times when the worker woke up late.
+    assert begins[0] == 40
+    assert begins[-1] <= 12
+
+
+@two_cores
+def test_shares_of_equal_cores_stay_equal() -> None:
+    with caller_on(CORES[0]):
+        pool = testing.ThreadPool(2, [(CORES[0], 0, 1024), (CORES[1], 1, 1024)])
+    assert {first_of_the_worker(pool) for _ in range(10)} == {30}

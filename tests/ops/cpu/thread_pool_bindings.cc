@@ -3,8 +3,10 @@
 // them.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -42,6 +44,14 @@ class Record {
   std::map<std::thread::id, std::vector<std::int64_t>> done_;
 };
 
+// On processors of (number, core, capacity).
+void make(ThreadPool* pool, int threads, const std::vector<std::array<int, 3>>& processors) {
+  std::vector<flownpu::Processor> all;
+  for (const auto& [number, core, capacity] : processors)
+    all.push_back({number, core, 0, capacity});
+  new (pool) ThreadPool(threads, all);
+}
+
 // Task `slow` takes so many milliseconds.
 std::vector<std::vector<std::int64_t>> run(ThreadPool& pool, std::int64_t tasks, std::int64_t slow,
                                            int milliseconds) {
@@ -61,6 +71,21 @@ std::vector<std::vector<std::int64_t>> run_rows(ThreadPool& pool, std::int64_t r
   return record.take();
 }
 
+// How long jobs take of a task a thread that takes so many microseconds.
+double seconds_of_jobs(ThreadPool& pool, int jobs, int microseconds) {
+  using Clock = std::chrono::steady_clock;
+  const nb::gil_scoped_release released;
+  const auto started = Clock::now();
+  for (int job = 0; job < jobs; ++job) {
+    pool.run(pool.threads(), [&](std::int64_t /*index*/) {
+      const auto end = Clock::now() + std::chrono::microseconds(microseconds);
+      while (Clock::now() < end) {
+      }
+    });
+  }
+  return std::chrono::duration<double>(Clock::now() - started).count();
+}
+
 using Bytes = nb::ndarray<std::uint8_t, nb::c_contig>;
 
 void expect(ThreadPool& pool, const std::vector<Bytes>& arrays) {
@@ -75,8 +100,10 @@ void expect(ThreadPool& pool, const std::vector<Bytes>& arrays) {
 void bind_thread_pool(nb::module_& module) {
   nb::class_<ThreadPool>(module, "ThreadPool")
       .def(nb::init<int>(), nb::arg("threads"))
+      .def("__init__", make, nb::arg("threads"), nb::arg("processors"))
       .def_prop_ro("threads", &ThreadPool::threads)
       .def("run", run, nb::arg("tasks"), nb::arg("slow") = -1, nb::arg("milliseconds") = 0)
       .def("run_rows", run_rows, nb::arg("rows"))
+      .def("seconds_of_jobs", seconds_of_jobs, nb::arg("jobs"), nb::arg("microseconds"))
       .def("expect", expect, nb::arg("streams"));
 }

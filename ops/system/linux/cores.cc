@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cores as Linux describes them in /sys/devices/system/cpu (Documentation/ABI/stable/
+// sysfs-devices-system-cpu).
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "ops/system/processors.h"
+
+namespace flownpu {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The first number of a file; of a list such as "2-3,6" the least.
+int number_in(const fs::path& file, int otherwise) {
+  int number = otherwise;
+  std::ifstream(file) >> number;
+  return number;
+}
+
+// A processor's folder has a link "node1" to the node that it is near.
+int node_of(const fs::path& folder) {
+  constexpr std::string_view kNode = "node";
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(kNode)) continue;
+    int node = 0;
+    const char* end = name.data() + name.size();
+    const auto [stop, code] = std::from_chars(name.data() + kNode.size(), end, node);
+    if (code == std::errc() && stop == end) return node;
+  }
+  return 0;
+}
+
+// Cores of one kind that the maker lets go a little higher than others are no other kind: they
+// differ by some hundredths, kinds by a fifth and more.
+constexpr double kSameKind = 0.9;
+
+// What a core does in a time: cpu_capacity where it tells cores apart (Arm; Intel's hybrid
+// processors), else the highest clock. In units of their own.
+std::vector<double> speeds(std::span<const int> numbers, const fs::path& cpus) {
+  for (const char* const file : {"cpu_capacity", "cpufreq/cpuinfo_max_freq"}) {
+    std::vector<double> found;
+    for (const int number : numbers)
+      found.push_back(number_in(cpus / ("cpu" + std::to_string(number)) / file, 0));
+    if (found.empty()) break;
+    const auto [least, most] = std::ranges::minmax(found);
+    if (least > 0 && least < kSameKind * most) return found;
+  }
+  return std::vector<double>(numbers.size(), 1);
+}
+
+}  // namespace
+
+std::vector<Processor> describe_processors(std::span<const int> numbers, const fs::path& root) {
+  const fs::path cpus = root / "sys/devices/system/cpu";
+  const std::vector<double> work = speeds(numbers, cpus);
+  const double most = work.empty() ? 1 : std::ranges::max(work);
+  std::vector<Processor> found;
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const fs::path folder = cpus / ("cpu" + std::to_string(numbers[i]));
+    found.push_back({numbers[i], number_in(folder / "topology/thread_siblings_list", numbers[i]),
+                     node_of(folder), static_cast<int>(work[i] / most * kFullCapacity)});
+  }
+  return found;
+}
+
+}  // namespace flownpu

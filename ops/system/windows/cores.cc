@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cores as Windows describes them (GetLogicalProcessorInformation): of a core that is faster than
+// others it tells a class, not by how much, so that all are taken for equal.
+#include <windows.h>
+
+#include <bit>
+#include <cstdint>
+
+#include "ops/system/processors.h"
+
+namespace flownpu {
+
+std::vector<Processor> describe_processors(std::span<const int> numbers,
+                                           const std::filesystem::path& /*root*/) {
+  std::vector<Processor> found;
+  for (const int number : numbers) found.push_back({.number = number, .core = number});
+  DWORD bytes = 0;
+  GetLogicalProcessorInformation(nullptr, &bytes);
+  std::vector<SYSTEM_LOGICAL_PROCESSOR_INFORMATION> all(
+      bytes / sizeof(SYSTEM_LOGICAL_PROCESSOR_INFORMATION));
+  if (GetLogicalProcessorInformation(all.data(), &bytes) == 0) return found;
+  for (const SYSTEM_LOGICAL_PROCESSOR_INFORMATION& one : all) {
+    for (Processor& processor : found) {
+      if ((one.ProcessorMask >> processor.number & 1) == 0) continue;
+      if (one.Relationship == RelationProcessorCore)
+        processor.core = std::countr_zero(std::uint64_t{one.ProcessorMask});
+      if (one.Relationship == RelationNumaNode)
+        processor.node = static_cast<int>(one.NumaNode.NodeNumber);
+    }
+  }
+  return found;
+}
+
+}  // namespace flownpu

@@ -4,19 +4,21 @@
     python -m scripts.opencl_runtimes pocl rusticl intel
 
 `pocl` is the environment's; `rusticl` is Mesa's, out of Debian's packages (some 150 MB, unpacked into
-build/opencl/rusticl/); `intel` comes by pip (some 270 MB, into build/opencl/intel/). Each runs `flownpu selftest
---device gpu`, whose report is then build/opencl/NAME/selftest/gpu/report.json. What runs on a CPU says nothing of a
-GPU's speed.
+build/opencl/rusticl/, but for libclc, which the system has to have); `intel` comes by pip (some 270 MB, unpacked into
+build/opencl/intel/). Each runs `flownpu selftest --device gpu`, whose report is then
+build/opencl/NAME/selftest/gpu/report.json. What runs on a CPU says nothing of a GPU's speed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 from flownpu.ops.opencl_loader import installed_packages
 from scripts.debian_packages import Apt, UnavailableError
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "opencl"
-# The second is a dependency that the first's metadata lacks.
+# Mesa knows no other place, so that what is unpacked elsewhere is not found.
+LIBCLC = Path("/usr/lib/clc")
+# The second is a dependency that the first's metadata lacks; pip finds the others.
 INTEL = ("intel-opencl-rt", "intel-cmplr-lib-rt")
 
 
@@ -50,6 +54,8 @@ def _rusticl() -> dict[str, str]:
         apt.run("apt-get", "update", "-q")
         apt.unpack(*apt.missing("mesa-opencl-icd"))
         apt.finish()
+    if not any(LIBCLC.glob("*.spv")):
+        raise UnavailableError(f"rusticl reads its library of functions in {LIBCLC}: sudo apt install libclc-15")
     library = _first(folder / "root", "libRusticlOpenCL.so.1")
     folders = {file.parent for file in (folder / "root").rglob("*.so*")}
     return {
@@ -61,12 +67,18 @@ def _rusticl() -> dict[str, str]:
 
 def _intel() -> dict[str, str]:
     folder = FOLDER / "intel"
-    if not (folder / "packages").is_dir():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder / "packages")]
+    if not (folder / "root").is_dir():
+        # `pip install --target` leaves out what wheels have for the environment's lib/, which is all of these.
+        wheels = folder / "wheels"
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--dest", str(wheels)]
         if subprocess.run([*pip, *INTEL], check=False).returncode:
-            raise UnavailableError(f"pip install {' '.join(INTEL)} failed")
-    library = _first(folder / "packages", "libintelocl.so")
-    folders = {file.parent for file in (folder / "packages").rglob("*.so*")}
+            raise UnavailableError(f"pip download {' '.join(INTEL)} failed")
+        for wheel in sorted(wheels.glob("*.whl")):
+            with ZipFile(wheel) as archive:
+                archive.extractall(folder / "root")
+        shutil.rmtree(wheels)
+    library = _first(folder / "root", "libintelocl.so")
+    folders = {file.parent for file in (folder / "root").rglob("*.so*")}
     return {"OCL_ICD_VENDORS": str(library), "LD_LIBRARY_PATH": ":".join(sorted(map(str, folders)))}
 
 

@@ -15,6 +15,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import gc
 import importlib.util
+import json
 import signal
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import onnxruntime
 
@@ -126,6 +127,25 @@ def genai(library: Path) -> Any:
         og.register_execution_provider_library(registration.get_ep_name(), str(library))
         registration._registered_with.add(og)
     return og
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Converts one of the checkpoints in tests/fixtures/, once for each set of options; tests change copies only."""
+    from flownpu.convert import convert
+
+    checkpoints = Path(__file__).parent / "fixtures"
+    made: dict[str, Path] = {}
+
+    def folder(checkpoint: str = "gemma3-topics", **options: Any) -> Path:
+        key = json.dumps([checkpoint, options], sort_keys=True)
+        if key not in made:
+            folder = tmp_path_factory.mktemp(checkpoint) / "model"
+            convert(checkpoints / checkpoint, folder, **options)
+            made[key] = folder
+        return made[key]
+
+    return folder
 
 
 @pytest.fixture(scope="session", autouse=True)

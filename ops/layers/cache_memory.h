@@ -10,7 +10,7 @@
 namespace flownpu::layers {
 
 // Rows of a KV cache, `count` positions from `first` on of one KV head, of which each has as many
-// elements as the head. `part`: 2 x layer, + 1 for values.
+// elements as the head, and of int8 a scale. `part`: 2 x layer, + 1 for values.
 struct CacheRows {
   std::size_t part = 0;
   std::int64_t head = 0;
@@ -19,7 +19,8 @@ struct CacheRows {
 };
 
 // Rows are moved from and to tensors of the graph, where they lie one behind the other, as float,
-// float16 or bfloat16. All throw DeviceFailed.
+// float16, bfloat16 or, where the device has such caches (DecoderLimits), int8. All throw
+// DeviceFailed.
 class CacheMemory {
  public:
   virtual ~CacheMemory() = default;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ops/error.h"
+#include "ops/nodes/flow_qkv_attention.h"
 
 namespace flownpu::layers {
 
@@ -55,11 +56,11 @@ void infer_outputs(const DecoderSizes& sizes, std::span<const Tensor> inputs,
   outputs[kLogits] = Shape{batch, 1, sizes.vocabulary};
   for (std::size_t part = 0; part < 2 * sizes.layers.size(); ++part) {
     const Shape& past = inputs[kFirstPast + part].shape;
+    const std::int64_t columns = cache_columns(inputs[kFirstPast + part].type, sizes.head_size);
     const LayerKind& kind = sizes.layers[part / 2];
-    if (past.rank() != 4 || past[0] != batch || past[1] != sizes.kv_heads ||
-        past[3] != sizes.head_size) {
-      fail("expected a past of shape [", batch, ",", sizes.kv_heads, ",?,", sizes.head_size,
-           "] for layer ", part / 2, ", got ", to_string(past));
+    if (past.rank() != 4 || past[0] != batch || past[1] != sizes.kv_heads || past[3] != columns) {
+      fail("expected a past of shape [", batch, ",", sizes.kv_heads, ",?,", columns, "] for layer ",
+           part / 2, ", got ", to_string(past));
     }
     if (kind.window_sized_cache && past[2] < kind.window) {
       fail("expected a window-sized KV cache of at least ", kind.window, " positions for layer ",
@@ -67,7 +68,7 @@ void infer_outputs(const DecoderSizes& sizes, std::span<const Tensor> inputs,
            ": set past_present_share_buffer to true, or convert without it");
     }
     const std::int64_t capacity = kind.window_sized_cache ? past[2] : std::max(past[2], total);
-    outputs[kFirstPresent + part] = Shape{batch, sizes.kv_heads, capacity, sizes.head_size};
+    outputs[kFirstPresent + part] = Shape{batch, sizes.kv_heads, capacity, columns};
   }
 }
 

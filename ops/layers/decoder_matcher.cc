@@ -208,7 +208,7 @@ void Matcher::check_attention(const Node& attention) const {
                            : first_blocks != nullptr && blocks->name == first_blocks->name,
          "bidirectional_blocks of all layers to be the same value, or none of any");
   const Value& past = attention.inputs[kPastKey];
-  expect(past.type != DataType::kInt8,
+  expect(limits_.int8_caches || past.type != DataType::kInt8,
          "a KV cache in bf16, fp16 or fp32, got int8: " + limits_.who +
              " has none of those (convert with --kv-dtype bf16)");
   expect(limits_.batches || !past.shape || past.shape->rank() != 4 || (*past.shape)[0] <= 1,

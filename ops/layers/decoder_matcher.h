@@ -27,7 +27,8 @@ struct DecoderLimits {
   std::string who;    // "the array"
   std::string means;  // that computes: "the array's designs"
   bool softcap = false;
-  bool batches = false;       // several sequences at once
+  bool batches = false;  // several sequences at once
+  bool int8_caches = false;
   bool without_rope = false;  // layers that turn no heads, among those that do
   // The hidden size and that of heads are multiples of it.
   std::int64_t multiple = 1;

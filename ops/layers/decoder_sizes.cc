@@ -103,7 +103,8 @@ std::int64_t DecoderSizes::multiply_adds() const {
 }
 
 void check_values_of_decoder(const Node& node, const DecoderSizes& sizes, std::size_t extra) {
-  const std::vector<DataType> cache{DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32};
+  const std::vector<DataType> cache{DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32,
+                                    DataType::kInt8};
   std::vector<std::vector<DataType>> inputs{
       {DataType::kFloat32}, {DataType::kInt32}, {DataType::kInt32}};
   std::vector<std::vector<DataType>> outputs{{DataType::kFloat32}};

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ops/error.h"
+#include "ops/nodes/flow_qkv_attention.h"
 
 namespace flownpu::layers {
 namespace {
@@ -15,9 +16,9 @@ constexpr std::uint64_t kMagic = 0x5456'4b55'504e'4c46;  // "FLNPUKVT"
 
 bool may_hold(const Tensor& tensor, std::size_t bytes) {
   const DataType type = tensor.type;
-  const bool floats =
-      type == DataType::kBFloat16 || type == DataType::kFloat16 || type == DataType::kFloat32;
-  return tensor.data != nullptr && floats && tensor.shape.rank() == 4 && tensor.bytes() >= bytes;
+  const bool is_cache = type == DataType::kBFloat16 || type == DataType::kFloat16 ||
+                        type == DataType::kFloat32 || type == DataType::kInt8;
+  return tensor.data != nullptr && is_cache && tensor.shape.rank() == 4 && tensor.bytes() >= bytes;
 }
 
 }  // namespace
@@ -36,8 +37,7 @@ Tensor sequence_of(const Tensor& cache, std::int64_t row) {
   return sequence;
 }
 
-// What a tensor holds at the place of position 0: 32 bytes of the 64 or more that a head of 32 or
-// more elements has.
+// What a tensor holds at the place of position 0.
 struct KvCaches::Ticket {
   std::uint64_t magic = kMagic;
   std::uint64_t cache = 0;
@@ -80,7 +80,7 @@ void KvCaches::for_rows(const Tensor& tensor, std::size_t part, std::int64_t fro
                         std::int64_t total, const Move& move) const {
   const std::int64_t capacity = tensor.shape[2];
   const std::int64_t base = first_row(tensor, part / 2, total);
-  const std::size_t row_bytes = static_cast<std::size_t>(sizes_.head_size) * size_of(tensor.type);
+  const auto row_bytes = static_cast<std::size_t>(cache_row_bytes(tensor.type, sizes_.head_size));
   const std::int64_t first = std::max(from, base);
   const std::int64_t count = std::min(to, base + capacity) - first;
   if (count <= 0) return;
@@ -220,7 +220,7 @@ void KvCaches::finish(KvCache& cache, std::span<const Tensor> presents, std::int
   cache.finished_ = cache.version_;
   Ticket ticket{
       .cache = cache.id_, .version = cache.version_, .length = static_cast<std::uint32_t>(total)};
-  static_assert(sizeof ticket == 32);
+  static_assert(sizeof ticket == kTicketBytes);
   for (std::size_t part = 0; part < presents.size(); ++part) {
     ticket.part = static_cast<std::uint32_t>(part);
     std::memcpy(presents[part].data, &ticket, sizeof ticket);

@@ -71,6 +71,8 @@ class KvCaches {
   // Caches that are kept, of conversations under way or given up, which cannot be told apart, and
   // more while a run holds as many. One of 32768 positions of a 1B model is 0.9 GB.
   static constexpr std::size_t kMost = 4;
+  // Bytes of a ticket: no row of a key or value may have fewer.
+  static constexpr std::int64_t kTicketBytes = 32;
 
   using Maker = std::function<std::unique_ptr<CacheMemory>()>;
 

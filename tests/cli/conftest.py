@@ -14,7 +14,6 @@ import pytest
 
 from flownpu.aie.artifacts import toolchain
 from flownpu.cli import main
-from flownpu.convert import convert
 from tests.cli.npu.stand_ins import Tools
 
 CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
@@ -35,11 +34,9 @@ def checkpoint() -> Path:
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(converted: Callable[..., Path]) -> Path:
     """A model folder; tests that change it take `model_copy`."""
-    folder = tmp_path_factory.mktemp("cli") / "model"
-    convert(CHECKPOINT, folder)
-    return folder
+    return converted()
 
 
 @pytest.fixture

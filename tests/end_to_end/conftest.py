@@ -12,7 +12,6 @@ import pytest
 import torch
 import transformers
 
-from flownpu.convert import convert
 from flownpu.ops import q4nx
 
 CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
@@ -25,21 +24,6 @@ PROMPTS = (
 )
 
 Tokens = list[int]
-
-
-@pytest.fixture(scope="session")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Converts the small model, once for each set of options."""
-    made: dict[str, Path] = {}
-
-    def folder(**options: Any) -> Path:
-        key = json.dumps(options, sort_keys=True)
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("converted") / "model"
-            convert(CHECKPOINT, made[key], **options)
-        return made[key]
-
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 import torch
 
-from flownpu.convert import convert
 from flownpu.npu.artifacts import build_artifacts
 from tests.convert.picture_models import reference
 from tests.fixtures.shapes_pictures import draw, random_scene
 from tests.npu.rounding import decoder_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
     from PIL import Image
 
@@ -82,10 +83,9 @@ class Opened:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(converted: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The converted model, with its artifacts beside it."""
-    folder = tmp_path_factory.mktemp("shapes") / "model"
-    convert(CHECKPOINT, folder)
+    folder = shutil.copytree(converted("gemma3-shapes"), tmp_path_factory.mktemp("shapes") / "model")
     left_out = build_artifacts(folder, context=640).left_out
     assert not any(left.on_host for left in left_out)
     return folder

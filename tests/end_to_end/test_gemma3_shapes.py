@@ -13,11 +13,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from flownpu.convert import convert
 from flownpu.npu.artifacts import build_artifacts
 from tests.fixtures.shapes_pictures import draw, random_question, random_scene
-
-CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-shapes"
 
 SEED = 20261122  # training draws from seeds that are texts
 PICTURES = 40
@@ -31,10 +28,8 @@ Answer = Callable[[Image.Image, str], str]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shapes") / "model"
-    convert(CHECKPOINT, folder)
-    return folder
+def folder(converted: Callable[..., Path]) -> Path:
+    return converted("gemma3-shapes")
 
 
 def open_model(genai: Any, folder: Path) -> Answer:
@@ -85,10 +80,9 @@ def test_answers_held_out_pictures(answer: Answer) -> None:
     assert sum(right.values()) >= LEAST_RIGHT * total, f"{len(wrong)} of {total} are wrong: {wrong}"
 
 
-def test_an_int8_cache_sees_the_picture(genai: Any, answer: Answer, tmp_path: Path) -> None:
+def test_an_int8_cache_sees_the_picture(genai: Any, answer: Answer, converted: Callable[..., Path]) -> None:
     """A picture's tokens see one another through rounded keys; its answers are those that a bf16 cache gives."""
-    convert(CHECKPOINT, tmp_path / "model", kv_dtype="int8")
-    rounded = open_model(genai, tmp_path / "model")
+    rounded = open_model(genai, converted("gemma3-shapes", kv_dtype="int8"))
     pictures = [draw(random_scene(random.Random(seed)), 256) for seed in range(6)]
     assert [rounded(picture, "What is this?") for picture in pictures] == [
         answer(picture, "What is this?") for picture in pictures

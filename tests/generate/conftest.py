@@ -66,10 +66,8 @@ def scripted(model: LanguageModel, candidates: Any, *arguments: Any, **options: 
 
 
 @pytest.fixture(scope="session")
-def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("generate") / "topics"
-    convert(CHECKPOINT, folder)
-    return folder
+def topics(converted: Callable[..., Path]) -> Path:
+    return converted()
 
 
 @pytest.fixture(scope="session")

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flownpu.convert import convert
 from flownpu.errors import FlowNPUError
 from flownpu.generate.language_model import LanguageModel
 from flownpu.generate.speculative.lookup import Lookup
 from flownpu.generate.speculative.model import Speculation
 from flownpu.generate.speculative.pace import Pace, StepTimes
-from tests.generate.conftest import CHECKPOINT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -111,20 +110,17 @@ def refused(folder: Path, *, lookup: bool = False, draft: Path | None = None, de
     return str(error.value)
 
 
-def test_models_that_cannot_verify(topics: Path, tmp_path: Path) -> None:
-    convert(CHECKPOINT, tmp_path / "paged", paged=True)
-    assert "is a paged model" in refused(tmp_path / "paged", lookup=True)
+def test_models_that_cannot_verify(topics: Path, converted: Callable[..., Path], tmp_path: Path) -> None:
+    assert "is a paged model" in refused(converted(paged=True), lookup=True)
     assert "takes images" in refused(copy_of(topics, tmp_path / "seeing", vision={"filename": "v.onnx"}), lookup=True)
     assert "second table of rotations" in refused(copy_of(topics, tmp_path / "phi", type="phi3"), lookup=True)
     for device in ("npu", "emulate"):
         assert f"--device {device}, which computes one token a step" in refused(topics, lookup=True, device=device)
 
 
-def test_models_that_cannot_draft(topics: Path, tmp_path: Path) -> None:
-    convert(CHECKPOINT, tmp_path / "paged", paged=True)
-    assert "paged model" in refused(topics, draft=tmp_path / "paged")
-    convert(CHECKPOINT, tmp_path / "windowed", sliding_window_cache=True)
-    assert "cannot forget wrong candidates" in refused(topics, draft=tmp_path / "windowed")
+def test_models_that_cannot_draft(topics: Path, converted: Callable[..., Path], tmp_path: Path) -> None:
+    assert "paged model" in refused(topics, draft=converted(paged=True))
+    assert "cannot forget wrong candidates" in refused(topics, draft=converted(sliding_window_cache=True))
     assert "no such folder" in refused(topics, draft=tmp_path / "none")
     larger = copy_of(topics, tmp_path / "larger")
     with (larger / "model.onnx.data").open("ab") as data:

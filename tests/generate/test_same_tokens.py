@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from flownpu.convert import convert
 from flownpu.generate.conversation import Conversation
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 from flownpu.generate.speculative.model import Speculation
-from tests.generate.conftest import CHECKPOINT, Scripted, scripted, steady
+from tests.generate.conftest import Scripted, scripted, steady
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,11 +182,13 @@ def test_going_back(
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp32"])
-def test_window_sized_caches(kv_dtype: Any, tmp_path: Path, held_out: str, generate: Callable[..., list[int]]) -> None:
+def test_window_sized_caches(
+    kv_dtype: Any, converted: Callable[..., Path], held_out: str, generate: Callable[..., list[int]]
+) -> None:
     """There are candidates until tokens leave the cache, which then cannot be taken back."""
-    convert(CHECKPOINT, tmp_path / "windowed", kv_dtype=kv_dtype, sliding_window_cache=True)
-    without = LanguageModel(tmp_path / "windowed")
-    model = steady(LanguageModel(tmp_path / "windowed", speculation=Speculation(lookup=True)))
+    folder = converted(kv_dtype=kv_dtype, sliding_window_cache=True)
+    without = LanguageModel(folder)
+    model = steady(LanguageModel(folder, speculation=Speculation(lookup=True)))
     assert model.speculative is not None
     reach = model.speculative.reach
     assert reach == 64 + 16
@@ -206,8 +207,10 @@ def test_window_sized_caches(kv_dtype: Any, tmp_path: Path, held_out: str, gener
         assert texts[0] == texts[1]
 
 
-def test_a_cache_that_grows_and_logits_of_all_tokens(tmp_path: Path, held_out: str) -> None:
-    convert(CHECKPOINT, tmp_path / "all", logits="all")
+def test_a_cache_that_grows_and_logits_of_all_tokens(
+    converted: Callable[..., Path], tmp_path: Path, held_out: str
+) -> None:
+    shutil.copytree(converted(logits="all"), tmp_path / "all")
     path = tmp_path / "all" / "genai_config.json"
     settings = json.loads(path.read_text())
     settings["search"]["past_present_share_buffer"] = False

@@ -13,6 +13,7 @@ import onnx.numpy_helper
 import onnx.shape_inference
 
 from flownpu.ops import q4nx
+from flownpu.ops.definitions.int8_cache import SCALE_BYTES
 from tests.ops.device import _argument, testing
 
 if TYPE_CHECKING:
@@ -133,8 +134,9 @@ class Session:
         self.step = device.prepare(self.node)
 
     def past(self, capacity: int, dtype: Any = BFLOAT16) -> list[np.ndarray]:
-        """Key and value of each layer, zeros."""
-        sizes = (1, self.attributes["kv_heads"], capacity, self.attributes["head_size"])
+        """Key and value of each layer, zeros; int8 ones with room for their scales."""
+        columns = self.attributes["head_size"] + (SCALE_BYTES if dtype == np.int8 else 0)
+        sizes = (1, self.attributes["kv_heads"], capacity, columns)
         return [np.zeros(sizes, dtype) for _ in range(2 * self.attributes["layers"])]
 
     def run(

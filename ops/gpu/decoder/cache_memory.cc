@@ -7,6 +7,7 @@
 
 #include "ops/error.h"
 #include "ops/gpu/opencl/status.h"
+#include "ops/nodes/flow_qkv_attention.h"
 
 namespace flownpu::gpu {
 
@@ -20,7 +21,7 @@ DeviceCacheMemory::DeviceCacheMemory(std::shared_ptr<Context> context,
       type_(type) {}
 
 std::size_t DeviceCacheMemory::row_bytes() const {
-  return static_cast<std::size_t>(head_size_) * size_of(type_);
+  return static_cast<std::size_t>(cache_row_bytes(type_, head_size_));
 }
 
 std::int64_t DeviceCacheMemory::position_bytes() const {

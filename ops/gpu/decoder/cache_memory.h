@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys and values of a sequence in a device's memory: a buffer for each part (layer's keys, layer's
-// values), [kv_heads, capacity, head_size] of the tensors' type. Who calls it holds the context's
-// mutex.
+// values), [kv_heads, capacity, head_size] of the tensors' type; int8 rows have their scales. Who
+// calls it holds the context's mutex.
 #pragma once
 
 #include <cstddef>

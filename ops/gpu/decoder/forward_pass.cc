@@ -2,7 +2,9 @@
 #include "ops/gpu/decoder/forward_pass.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
+#include <string>
 #include <utility>
 
 #include "ops/error.h"
@@ -14,6 +16,18 @@ namespace {
 
 Gating gating_of(const layers::DecoderSizes& sizes) {
   return sizes.activation == "geglu" ? Gating::kGeGlu : Gating::kSwiGlu;
+}
+
+Element stored_activation() {
+  const char* given = std::getenv(kHalfVariable);
+  const std::string text = given == nullptr ? "0" : given;
+  if (text != "0" && text != "1")
+    fail("[FlowNPU] device 'gpu': expected ", kHalfVariable, " to be 0 or 1, got '", text, "'");
+  return text == "1" ? Element::kFloat16 : Element::kFloat32;
+}
+
+std::size_t activation_size(Element activation) {
+  return size_of(activation == Element::kFloat16 ? DataType::kFloat16 : DataType::kFloat32);
 }
 
 }  // namespace
@@ -34,21 +48,24 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
   const auto floats = [&](std::int64_t columns) {
     return static_cast<std::size_t>(tokens * columns) * sizeof(float);
   };
+  const auto activations = [&](std::int64_t columns) {
+    return static_cast<std::size_t>(tokens * columns) * activation_size(stored_activation());
+  };
   const std::vector<std::pair<int, int>> always{{0, 8}};
   const std::vector<std::pair<int, int>> products{{0, 0}, {3, 3}, {5, 5}, {6, 6}, {8, 8}};
   std::array<Lifetime, kActivations> values;
   values[kResidual] = {floats(sizes.hidden), always};
   values[kOtherResidual] = {floats(sizes.hidden), always};
-  values[kNormalised] = {floats(sizes.hidden), {{0, 0}, {4, 5}, {7, 8}}};
-  values[kPacked] = {floats(sizes.packed_heads()), {{0, 1}}};
-  values[kQuery] = {floats(attention), {{1, 2}}};
-  values[kAttended] = {floats(attention), {{2, 3}}};
+  values[kNormalised] = {activations(sizes.hidden), {{0, 0}, {4, 5}, {7, 8}}};
+  values[kPacked] = {activations(sizes.packed_heads()), {{0, 1}}};
+  values[kQuery] = {activations(attention), {{1, 2}}};
+  values[kAttended] = {activations(attention), {{2, 3}}};
   values[kUpdate] = {floats(sizes.hidden), {{3, 4}, {6, 7}}};
-  values[kGated] = {floats(sizes.feed_forward), {{5, 6}}};
+  values[kGated] = {activations(sizes.feed_forward), {{5, 6}}};
   values[kCodes] = {static_cast<std::size_t>(tokens * groups * q4nx::kGroup), products};
   values[kScales] = {floats(groups), products};
   values[kSums] = {floats(groups), products};
-  values[kLast] = {floats(sizes.hidden), always};  // from one chunk of a prompt to the next
+  values[kLast] = {activations(sizes.hidden), always};  // from one chunk of a prompt to the next
   if (sizes.blocks)
     values[kEnds] = {static_cast<std::size_t>(tokens) * sizeof(std::int32_t), always};
   values[kPartSums] = {static_cast<std::size_t>(kMostParts * attention) * sizeof(float), {{2, 2}}};
@@ -68,7 +85,8 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const layers::Decoder
     : context_(std::move(context)),
       sizes_(sizes),
       constants_(constants),
-      cache_(element_of(cache)),
+      cache_(element_of_cache(cache)),
+      activation_(stored_activation()),
       rounds_(activations == Activations::kInt8),
       tuner_(*context_),
       shared_(share_buffers(lifetimes(sizes))),
@@ -95,11 +113,15 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const layers::Decoder
   for (std::size_t i = 0; i < sizes.layers.size(); ++i) {
     const PlacedConstants::Layer& given = constants.layers[i];
     Layer& layer = layers_.emplace_back();
-    layer.qkv = compile_product(sizes.packed_heads(), sizes.hidden, given.qkv);
-    layer.output = compile_product(sizes.hidden, attention, given.output);
-    layer.gate_up =
-        compile_product(sizes.feed_forward, sizes.hidden, given.gate_up, gating_of(sizes));
-    layer.down = compile_product(sizes.hidden, sizes.feed_forward, given.down);
+    layer.qkv = compile_product({.rows = sizes.packed_heads(), .columns = sizes.hidden}, given.qkv);
+    layer.output = compile_product(
+        {.rows = sizes.hidden, .columns = attention, .result = Element::kFloat32}, given.output);
+    layer.gate_up = compile_product(
+        {.rows = sizes.feed_forward, .columns = sizes.hidden, .gating = gating_of(sizes)},
+        given.gate_up);
+    layer.down = compile_product(
+        {.rows = sizes.hidden, .columns = sizes.feed_forward, .result = Element::kFloat32},
+        given.down);
     layer.attention_shape = attention_of(sizes.layers[i]);
     layer.attention = compile(flow_attention(layer.attention_shape));
     AttentionShape in_parts = layer.attention_shape;
@@ -111,24 +133,26 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const layers::Decoder
     of_blocks.has_blocks = true;
     layer.attention_of_blocks = compile(flow_attention(of_blocks));
   }
-  head_ = compile_product(sizes.vocabulary, sizes.hidden, constants.head);
+  head_ = compile_product(
+      {.rows = sizes.vocabulary, .columns = sizes.hidden, .result = Element::kFloat32},
+      constants.head);
 }
 
 std::shared_ptr<const CompiledKernel> ForwardPass::compile(const KernelDescription& kernel) {
-  return context_->compile(kernel.name, generate(kernel, opencl_c()));
+  return context_->compile(kernel.name, generate(kernel, opencl_c(), activation_));
 }
 
-ForwardPass::CompiledProduct ForwardPass::compile_product(std::int64_t rows, std::int64_t columns,
-                                                          const Weight& weight, Gating gating) {
-  CompiledProduct product{
-      .shape = {.rows = rows, .columns = columns, .layout = weight.layout, .gating = gating},
-      .weight = &weight.blocks,
-      .fused = nullptr,
-      .quantize = nullptr,
-      .rounded = nullptr};
+ForwardPass::CompiledProduct ForwardPass::compile_product(const ProductShape& shape,
+                                                          const Weight& weight) {
+  CompiledProduct product{.shape = shape,
+                          .weight = &weight.blocks,
+                          .fused = nullptr,
+                          .quantize = nullptr,
+                          .rounded = nullptr};
+  product.shape.layout = weight.layout;
   tune(product);
   if (!rounds_) return product;
-  product.quantize = compile(quantize_rows(columns));
+  product.quantize = compile(quantize_rows(shape.columns));
   product.rounded = compile(q4nx_matmul(product.shape));
   return product;
 }
@@ -155,8 +179,8 @@ void ForwardPass::tune(CompiledProduct& product) {
     context_->write(x, std::as_bytes(std::span(zeros)));
   }
   const KernelDescription described = fused_dqp(shape_of(0));
-  const std::size_t way =
-      tuner_.fastest(generate(described, opencl_c()), ways.size(), [&](std::size_t one) {
+  const std::size_t way = tuner_.fastest(
+      generate(described, opencl_c(), activation_), ways.size(), [&](std::size_t one) {
         launch(*kernel_of(one), fused_dqp_grid(shape_of(one), 1), {&x, product.weight, &y});
       });
   product.shape = shape_of(way);
@@ -295,7 +319,7 @@ void ForwardPass::run_layers(std::int64_t tokens, std::span<const Segment> segme
 }
 
 void ForwardPass::keep_last(std::int64_t sequence, std::int64_t token) {
-  const std::size_t bytes = static_cast<std::size_t>(sizes_.hidden) * sizeof(float);
+  const std::size_t bytes = static_cast<std::size_t>(sizes_.hidden) * activation_size(activation_);
   context_->copy(*of(kNormalised), static_cast<std::size_t>(token) * bytes, *of(kLast),
                  static_cast<std::size_t>(sequence) * bytes, bytes);
 }

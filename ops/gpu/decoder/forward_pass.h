@@ -34,6 +34,11 @@ struct Segment {
   bool has_blocks = false;
 };
 
+// In the environment: 1 or 0, whether what kernels leave for the next is stored as float16: all but
+// the residual stream, what is added to it, and logits, which float16 may not hold (those of Gemma3
+// are known to go beyond its 65504). Without it nothing is.
+inline constexpr const char* kHalfVariable = "FLOWNPU_GPU_HALF";
+
 class ForwardPass {
  public:
   // Tokens that are computed at once. Weights are read once for them: at 256 that is 2 x 256
@@ -115,8 +120,7 @@ class ForwardPass {
 
   static std::array<Lifetime, kActivations> lifetimes(const layers::DecoderSizes& sizes);
   std::shared_ptr<const CompiledKernel> compile(const KernelDescription& kernel);
-  CompiledProduct compile_product(std::int64_t rows, std::int64_t columns, const Weight& weight,
-                                  Gating gating = Gating::kNone);
+  CompiledProduct compile_product(const ProductShape& shape, const Weight& weight);
   void tune(CompiledProduct& product);
   AttentionShape attention_of(const layers::LayerKind& kind) const;
   const Buffer* of(Activation activation) const { return &buffers_[shared_.buffer[activation]]; }
@@ -136,6 +140,7 @@ class ForwardPass {
   layers::DecoderSizes sizes_;
   const PlacedConstants& constants_;
   Element cache_;
+  Element activation_;  // float32 or float16
   bool rounds_;
   Tuner tuner_;
   SharedBuffers shared_;

@@ -8,7 +8,9 @@
 #include "ops/gpu/decoder/constants.h"
 #include "ops/gpu/operators/lowering.h"
 #include "ops/layers/decoder_matcher.h"
+#include "ops/layers/kv_caches.h"
 #include "ops/layers/operators.h"
+#include "ops/nodes/flow_qkv_attention.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -22,12 +24,20 @@ void check(const Node& node, const layers::DecoderSizes& sizes) {
       fail(to_string(node), ": expected all keys and values to be ", name_of(first), ", got ",
            name_of(past.type), " of layer ", part / 2);
   }
+  const DataType type = node.inputs[layers::kFirstPast].type;
+  const std::int64_t row = cache_row_bytes(type, sizes.head_size);
+  if (row < layers::KvCaches::kTicketBytes)
+    fail(to_string(node), ": expected keys and values of at least ", layers::KvCaches::kTicketBytes,
+         " bytes, got ", row, ", a head of ", sizes.head_size, " elements in ", name_of(type));
 }
 
 std::vector<Node> with_decoder(const std::vector<Node>& nodes,
                                const std::vector<std::string>& outputs) {
-  static const layers::DecoderLimits limits{
-      .who = "the GPU", .means = "the GPU's kernels", .softcap = true, .batches = true};
+  static const layers::DecoderLimits limits{.who = "the GPU",
+                                            .means = "the GPU's kernels",
+                                            .softcap = true,
+                                            .batches = true,
+                                            .int8_caches = true};
   const layers::GraphWalk graph(nodes, outputs);
   const layers::FoundDecoder found = layers::find_decoder(nodes, graph, limits);
   Node node = found.node(kGpuDomain);

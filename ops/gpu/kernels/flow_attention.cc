@@ -167,7 +167,7 @@ KernelDescription flow_attention(const AttentionShape& shape) {
         {"STATE", shape.has_parts ? kState : ""}})
     body.replace(body.find(word), word.size(), by);
   std::vector<TensorDescription> tensors{
-      {.name = "query_heads", .sizes = heads},
+      {.name = "query_heads", .element = Element::kActivation, .sizes = heads},
       {.name = "key", .element = shape.cache, .sizes = cache},
       {.name = "value_rows", .element = shape.cache, .sizes = cache}};
   if (!shape.one_sequence)
@@ -183,7 +183,8 @@ KernelDescription flow_attention(const AttentionShape& shape) {
     tensors.push_back(states_of(shape, Access::kWrite));
     parameters.push_back("parts");
   } else {
-    tensors.push_back({.name = "y", .access = Access::kWrite, .sizes = heads});
+    tensors.push_back(
+        {.name = "y", .element = Element::kActivation, .access = Access::kWrite, .sizes = heads});
   }
   return {.name = "flow_attention",
           .body = body,
@@ -200,15 +201,17 @@ KernelDescription flow_attention(const AttentionShape& shape) {
 
 KernelDescription merge_attention(const AttentionShape& shape) {
   const std::int64_t width = shape.heads * shape.head_size;
-  return {
-      .name = "merge_attention",
-      .body = kMergeBody,
-      .tensors = {{.name = "sums", .sizes = {std::string("parts"), width}},
-                  states_of(shape, Access::kRead),
-                  {.name = "y", .access = Access::kWrite, .sizes = {std::string("tokens"), width}}},
-      .constants = {{"head_size", shape.head_size}},
-      .parameters = {"first", "parts"},
-      .lanes = kLanes};
+  return {.name = "merge_attention",
+          .body = kMergeBody,
+          .tensors = {{.name = "sums", .sizes = {std::string("parts"), width}},
+                      states_of(shape, Access::kRead),
+                      {.name = "y",
+                       .element = Element::kActivation,
+                       .access = Access::kWrite,
+                       .sizes = {std::string("tokens"), width}}},
+          .constants = {{"head_size", shape.head_size}},
+          .parameters = {"first", "parts"},
+          .lanes = kLanes};
 }
 
 Grid merge_attention_grid(const AttentionShape& shape) {

@@ -63,19 +63,20 @@ KernelDescription fused_dqp(const ProductShape& shape) {
   std::string body = kBody;
   const std::string result = "RESULT";
   body.replace(body.find(result), result.size(), gated(shape, "product[0]", "product[1]"));
-  KernelDescription kernel{
-      .name = "fused_dqp",
-      .body = body,
-      .tensors = {{.name = "x", .sizes = {std::string("tokens"), shape.columns}},
-                  weight_of(shape),
-                  result_of(shape)},
-      .constants = {{"rows", shape.rows},
-                    {"columns", shape.columns},
-                    {"groups", q4nx::groups_of(shape.columns)},
-                    {"row_blocks", q4nx::row_blocks(shape.rows)},
-                    {"parts", parts_of(shape)},
-                    {"teams", shape.teams}},
-      .lanes = kLanes * shape.teams};
+  KernelDescription kernel{.name = "fused_dqp",
+                           .body = body,
+                           .tensors = {{.name = "x",
+                                        .element = Element::kActivation,
+                                        .sizes = {std::string("tokens"), shape.columns}},
+                                       weight_of(shape),
+                                       result_of(shape)},
+                           .constants = {{"rows", shape.rows},
+                                         {"columns", shape.columns},
+                                         {"groups", q4nx::groups_of(shape.columns)},
+                                         {"row_blocks", q4nx::row_blocks(shape.rows)},
+                                         {"parts", parts_of(shape)},
+                                         {"teams", shape.teams}},
+                           .lanes = kLanes * shape.teams};
   link_addends(shape, kernel);
   return kernel;
 }

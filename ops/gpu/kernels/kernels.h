@@ -26,6 +26,7 @@ struct ProductShape {
   Gating gating = Gating::kNone;
   bool has_bias = false;
   bool has_residual = false;
+  Element result = Element::kActivation;  // or float32
   // Teams of lanes among which a work-group of fused_dqp shares the columns.
   std::int64_t teams = 1;
 };
@@ -105,9 +106,9 @@ Grid rotary_embedding_grid(const RotationShape& shape, std::int64_t tokens);
 struct HeadsShape {
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
-  std::int64_t head_size = 0;  // even
-  Element cache = Element::kFloat32;
-  float scale = 1;  // of queries
+  std::int64_t head_size = 0;         // even
+  Element cache = Element::kFloat32;  // or float16, bfloat16, int8 rows
+  float scale = 1;                    // of queries
   bool qk_norm = false;
   float epsilon = 0;
 };

@@ -14,7 +14,10 @@ TensorDescription weight_of(const ProductShape& shape) {
 }
 
 TensorDescription result_of(const ProductShape& shape) {
-  return {.name = "y", .access = Access::kWrite, .sizes = {std::string("tokens"), shape.rows}};
+  return {.name = "y",
+          .element = shape.result,
+          .access = Access::kWrite,
+          .sizes = {std::string("tokens"), shape.rows}};
 }
 
 void link_addends(const ProductShape& shape, KernelDescription& kernel) {

@@ -43,7 +43,7 @@ KernelDescription quantize_rows(std::int64_t columns) {
   const std::string tokens = "tokens";
   return {.name = "quantize_rows",
           .body = kBody,
-          .tensors = {{.name = "x", .sizes = {tokens, columns}},
+          .tensors = {{.name = "x", .element = Element::kActivation, .sizes = {tokens, columns}},
                       {.name = "codes",
                        .element = Element::kInt8,
                        .access = Access::kWrite,

@@ -63,13 +63,15 @@ KernelDescription rms_norm(const NormShape& shape) {
   const std::string keep = shape.writes_sum ? "args.sum.Write(x, row, k);" : "";
   std::string body = replaced(kBody, "NORM_SKIP", shape.norms_skip ? kNormSkip : "");
   body = replaced(replaced(replaced(body, "REDUCE", kReduce), "SUM", sum), "KEEP", keep);
-  KernelDescription kernel{
-      .name = "rms_norm",
-      .body = body,
-      .tensors = {{.name = "x", .sizes = {rows, shape.columns}},
-                  {.name = "weight", .sizes = {shape.columns}},
-                  {.name = "y", .access = Access::kWrite, .sizes = {rows, shape.columns}}},
-      .constants = {{"columns", shape.columns}, {"epsilon", shape.epsilon}}};
+  KernelDescription kernel{.name = "rms_norm",
+                           .body = body,
+                           .tensors = {{.name = "x", .sizes = {rows, shape.columns}},
+                                       {.name = "weight", .sizes = {shape.columns}},
+                                       {.name = "y",
+                                        .element = Element::kActivation,
+                                        .access = Access::kWrite,
+                                        .sizes = {rows, shape.columns}}},
+                           .constants = {{"columns", shape.columns}, {"epsilon", shape.epsilon}}};
   if (shape.has_skip) {
     kernel.tensors.push_back({.name = "skip", .sizes = {rows, shape.columns}});
     if (shape.norms_skip)

@@ -128,17 +128,21 @@ class Generator {
 
   std::string access(const TensorDescription& tensor, std::string_view word,
                      std::vector<std::string> given) const {
-    if ((word == "Write") != (tensor.access == Access::kWrite))
+    const bool writes = word.starts_with("Write");
+    if (writes != (tensor.access == Access::kWrite))
       refuse("no ", word, " of '", tensor.name, "', which is ",
              tensor.access == Access::kWrite ? "written" : "read");
-    if (word == "Write") {
-      if (given.empty()) refuse("a value for args.", tensor.name, ".Write");
+    if (writes) {
+      if (given.empty()) refuse("a value for args.", tensor.name, ".", word);
       const std::string value = given.front();
       given.erase(given.begin());
+      if (word == "WriteScale") return write_scale(tensor, value, given);
+      if (word != "Write") refuse("no ", word, " of '", tensor.name, "'");
       return write(tensor, value, given);
     }
     check_coordinates(tensor, word, given);
     if (tensor.element == Element::kQ4NX) return read_weight(tensor, word, given);
+    if (word == "Read" && tensor.element == Element::kInt8Rows) return read_row(tensor, given);
     if (word == "Read") return dialect_.read(tensor, index_of(tensor, given));
     if (word == "Read4" && tensor.element == Element::kInt8)
       return dialect_.read4(tensor, index_of(tensor, given));
@@ -177,6 +181,22 @@ class Generator {
                    dialect_.code(weight, places.codes(), given[0]), ")");
   }
 
+  // An element of int8 rows: a scale of 8 bits times a code of 7, which float holds.
+  std::string read_row(const TensorDescription& rows, const std::vector<std::string>& given) const {
+    const std::string scale = scale_of_row(rows, {given.begin(), given.end() - 1});
+    return text_of("(", dialect_.bfloat16(rows, scale), " * (float)",
+                   dialect_.read(rows, index_of(rows, given)), ")");
+  }
+
+  std::string write_scale(const TensorDescription& rows, const std::string& value,
+                          const std::vector<std::string>& row) const {
+    if (rows.element != Element::kInt8Rows || row.size() + 1 != rows.sizes.size())
+      refuse("int8 rows and the ", rows.sizes.size() - 1, " coordinates of one in args.", rows.name,
+             ".WriteScale");
+    return text_of("{ const float value = ", value, "; ",
+                   dialect_.write_scale(rows, scale_of_row(rows, row)), " }");
+  }
+
   // A block: the coordinates once, the value, what is linked to it, and the write.
   std::string write(const TensorDescription& tensor, const std::string& value,
                     const std::vector<std::string>& given) const {
@@ -213,8 +233,12 @@ class Generator {
 
 }  // namespace
 
-std::string generate(const KernelDescription& kernel, const Dialect& dialect) {
-  return Generator(kernel, dialect).source();
+std::string generate(const KernelDescription& kernel, const Dialect& dialect, Element activation) {
+  KernelDescription stored = kernel;
+  for (TensorDescription& tensor : stored.tensors) {
+    if (tensor.element == Element::kActivation) tensor.element = activation;
+  }
+  return Generator(stored, dialect).source();
 }
 
 }  // namespace flownpu::gpu

@@ -4,9 +4,12 @@
 // generate.h makes a dialect's source of both.
 //
 // The text is C with these words:
-//   args.x.Read(i, j)             an element, as float or int: of bf16 and f16, too
+//   args.x.Read(i, j)             an element, as float or int: of bf16 and f16, too; of int8 rows
+//                                 scale * code, a float
 //   args.x.Read4(i, j)            four along the last axis, j a multiple of 4 (int8 only)
-//   args.y.Write(value, i, j);    a statement; what is linked to y (Link) happens to `value` first
+//   args.y.Write(value, i, j);    a statement; what is linked to y (Link) happens to `value` first;
+//                                 of int8 rows a code
+//   args.y.WriteScale(value, i);  of int8 rows: a statement; the scale of row i, which bf16 holds
 //   args.w.Scale(row, group), args.w.Minimum(row, group)
 //                                 of a Q4NX weight (ops/formats/q4nx.h), float
 //   args.w.Scales(row, group), args.w.Minima(row, group), args.w.Codes(row, column)
@@ -31,7 +34,19 @@
 
 namespace flownpu::gpu {
 
-enum class Element : std::uint8_t { kFloat32, kFloat16, kBFloat16, kInt32, kInt8, kQ4NX };
+// kInt8Rows: a row of an int8 KV cache, the codes of its elements and behind them their scale
+// (ops/nodes/flow_qkv_attention.h); rows have an even number of elements. kActivation: what one
+// kernel leaves for the next, of the type that generate() is told.
+enum class Element : std::uint8_t {
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kInt32,
+  kInt8,
+  kQ4NX,
+  kInt8Rows,
+  kActivation,
+};
 enum class Access : std::uint8_t { kRead, kWrite };
 // What holds a tensor. Images are to follow where they pay.
 enum class Storage : std::uint8_t { kBuffer };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The dialect OpenCL C 1.2: arithmetic in float; dot products of char4 by the device's own, where
-// its compiler has them (cl_khr_integer_dot_product), else by multiplying in int: the same numbers.
+// its compiler has them (cl_khr_integer_dot_product, in OpenCL C 3.0), else by multiplying in int:
+// the same numbers.
 #include <array>
 #include <charconv>
 
@@ -49,7 +50,9 @@ const char* type_of(Element element) {
     case Element::kInt32:
       return "int";
     case Element::kInt8:
+    case Element::kInt8Rows:
       return "char";
+    case Element::kActivation:  // generate() has put its type in its place
     case Element::kQ4NX:
       break;
   }
@@ -59,7 +62,9 @@ const char* type_of(Element element) {
 // Apart from the variables of the kernel's text, which may have the tensor's name.
 std::string variable(const TensorDescription& tensor) { return text_of("tensor_", tensor.name); }
 
-bool is_integer(Element element) { return element == Element::kInt32 || element == Element::kInt8; }
+bool is_integer(Element element) {
+  return element == Element::kInt32 || element == Element::kInt8 || element == Element::kInt8Rows;
+}
 
 class OpenClC final : public Dialect {
  public:
@@ -112,6 +117,12 @@ class OpenClC final : public Dialect {
     const std::string element = element_of(tensor, index);
     if (tensor.element == Element::kBFloat16) return text_of(element, " = to_bfloat16(value);");
     return text_of(element, " = (", type_of(tensor.element), ")value;");
+  }
+
+  std::string write_scale(const TensorDescription& tensor,
+                          const std::string& offset) const override {
+    const std::string upper = text_of("(__global ushort*)(", variable(tensor), " + ", offset, ")");
+    return text_of("(", upper, ")[-1] = 0; *", upper, " = to_bfloat16(value);");
   }
 
   std::string bfloat16(const TensorDescription& weight, const std::string& offset) const override {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ops/gpu/language/text.h"
+#include "ops/nodes/flow_qkv_attention.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -17,9 +18,19 @@ std::string text(const Size& size) {
 
 std::string index_of(const TensorDescription& tensor, const std::vector<std::string>& at) {
   std::string index = at.front();
-  for (std::size_t axis = 1; axis < at.size(); ++axis)
-    index = text_of("(", index, " * ", text(tensor.sizes[axis]), " + ", at[axis], ")");
+  for (std::size_t axis = 1; axis < at.size(); ++axis) {
+    const bool has_scale = tensor.element == Element::kInt8Rows && axis + 1 == at.size();
+    const std::string size =
+        has_scale ? text_of(std::get<std::int64_t>(tensor.sizes[axis]) + kInt8ScaleBytes)
+                  : text(tensor.sizes[axis]);
+    index = text_of("(", index, " * ", size, " + ", at[axis], ")");
+  }
   return index;
+}
+
+std::string scale_of_row(const TensorDescription& tensor, std::vector<std::string> row) {
+  row.push_back(text_of(std::get<std::int64_t>(tensor.sizes.back()) + kInt8ScaleBytes / 2));
+  return index_of(tensor, row);
 }
 
 WeightPlaces::WeightPlaces(const TensorDescription& weight, std::string row, std::string second)

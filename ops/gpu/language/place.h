@@ -9,8 +9,13 @@
 
 namespace flownpu::gpu {
 
-// The element's number in a row-major tensor. The first size does not matter.
+// The element's number in a row-major tensor, of int8 rows with their scales' bytes. The first size
+// does not matter.
 std::string index_of(const TensorDescription& tensor, const std::vector<std::string>& at);
+
+// Offset in bytes of the scale of a row of int8 rows, of which these are the coordinates: of its
+// upper 16 bits, which are a bf16; the lower ones are 0.
+std::string scale_of_row(const TensorDescription& tensor, std::vector<std::string> row);
 
 // Offsets in bytes within a Q4NX weight: of what belongs to `row` and the second coordinate, which
 // is a group for scale() and minimum(), and a column for codes(), those of the row's strip.

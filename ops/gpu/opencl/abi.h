@@ -51,7 +51,6 @@ inline constexpr Bits kUseHostMemory = 1U << 3;
 inline constexpr UInt kProgramBinarySizes = 0x1165;
 inline constexpr UInt kProgramBinaries = 0x1166;
 inline constexpr UInt kBuildLog = 0x1183;
-inline constexpr UInt kKernelWorkGroupSize = 0x11B0;
 inline constexpr UInt kEventQueued = 0x1280;
 inline constexpr UInt kEventStart = 0x1282;
 inline constexpr UInt kEventEnd = 0x1283;
@@ -93,7 +92,6 @@ inline constexpr Int kComplete = 0;
   X(Kernel, clCreateKernel, (Program, const char*, Int*))                                        \
   X(Int, clReleaseKernel, (Kernel))                                                              \
   X(Int, clSetKernelArg, (Kernel, UInt, std::size_t, const void*))                               \
-  X(Int, clGetKernelWorkGroupInfo, (Kernel, DeviceId, UInt, std::size_t, void*, std::size_t*))   \
   X(Int, clEnqueueNDRangeKernel,                                                                 \
     (Queue, Kernel, UInt, const std::size_t*, const std::size_t*, const std::size_t*, UInt,      \
      const Event*, Event*))                                                                      \

@@ -57,22 +57,19 @@ class Buffer {
 // A kernel, compiled for one device.
 class CompiledKernel {
  public:
-  CompiledKernel(std::string name, cl::Program program, cl::Kernel kernel, std::int64_t work_group)
-      : name_(std::move(name)), program_(program), kernel_(kernel), work_group_(work_group) {}
+  CompiledKernel(std::string name, cl::Program program, cl::Kernel kernel)
+      : name_(std::move(name)), program_(program), kernel_(kernel) {}
   CompiledKernel(const CompiledKernel&) = delete;
   CompiledKernel& operator=(const CompiledKernel&) = delete;
   ~CompiledKernel();
 
   const std::string& name() const { return name_; }
   cl::Kernel handle() const { return kernel_; }
-  // The most work-items of a work-group that this kernel's registers allow.
-  std::int64_t work_group() const { return work_group_; }
 
  private:
   std::string name_;
   cl::Program program_;
   cl::Kernel kernel_;
-  std::int64_t work_group_;
 };
 
 // How many work-groups there are, and how many work-items ("lanes") each has.

@@ -23,14 +23,6 @@ using cpu::KeyValueRows;
 
 constexpr std::string_view kOneToken = "FlowKVAttention";
 
-Element cache_element(DataType type, const std::string& name) {
-  if (type != DataType::kFloat32 && type != DataType::kFloat16 && type != DataType::kBFloat16) {
-    fail("[", name, "] expected a KV cache of float, float16 or bfloat16 on device 'gpu', got ",
-         name_of(type), ": use device = cpu");
-  }
-  return element_of(type);
-}
-
 // What the kernels have no place for.
 constexpr std::pair<AttentionInput, const char*> kRefused[] = {
     {kAttentionBias, "attention_bias"},
@@ -90,10 +82,14 @@ class Attention final : public cpu::FlowQKVAttention {
 
  private:
   AttentionShape shape_of(DataType type) const {
+    if (type == DataType::kInt8 && attributes().head_size % 2 != 0)
+      fail("[", attributes().name,
+           "] expected heads of an even size in an int8 KV cache on device ", "'gpu', got ",
+           attributes().head_size, ": use device = cpu");
     return {.heads = attributes().heads,
             .kv_heads = attributes().kv_heads,
             .head_size = attributes().head_size,
-            .cache = cache_element(type, attributes().name),
+            .cache = element_of_cache(type),
             .softcap = attributes().softcap,
             .window = attributes().window,
             .causal = attributes().causal};

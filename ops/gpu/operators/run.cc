@@ -32,6 +32,10 @@ Element element_of(DataType type) {
   }
 }
 
+Element element_of_cache(DataType type) {
+  return type == DataType::kInt8 ? Element::kInt8Rows : element_of(type);
+}
+
 Buffer upload(Context& context, const Value& constant) {
   const auto bytes = static_cast<std::size_t>(constant.shape.value_or(Shape{0}).elements()) *
                      size_of(constant.type);

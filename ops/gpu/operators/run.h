@@ -53,6 +53,8 @@ class Run {
 
 // How kernels read values of this type; there are floats, and int8. Throws Error for others.
 Element element_of(DataType type);
+// The same of a KV cache, whose int8 has a scale in each row.
+Element element_of_cache(DataType type);
 
 // A constant's bytes in a buffer. Throws as check_bytes does.
 Buffer upload(Context& context, const Value& constant);

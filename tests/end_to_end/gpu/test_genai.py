@@ -26,13 +26,15 @@ CAPACITY = 400
 NEW_TOKENS = 24
 GPU = {"device": "gpu"}
 CPU = {"device": "cpu"}
+# A model that the device has no place for.
+ALL_LOGITS = {"logits": "all", "kv_dtype": "fp32"}
 
 
-def assert_same(ours: Reply, theirs: Reply) -> bool:
+def assert_same(ours: Reply, theirs: Reply, factor: float = 1.0) -> bool:
     """See replies.py. Both devices round a prompt's activations to int8, independently of each other: a logit of each
     has the error of int8, their difference sqrt(2) times that, a gap of two logits twice. Of all gaps the largest is
-    within 4 sigma."""
-    return replies.assert_same(ours, theirs, lambda i: 4 * 2 * logit_error("int8", 6, theirs.logits[i][None]))
+    within 4 sigma. `factor`: what other roundings make of that."""
+    return replies.assert_same(ours, theirs, lambda i: 4 * 2 * factor * logit_error("int8", 6, theirs.logits[i][None]))
 
 
 def turns_of(model: Any, *prompts: Tokens, **options: Any) -> list[Reply]:
@@ -63,6 +65,18 @@ def test_two_turns(
     )
     for mine, its in zip(ours, theirs, strict=True):
         if not assert_same(mine, its):
+            break
+
+
+def test_an_int8_cache(open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
+    """The CPU's tokens. A layer's keys and values are rounded as its products' activations are, by the largest of a row
+    as of a group: less than twice the roundings of int8, sqrt(2) times the error."""
+    ours, theirs = (
+        turns_of(open_model(provider_options=options, kv_dtype="int8"), long_prompt, prompts[0])
+        for options in (GPU, CPU)
+    )
+    for mine, its in zip(ours, theirs, strict=True):
+        if not assert_same(mine, its, math.sqrt(2)):
             break
 
 
@@ -103,13 +117,13 @@ def test_what_runs_where(open_model: Callable[..., Any], tmp_path: Path) -> None
     assert placement["why"] == "device=gpu"
     assert "Portable Computing Language" in placement["device"]
     assert any("6 layers and the LM head in 50 kernels a token" in line for line in placement["lowered"]), placement
-    with pytest.raises(RuntimeError, match=r"(?s)device gpu leaves .* to its host.* a KV cache in bf16, fp16 or fp32"):
-        open_model(provider_options=GPU, kv_dtype="int8")
+    with pytest.raises(RuntimeError, match=r"(?s)device gpu leaves .* to its host.* computes logits of all tokens"):
+        open_model(provider_options=GPU, **ALL_LOGITS)
 
 
 def test_what_the_gpu_does_not_take_the_cpu_computes(open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
     gpu, cpu = (
-        turns_of(open_model(provider_options=options, kv_dtype="int8"), prompts[0])[0]
+        turns_of(open_model(provider_options=options, **ALL_LOGITS), prompts[0])[0]
         for options in (GPU | {"on_unsupported": "cpu"}, CPU)
     )
     assert gpu.tokens == cpu.tokens

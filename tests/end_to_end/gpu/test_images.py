@@ -9,21 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from flownpu.convert import convert
-from tests.end_to_end.test_emulated_images import CHECKPOINT, CPU, QUESTIONS, Opened, pictures_of
+from tests.end_to_end.test_emulated_images import CPU, QUESTIONS, Opened, pictures_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The converted model."""
-    folder = tmp_path_factory.mktemp("shapes") / "model"
-    convert(CHECKPOINT, folder)
-    return folder
+def folder(converted: Callable[..., Path]) -> Path:
+    return converted("gemma3-shapes")
 
 
 @pytest.fixture(scope="module")

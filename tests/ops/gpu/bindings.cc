@@ -34,8 +34,8 @@ namespace {
 using Array = nb::ndarray<nb::c_contig, nb::device::cpu>;
 
 Element element_of(const std::string& name) {
-  constexpr std::array<const char*, 6> kNames{"float", "float16", "bfloat16",
-                                              "int32", "int8",    "q4nx"};
+  constexpr std::array<const char*, 7> kNames{"float", "float16", "bfloat16", "int32",
+                                              "int8",  "q4nx",    "int8 rows"};
   for (std::size_t i = 0; i < kNames.size(); ++i)
     if (name == kNames[i]) return static_cast<Element>(i);
   flownpu::fail("no element ", name);
@@ -168,7 +168,6 @@ void bind_gpu(nb::module_& module) {
         {"program_info.BINARY_SIZES", cl::kProgramBinarySizes},
         {"program_info.BINARIES", cl::kProgramBinaries},
         {"program_build_info.LOG", cl::kBuildLog},
-        {"kernel_work_group_info.WORK_GROUP_SIZE", cl::kKernelWorkGroupSize},
         {"profiling_info.QUEUED", cl::kEventQueued},
         {"profiling_info.START", cl::kEventStart},
         {"command_execution_status.COMPLETE", static_cast<std::uint64_t>(cl::kComplete)},

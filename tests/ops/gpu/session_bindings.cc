@@ -15,6 +15,7 @@
 
 #include "ops/gpu/decoder/shared_buffers.h"
 #include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/operators/run.h"
 #include "ops/gpu/session_device.h"
 #include "python/native/arrays.h"
 #include "tests/ops/bindings.h"
@@ -77,17 +78,17 @@ void bind_gpu_session(nb::module_& module) {
       });
   module.def(
       "append_heads",
-      [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size, bool half_cache,
-         float scale, bool qk_norm, float epsilon) {
+      [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size,
+         const std::string& cache, float scale, bool qk_norm, float epsilon) {
         return append_heads({.heads = heads,
                              .kv_heads = kv_heads,
                              .head_size = head_size,
-                             .cache = half_cache ? Element::kFloat16 : Element::kFloat32,
+                             .cache = element_of_cache(flownpu::native::type_of(cache)),
                              .scale = scale,
                              .qk_norm = qk_norm,
                              .epsilon = epsilon});
       },
-      nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("half_cache"),
+      nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("cache"),
       nb::arg("scale"), nb::arg("qk_norm"), nb::arg("epsilon"));
   module.def(
       "attention_of_sequence",

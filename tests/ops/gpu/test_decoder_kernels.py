@@ -31,7 +31,8 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
     query = np.full((first + tokens, heads * size), 7, np.float32)
     store = np.float16 if half_cache else np.float32
     key, value = (np.full((kv_heads, capacity, size), 7, store) for _ in range(2))
-    kernel = gpu.append_heads(heads, kv_heads, size, half_cache, scale, qk_norm, EPSILON)
+    cache = "float16" if half_cache else "float"
+    kernel = gpu.append_heads(heads, kv_heads, size, cache, scale, qk_norm, EPSILON)
     context.run(
         kernel, [all_heads, tokens, 1], [packed, cos, sin, query, key, value, *weights], [first, past, capacity]
     )

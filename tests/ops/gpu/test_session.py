@@ -145,7 +145,6 @@ def test_a_context_without_room_is_refused_with_the_numbers(models, opened):
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
-        ("llama", {"kv_dtype": "int8"}, "expected a KV cache in bf16, fp16 or fp32, got int8"),
         ("smollm3", {}, "expected do_rotary = 1: the GPU's attention turns the queries and keys of every layer"),
         ("llama", {"logits": "all"}, "the graph computes logits of all tokens: convert it with --logits last"),
     ],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from flownpu.ops.definitions.int8_cache import dequantise_rows, quantise_rows
 from flownpu.selftest.gpu.case import F32, Case, Expected
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["attention"]
 
-_TYPES = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+_TYPES = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
 # exp and tanh are off by 3 and 5 units in the last place at most (OpenCL's bounds).
 _EXP, _TANH = 6, 10
 _LANES = 64  # keys of a chunk
@@ -40,12 +41,12 @@ def _attention(
     heads: int, kv_heads: int, size: int, tokens: int, past: int, rng: Rng, *, cache: str = "float", window: int = -1,
     softcap: float = 0.0, causal: bool = True,
 ) -> Case:  # fmt: skip
-    batch, total, dtype = 2, past + tokens, _TYPES[cache]
+    batch, total = 2, past + tokens
     query = rng.standard_normal((batch, tokens, heads * size), dtype=np.float32) * 2
     new = [rng.standard_normal((batch, tokens, kv_heads * size), dtype=np.float32) for _ in range(2)]
-    old = [rng.standard_normal((batch, kv_heads, past, size), dtype=np.float32).astype(dtype) for _ in range(2)]
-    by_head = [part.reshape(batch, tokens, kv_heads, size).swapaxes(1, 2).astype(dtype) for part in new]
-    keys, values = (np.concatenate(pair, axis=2).astype(np.float64) for pair in zip(old, by_head, strict=True))
+    old = [_stored(rng.standard_normal((batch, kv_heads, past, size), dtype=np.float32), cache) for _ in range(2)]
+    by_head = [_stored(part.reshape(batch, tokens, kv_heads, size).swapaxes(1, 2), cache) for part in new]
+    keys, values = (_read(np.concatenate(pair, axis=2)) for pair in zip(old, by_head, strict=True))
     seen = _seen(tokens, past, window, causal=causal)
     y, tolerance = _attended(query.astype(np.float64), keys, values, seen, softcap)
     given: list[np.ndarray | None] = [query, *new, *[None] * 4]
@@ -58,6 +59,16 @@ def _attention(
         name="", op_type="FlowKVAttention" if tokens == 1 else "FlowQKVAttention", inputs=given,
         attributes=attributes, outputs=["float", cache, cache], expected={0: Expected(y, tolerance)},
     )  # fmt: skip
+
+
+def _stored(rows: np.ndarray, cache: str) -> np.ndarray:
+    """Rows as a cache of that type has them; of int8 with their scales."""
+    return quantise_rows(rows) if cache == "int8" else rows.astype(_TYPES[cache])
+
+
+def _read(rows: np.ndarray) -> np.ndarray:
+    """What they stand for, in float64."""
+    return (dequantise_rows(rows) if rows.dtype == np.int8 else rows).astype(np.float64)
 
 
 def _seen(tokens: int, past: int, window: int, *, causal: bool) -> np.ndarray:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from flownpu.aie.check.structure import describe
@@ -63,6 +64,18 @@ def objects_moved(body: tuple[Statement, ...], parameters: _Parameters, variable
     return moved
 
 
+# Plans of a design differ in what their sequences move, seldom in a core's pass: of the last some arrays.
+@lru_cache(maxsize=1024)
+def _moved_in_a_pass(body: tuple[Statement, ...], parameters: tuple[tuple[tuple[str, int], int], ...]) -> Ends:
+    """`objects_moved` of a core's program, for the parameters that it loads; not to be changed."""
+    return objects_moved(body, dict(parameters), {})
+
+
+def _loaded(core: Core) -> set[str]:
+    """The buffers that a core loads run-time parameters from."""
+    return {statement.buffer for statement in statements(core.body) if isinstance(statement, Load)}
+
+
 def check_flow(plan: Plan, limits: Limits) -> list[Violation]:
     """Count what every fifo is given and what is taken from it."""
     return _Flow(plan, limits).run()
@@ -88,7 +101,7 @@ class _Flow:
                 if waits:
                     self._take(core, self._passes(core, waits[0]))
                 else:
-                    open_cores.append((core, objects_moved(core.body, self._initial(), {})))
+                    open_cores.append((core, _moved_in_a_pass(core.body, tuple(self._initial(core).items()))))
             except KeyError as error:
                 self._add(describe(core.tile, self.limits), "run-time parameters written before the core starts",
                           f"{error.args[0]}", "not written")  # fmt: skip
@@ -101,8 +114,11 @@ class _Flow:
     def _add(self, place: str, resource: str, need: object, have: object, detail: str = "") -> None:
         self.found.append(Violation(place, resource, need, have, detail))
 
-    def _initial(self) -> dict[tuple[str, int], int]:
-        return {(b.name, i): int(v) for b in self.array.buffers for i, v in enumerate(b.initial_value)}
+    def _initial(self, core: Core) -> dict[tuple[str, int], int]:
+        """The run-time parameters that a core loads, as they are before the call."""
+        loaded = _loaded(core)
+        buffers = [buffer for buffer in self.array.buffers if buffer.name in loaded]
+        return {(b.name, i): int(v) for b in buffers for i, v in enumerate(b.initial_value)}
 
     def _host(self) -> None:
         moved: defaultdict[str, int] = defaultdict(int)
@@ -116,14 +132,15 @@ class _Flow:
 
     def _passes(self, core: Core, wait: BarrierWait) -> Ends:
         """What a core moves in all the passes that the sequence starts."""
-        parameters = self._initial()
+        parameters, loaded = self._initial(core), _loaded(core)
         moved: Ends = Counter()
         passes = 0
         for step in self.starts:
             if isinstance(step, WriteParameter):
-                parameters[step.buffer, step.index] = step.value
+                if step.buffer in loaded:
+                    parameters[step.buffer, step.index] = step.value
             elif (step.barrier, step.value) == (wait.barrier, wait.value):
-                moved.update(objects_moved(core.body, parameters, {}))
+                moved.update(_moved_in_a_pass(core.body, tuple(parameters.items())))
                 passes += 1
         if not passes:
             self.idle[core.tile] = f"no step sets {wait.barrier} to {wait.value}: the core never starts"

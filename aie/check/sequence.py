@@ -18,9 +18,9 @@ from flownpu.aie.plan.data import Await, Free, SetBarrier, Transfer, WriteParame
 from flownpu.aie.plan.instructions import WORD_BYTES, words_of_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from flownpu.aie.plan.data import Array, Dimension, Fifo, HostBuffer, Plan, Step, Tap, Tile
+    from flownpu.aie.plan.data import Array, Buffer, Dimension, Fifo, HostBuffer, Plan, Step, Tap, Tile
     from flownpu.aie.plan.limits import Limits
 
 __all__ = ["check_sequence", "contiguous", "descriptor", "downstream", "iteration_stride"]
@@ -28,7 +28,8 @@ __all__ = ["check_sequence", "contiguous", "descriptor", "downstream", "iteratio
 
 def check_sequence(plan: Plan, limits: Limits) -> list[Violation]:
     """Every transfer by itself, then all of them in order."""
-    found = [violation for step in plan.sequence.steps for violation in _step(step, plan, limits)]
+    buffers = {buffer.name: buffer for buffer in plan.array.buffers}
+    found = [violation for step in plan.sequence.steps for violation in _step(step, plan, limits, buffers)]
     return found or [*_order(plan, limits), *_instructions(plan, limits)]
 
 
@@ -66,12 +67,12 @@ def contiguous(walk: tuple[Dimension, ...]) -> bool:
     return True
 
 
-def _step(step: object, plan: Plan, limits: Limits) -> Iterator[Violation]:
+def _step(step: object, plan: Plan, limits: Limits, buffers: Mapping[str, Buffer]) -> Iterator[Violation]:
     array = plan.array
     if isinstance(step, Transfer):
         yield from _transfer(step, plan, limits)
     elif isinstance(step, WriteParameter):
-        buffer = next((buffer for buffer in array.buffers if buffer.name == step.buffer), None)
+        buffer = buffers.get(step.buffer)
         place = f"run-time parameter {step.buffer}"
         if buffer is None or not buffer.run_time_parameter:
             yield Violation(place, "a buffer for run-time parameters", 1, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flownpu.aie.check.violation import Violation
@@ -131,10 +132,15 @@ def _fifo(fifo: Fifo, limits: Limits) -> Iterator[Violation]:
 
 def _variables(array: Array, limits: Limits) -> Iterator[Violation]:
     for core in array.cores:
-        for name in dict.fromkeys(_unbound(core.body, frozenset())):
+        for name in _unbound_names(core.body):
             yield Violation(
                 describe(core.tile, limits), f"the variable {name}", "a loop around it or a load before", "none"
             )
+
+
+@lru_cache(maxsize=512)  # of the last some arrays, as in cores.py
+def _unbound_names(body: tuple[Statement, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_unbound(body, frozenset())))
 
 
 def _unbound(body: tuple[Statement, ...], bound: frozenset[str]) -> Iterator[str]:

@@ -104,15 +104,31 @@ def test_a_missing_package_comes_with_the_command_that_installs_it(flownpu, monk
 
 def test_ctrl_c_while_commands_are_imported_is_quiet():
     script = (
-        "import builtins, sys; find = builtins.__import__\n"
+        "import importlib, sys; find = importlib.import_module\n"
         "def interrupted(name, *others):\n"
-        "    if name == 'flownpu.cli' and 'bench' in others[2]: raise KeyboardInterrupt\n"
+        "    if name == 'flownpu.cli.doctor': raise KeyboardInterrupt\n"
         "    return find(name, *others)\n"
-        "builtins.__import__ = interrupted\n"
+        "importlib.import_module = interrupted\n"
         "from flownpu.cli import main; sys.exit(main())"
     )
     done = subprocess.run([sys.executable, "-c", script, "doctor"], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (130, b"")
+
+
+def test_a_command_imports_no_other(model):
+    """They take most of a second; what is no command is answered with all of them."""
+    script = (
+        "import sys; from flownpu.cli import main; code = main(sys.argv[1:])\n"
+        "print([name for name in ('bench', 'doctor', 'inspect') if f'flownpu.cli.{name}' in sys.modules])\n"
+        "sys.exit(code)"
+    )
+
+    def imported(*arguments):
+        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout.splitlines()[-1]
+
+    assert imported("--debug", "inspect", str(model)) == (0, "['inspect']")
+    assert imported("no-such-command") == (2, "['bench', 'doctor', 'inspect']")
 
 
 def test_a_reader_that_stops_reading_is_no_error(model):

@@ -23,11 +23,14 @@ from tests.npu.firmware import DEVELOPED, Firmware, driver_log
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ROOT", "Machine", "require", "with_plugin"]
+__all__ = ["BUSY", "ROOT", "TIME_LIMIT", "Machine", "require", "with_plugin"]
 
 ROOT = Path(__file__).parents[2]
 # After so many ms without progress the driver ends a command: Linux 7's own 2000, but for the tests' time.
 WATCHDOG_MS = 100
+# An environment variable: seconds that a session waits for a call. Emulated, on a busy machine, one may take more than
+# the 5 that users wait.
+TIME_LIMIT, BUSY = "FLOWNPU_NPU_TIMEOUT", "120"
 
 
 def require() -> None:
@@ -65,6 +68,7 @@ class Machine:
         linux: the kernel's version.
         settings: of the driver (xdna_driver/state.h): "timelines=0".
         ini: lines of XRT's settings.
+        time_limit: seconds that a session waits for a call.
     """
 
     def __init__(
@@ -78,9 +82,10 @@ class Machine:
         linux: str = "7.3.4",
         settings: str = "",
         ini: str = "",
+        time_limit: str = BUSY,
     ) -> None:
         self.root = folder / "machine"
-        self._settings, self._ini = settings, ini
+        self._settings, self._ini, self._time_limit = settings, ini, time_limit
         self._firmware, self._linux = firmware, linux
         if firmware is not None:
             self._settings += f" protocol={xrt.setting_of(firmware)}"
@@ -157,6 +162,7 @@ class Machine:
         return {
             xrt.ROOT: str(self.root.resolve()),
             xrt.SETTINGS: self._settings,
+            TIME_LIMIT: self._time_limit,
             xrt.KERNELS: str(xrt.kernels_of("npu2").resolve()),
             "PATH": os.pathsep.join([str(self.root.resolve() / "bin"), os.environ["PATH"]]),
             "LD_PRELOAD": " ".join([*before, str(xrt.DRIVER.resolve())]),

@@ -71,6 +71,11 @@ class Driver:
         """What the driver's watchdog does."""
         self._library.xdna_driver_end_hung_calls()
 
+    def settle(self) -> None:
+        """Waits until the driver has done with commands that have ended, or fails where one does not end."""
+        # Far more than it takes on a busy machine.
+        assert self._library.xdna_driver_settle(ctypes.c_int64(60_000)), "a command has not ended within a minute"
+
     def alive(self, kind: str = "") -> int:
         """What is open."""
         return int(self._library.xdna_driver_alive(kind.encode()))

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/gpu/opencl/progress.h"
 
-#include <algorithm>
-#include <charconv>
-#include <cmath>
-#include <cstdlib>
-#include <string>
 #include <utility>
 
-#include "ops/error.h"
+#include "ops/system/variables.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -23,17 +18,7 @@ constexpr std::chrono::seconds kLimitOfCpu{1200};
 }  // namespace
 
 std::chrono::milliseconds time_limit(const DeviceFacts& facts) {
-  const char* given = std::getenv(kTimeVariable);
-  if (given == nullptr) return facts.is_software() ? kLimitOfCpu : kLimitOfGpu;
-  const std::string text = given;
-  double seconds = 0;
-  const auto [stop, code] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  constexpr double kMost = 1e6;  // eleven days
-  if (code != std::errc() || stop != text.data() + text.size() ||
-      !(seconds > 0 && seconds <= kMost))
-    fail("[FlowNPU] device 'gpu': expected ", kTimeVariable,
-         " to be a number of seconds above 0, got '", text, "'");
-  return std::chrono::milliseconds(std::max<std::int64_t>(std::llround(seconds * 1e3), 1));
+  return seconds_of(kTimeVariable, facts.is_software() ? kLimitOfCpu : kLimitOfGpu);
 }
 
 void Progress::reach(cl::Int status) {

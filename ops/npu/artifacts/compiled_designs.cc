@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/npu/artifacts/compiled_designs.h"
 
-#include <chrono>
 #include <utility>
 
 #include "ops/dispatch_observer.h"
 #include "ops/npu/driver/emulated_runtime.h"
 #include "ops/npu/driver/xrt_runtime.h"
+#include "ops/system/variables.h"
 
 namespace flownpu::npu {
 namespace {
 
 // A dispatch takes milliseconds, the longest, 2^31 bytes of weights at a tenth of main memory's
-// rate, less than half a second.
-constexpr std::chrono::seconds kTimeout{5};
+// rate, less than half a second: ten times that.
+constexpr std::chrono::seconds kTimeLimit{5};
 
 std::int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -55,7 +55,9 @@ std::shared_ptr<CompiledDesigns> CompiledDesigns::open(const std::string& folder
 }
 
 CompiledDesigns::CompiledDesigns(const std::string& folder, bool emulated)
-    : artifacts_(folder, emulated), runtime_(open_runtime(artifacts_)) {}
+    : artifacts_(folder, emulated),
+      time_limit_(seconds_of(kTimeVariable, kTimeLimit)),
+      runtime_(open_runtime(artifacts_)) {}
 
 Array& CompiledDesigns::array(const CallRecord& call) {
   const std::lock_guard lock(mutex_);
@@ -108,7 +110,7 @@ void CompiledDesigns::dispatch(std::size_t array, std::span<const Call> calls) {
     loaded = arrays_.at(array).get();
   }
   try {
-    runtime_->submit(*loaded, calls)->wait(kTimeout);
+    runtime_->submit(*loaded, calls)->wait(time_limit_);
   } catch (const DeviceError& error) {
     fail_with(error.what());
     throw DeviceFailed(error.what());

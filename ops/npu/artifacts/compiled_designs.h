@@ -4,6 +4,7 @@
 // to be submitted at any position.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -20,6 +21,9 @@
 #include "ops/npu/driver/runtime.h"
 
 namespace flownpu::npu {
+
+// Seconds within which a dispatch has to end, in the environment.
+inline constexpr const char* kTimeVariable = "FLOWNPU_NPU_TIMEOUT";
 
 class CompiledDesigns {
  public:
@@ -53,6 +57,7 @@ class CompiledDesigns {
   void tell(Dispatch dispatch);
 
   Artifacts artifacts_;
+  std::chrono::milliseconds time_limit_;
   std::unique_ptr<Runtime> runtime_;
   std::mutex mutex_;  // for what follows
   std::map<std::size_t, std::unique_ptr<Array>> arrays_;

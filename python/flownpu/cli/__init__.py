@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -46,10 +47,35 @@ def _flownpu(
     del debug, version  # `main` has looked for the one, a callback has answered the other.
 
 
-def application() -> typer.Typer:
-    """All commands; only `doctor` where the module that the others call does not load.
+# Where each command is, below this package: its module and its function.
+_COMMANDS = {
+    "convert": "convert:convert",
+    "export-q4nx": "export_q4nx:export_q4nx",
+    "run": "run:run",
+    "chat": "chat:chat",
+    "embed": "embedding.embed:embed",
+    "rerank": "embedding.rerank:rerank",
+    "serve": "serving.serve:serve",
+    "batch": "serving.batch:batch",
+    "bench": "bench:bench",
+    "inspect": "inspect:inspect",
+    "explain": "explain:explain",
+    "verify": "verify:verify",
+    "build": "build:build",
+    "compile": "compile_model:compile_model_folder",
+    "predict": "predict:predict",
+    "tune": "tune:tune",
+    "trace": "trace:trace",
+    "selftest": "selftest:selftest",
+    "doctor": "doctor:doctor",
+    "make-model": "make_model:make_model",
+}
 
-    They take most of a second to import: by then `main` hears Ctrl-C.
+
+def application(arguments: Sequence[str] = ()) -> typer.Typer:
+    """All commands; of a command line that names one, that one alone, since all take most of a second to import.
+
+    Only `doctor` where the module that the others call does not load. By then `main` hears Ctrl-C.
     """
     app = typer.Typer(
         name="flownpu",
@@ -60,57 +86,16 @@ def application() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_flownpu)
-    if diagnose_module().status is Status.BAD:
-        from flownpu.cli.doctor import doctor  # noqa: PLC0415 the others cannot be imported
-
-        app.command("doctor")(doctor)
-    else:
-        _add_commands(app)
+    # No option before the command has a value.
+    named = next((argument for argument in arguments if not argument.startswith("-")), "")
+    names = {named} & _COMMANDS.keys() or _COMMANDS.keys()
+    if diagnose_module().status is Status.BAD:  # the others cannot be imported
+        names = {"doctor"}
+    for name, place in _COMMANDS.items():
+        if name in names:
+            module, _, function = place.partition(":")
+            app.command(name)(getattr(import_module(f"flownpu.cli.{module}"), function))
     return app
-
-
-def _add_commands(app: typer.Typer) -> None:
-    from flownpu.cli import (  # noqa: PLC0415
-        bench,
-        build,
-        chat,
-        compile_model,
-        convert,
-        doctor,
-        explain,
-        export_q4nx,
-        inspect,
-        make_model,
-        predict,
-        run,
-        selftest,
-        trace,
-        tune,
-        verify,
-    )
-    from flownpu.cli.embedding import embed, rerank  # noqa: PLC0415
-    from flownpu.cli.serving import batch, serve  # noqa: PLC0415
-
-    app.command("convert")(convert.convert)
-    app.command("export-q4nx")(export_q4nx.export_q4nx)
-    app.command("run")(run.run)
-    app.command("chat")(chat.chat)
-    app.command("embed")(embed.embed)
-    app.command("rerank")(rerank.rerank)
-    app.command("serve")(serve.serve)
-    app.command("batch")(batch.batch)
-    app.command("bench")(bench.bench)
-    app.command("inspect")(inspect.inspect)
-    app.command("explain")(explain.explain)
-    app.command("verify")(verify.verify)
-    app.command("build")(build.build)
-    app.command("compile")(compile_model.compile_model_folder)
-    app.command("predict")(predict.predict)
-    app.command("tune")(tune.tune)
-    app.command("trace")(trace.trace)
-    app.command("selftest")(selftest.selftest)
-    app.command("doctor")(doctor.doctor)
-    app.command("make-model")(make_model.make_model)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -131,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
         with _endings_clean_up():
             _check_module(arguments)
             # --debug is understood behind the command too.
-            application()(args=[argument for argument in arguments if argument != "--debug"], prog_name="flownpu")
+            application(arguments)(args=[each for each in arguments if each != "--debug"], prog_name="flownpu")
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 0
     except KeyboardInterrupt:

@@ -40,6 +40,7 @@ def main(library: str, prompts: str, *folders: str) -> None:
     og.register_execution_provider_library(registration.get_ep_name(), library)
     document: dict[str, Any] = {folder: converse(folder, json.loads(prompts)) for folder in folders}
     gc.collect()
+    driver.settle()
     document["violations"] = driver.violations()
     document["alive"] = driver.alive()
     print(json.dumps(document))

@@ -56,9 +56,9 @@ PROGRAMS = "^xrt-smi examine --report aie-partitions"
 MORE_TO_LOCK = "|".join(map(re.escape, (MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT)))
 
 
-def failing(settings: str, said: str, remedy: str) -> State:
+def failing(settings: str, said: str, remedy: str, **others: str) -> State:
     """An NPU that seems to be all right, and then fails."""
-    return {"settings": settings}, [], {"npu": ("good", "accel0", "^$"), "a token": ("bad", said, remedy)}
+    return {"settings": settings, **others}, [], {"npu": ("good", "accel0", "^$"), "a token": ("bad", said, remedy)}
 
 
 # The machine, libraries that it lacks, and what doctor says: of each check its status, what it found, what mends it.
@@ -143,7 +143,8 @@ STATES: dict[str, State] = {
     "no context": failing(f"context={ENOSPC}", f"No space left on device.*{FULL}", PROGRAMS),
     "a call that is refused": failing(f"submit={EINVAL}", "Invalid argument", IS_LOGGED),
     "a call that the watchdog ends": failing("hang=50", "the driver's watchdog ended it", IS_LOGGED),
-    "a call that nothing ends": failing("hang=-1", "the array did not answer within 5000 ms", IS_LOGGED),
+    # The first: there is none before it that takes its time.
+    "a call that nothing ends": failing("hang=-1", "did not answer within 1000 ms", IS_LOGGED, time_limit="1"),
     "a device that is lost": failing("lost=0", "the NPU is gone: .*No such device", IS_LOGGED),
 }
 

@@ -133,7 +133,6 @@ def test_many_sessions_leave_nothing(
     assert {left["driver"] for left in found["left"]} == {0}
     assert {left["files"] for left in others} == {first["files"]}
     assert found["violations"] == []
-    assert found["late"] == 0 or count > SESSIONS  # by hand, beside other work
 
 
 def test_nothing_is_left_of_any_session(sessions: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ def driver():
     faulthandler.cancel_dump_traceback_later()
     if driver.alive():
         gc.collect()  # tracebacks of expected errors keep what was there when they were raised
+        driver.settle()
     assert driver.violations() == []
     assert driver.alive() == 0
 

@@ -444,7 +444,7 @@ def test_a_call_that_never_ends(bench, case, driver, fault, calls, failing):
     bench.array = bench.runtime = None
     assert (driver.alive("buffer"), driver.alive("heap buffer"), driver.alive("context")) == (3, 2, 1)
     driver.end_hung_calls()
-    time.sleep(0.05)  # until its thread has seen that
+    driver.settle()
     npu.open_xrt_runtime()  # looks after what was left
     assert driver.alive() == 0
 

@@ -26,6 +26,8 @@ namespace xdna_driver {
 struct Packet;
 
 struct Job {
+  // The last to go: what the job holds of buffers is gone when no job is alive.
+  std::unique_ptr<const Alive> alive = std::make_unique<const Alive>("job");
   std::uint64_t sequence = 0;
   std::shared_ptr<Buffer> command;
   std::vector<std::shared_ptr<Buffer>> chained;

@@ -2,6 +2,8 @@
 #include "tests/npu/xdna_driver/state.h"
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -41,6 +43,7 @@ struct State {
   std::vector<Fault> faults = settings();
   std::vector<std::string> violations;
   std::map<std::string, std::int64_t> alive;
+  std::condition_variable gone;  // one of them
   int watchdog_rounds = 0;
 };
 
@@ -65,6 +68,7 @@ Alive::Alive(const char* kind) : kind_(kind) {
 Alive::~Alive() {
   const std::lock_guard lock(state().mutex);
   --state().alive[kind_];
+  state().gone.notify_all();
 }
 
 void violate(const std::string& what) {
@@ -132,6 +136,12 @@ void xdna_driver_inject(const char* fault, std::int64_t after, std::int64_t amou
 void xdna_driver_end_hung_calls() {
   const std::lock_guard lock(state().mutex);
   ++state().watchdog_rounds;
+}
+
+std::int32_t xdna_driver_settle(std::int64_t milliseconds) {
+  std::unique_lock lock(state().mutex);
+  return state().gone.wait_for(lock, std::chrono::milliseconds(milliseconds),
+                               [] { return state().alive["job"] == 0; });
 }
 
 std::int64_t xdna_driver_alive(const char* kind) {

@@ -32,7 +32,10 @@ void xdna_driver_reset();
 void xdna_driver_inject(const char* fault, std::int64_t after, std::int64_t amount);
 // Lets the driver's watchdog end all calls that hang.
 void xdna_driver_end_hung_calls();
-// What is open; `kind`: "file", "context", "buffer", "heap buffer", ..., or "" for all.
+// Waits until the driver's threads hold nothing of any command, which they do for a moment after
+// the program has seen it end. 0: after so many milliseconds they still did.
+std::int32_t xdna_driver_settle(std::int64_t milliseconds);
+// What is open; `kind`: "file", "context", "buffer", "job", ..., or "" for all.
 std::int64_t xdna_driver_alive(const char* kind);
 // What was done that must not be, one a line; cut to `capacity`. How many there were.
 std::int64_t xdna_driver_violations(char* text, std::size_t capacity);

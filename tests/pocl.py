@@ -7,6 +7,10 @@ from flownpu.ops.opencl_loader import installed_packages
 from tests import opencl_double
 
 COMPILED = Path(__file__).resolve().parent.parent / "build" / "pocl"
+# Most of the time of a first run goes into compiling: not each kernel once more for launches of few work-groups.
+ONE_FOR_ALL_LAUNCHES = {"POCL_WORK_GROUP_SPECIALIZATION": "0"}
+# For kernels that run for milliseconds, and are compiled for as long as they run a hundred times.
+NOT_OPTIMISED = {"POCL_EXTRA_BUILD_FLAGS": "-cl-opt-disable"}
 
 
 class MissingError(Exception):
@@ -29,4 +33,9 @@ def variables(folder: Path) -> dict[str, str]:
         raise MissingError('PoCL or pyopencl is not installed: pip install "flownpu[test]"')
     COMPILED.mkdir(parents=True, exist_ok=True)
     loader = {"FLOWNPU_OPENCL": str(opencl_double.LIBRARY), opencl_double.LOADER: found["FLOWNPU_OPENCL"]}
-    return found | loader | {"POCL_CACHE_DIR": str(COMPILED), "FLOWNPU_GPU_CACHE": str(folder / "flownpu")}
+    return (
+        found
+        | loader
+        | ONE_FOR_ALL_LAUNCHES
+        | {"POCL_CACHE_DIR": str(COMPILED), "FLOWNPU_GPU_CACHE": str(folder / "flownpu")}
+    )

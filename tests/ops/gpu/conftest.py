@@ -5,6 +5,18 @@ import numpy as np
 import pytest
 
 from tests.npu.models import Models
+from tests.pocl import NOT_OPTIMISED
+
+
+@pytest.fixture(scope="module")
+def not_optimised(opencl, tmp_path_factory):
+    """Single kernels of few numbers run too shortly to be worth optimising; others do not find them."""
+    del opencl  # which sets what is changed
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in NOT_OPTIMISED.items():
+            patch.setenv(name, value)
+        patch.setenv("FLOWNPU_GPU_CACHE", str(tmp_path_factory.mktemp("not-optimised")))
+        yield
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from tests.ops.device import testing
 
-pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl", "not_optimised")]
 
 gpu = testing.gpu
 F32 = 2.0**-24
@@ -16,7 +16,8 @@ EPSILON = 1e-6
 
 @pytest.fixture(scope="module")
 def context(pocl):
-    return gpu.open(cache=pocl["FLOWNPU_GPU_CACHE"])
+    del pocl
+    return gpu.open()
 
 
 @pytest.mark.parametrize(("qk_norm", "half_cache"), [(True, True), (False, False)])

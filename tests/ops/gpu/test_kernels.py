@@ -10,7 +10,7 @@ from flownpu.selftest.gpu.case import Expected, PreparedCase
 from flownpu.selftest.gpu.trials import Devices, Outcome, Variant, run_variant, variants
 from tests.ops.device import one
 
-pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl", "not_optimised")]
 
 VARIANTS = {variant.name: variant for variant in variants(large=False)}
 

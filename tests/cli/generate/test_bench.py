@@ -136,7 +136,7 @@ def test_json(flownpu, model):
     assert memory["before"] < memory["resident"] <= memory["peak"]
     assert 0 < memory["anonymous"] < memory["resident"]
     assert report["read_bandwidth"]["minimum"] > 0
-    # Of a core with two hardware threads one computes.
+    # One hardware thread of each core computes.
     assert 0 < report["machine"]["cores"] <= len(os.sched_getaffinity(0))
     assert {"flownpu", "onnxruntime", "onnxruntime-genai"} <= report["machine"]["versions"].keys()
 

@@ -8,8 +8,9 @@ by chunk, keys and values in turn on one stream: with the queries, these are the
     tile:  start; for every chunk: scores of the keys, values; for every part of the columns: finish
 
 Each tile reads all keys and values of its sweep, so what bounds long prompts is their stream unless a tile holds many
-rows. Bytes of L1 for each row and element of it: 2 of q, 4 of y, 2 of o. Heads of more than 128 elements leave in four
-parts of their columns, so that o takes 1/2: 32 rows of d = 256 instead of 16, with chunks of 8 keys.
+rows. Bytes of L1 for each row and element of it: 2 of q, 4 of y, 2 of o. Heads of 128 elements or more leave in parts
+of their columns: in eight, o takes 1/4, and there are 64 rows of d = 128 instead of 48; in four, it takes 1/2, and
+there are 32 rows of d = 256 instead of 16, with chunks of 8 keys.
 
 One *round* gives every column an item (KV head, block of tokens); its run-time parameters say which chunks it sweeps,
 so they may only change when the round's outputs are there.
@@ -49,22 +50,32 @@ from flownpu.aie.iron.compat import Buffer, ObjectFifo, Program, Runtime, Tensor
 if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["FlowQKV", "tile_bytes"]
+__all__ = ["FlowQKV"]
 
 # The default tile's largest size: a block is padded with tokens up to it, and longer chunks make no kernel much faster.
 _MOST_ROWS, _MOST_KEYS = 64, 32
 _CORE_BYTES = 64 + 12  # of a core's run-time parameters, and the words that count its three fifos' objects
 
 
-def output_parts(d: int) -> int:
-    """How many parts of their columns the outputs of a tile leave in; a channel's queue holds four."""
+def _output_parts(d: int) -> int:
+    """How many parts of their columns the outputs of a tile leave in: as few as its rows ask for."""
+    if d == 128:
+        return 8
     return 4 if d > 128 and d % 32 == 0 else 1
 
 
-def tile_bytes(rows: int, keys: int, d: int) -> int:
+def _tile_bytes(rows: int, keys: int, d: int) -> int:
     """L1 of a tile: q, y in f32, a part of o, two chunks of keys or values; F, state, correction, scratch of scores."""
-    held = rows * d * (2 + 4) + 2 * rows * d // output_parts(d) + 2 * 2 * keys * d
+    held = rows * d * (2 + 4) + 2 * rows * d // _output_parts(d) + 2 * 2 * keys * d
     return held + 2 * rows * keys + 4 * (2 * rows + 16 + rows) + 4 * 16 * keys
+
+
+def _add_in_turns(windows: list[Window], starts: list[Any], buffer: Any, taps: list[list[TensorAccessPattern]]) -> None:
+    """A task of each column in turn, as long as it has some."""
+    for turn in range(max(map(len, taps))):
+        for window, start, taps_of_column in zip(windows, starts, taps, strict=False):
+            if turn < len(taps_of_column):
+                window.add(start, buffer, taps_of_column[turn])
 
 
 @dataclass(frozen=True)
@@ -113,7 +124,7 @@ class FlowQKV:
         """The rows that L1 holds, in multiples of a step."""
         limits = limits_of(self.target)
         room = limits.compute.memory_bytes - limits.stack_bytes - limits.constant_bytes - _CORE_BYTES
-        fitting = (n for n in range(step, _MOST_ROWS + 1, step) if tile_bytes(n, self.keys, self.d) <= room)
+        fitting = (n for n in range(step, _MOST_ROWS + 1, step) if _tile_bytes(n, self.keys, self.d) <= room)
         return max(fitting, default=0)
 
     @property
@@ -188,12 +199,12 @@ class FlowQKV:
             RunTimeParameters([f"tile_{column}_{row}" for row in range(TILES)]) for column in range(self.columns)
         ]
         queries, chunks, outputs, workers = self._array(parameters)
-        block, parts = TILES * self.queries, output_parts(self.d)
+        block, parts, queue = TILES * self.queries, _output_parts(self.d), limits_of(self.target).task_queue
         items = [(head, top) for top in range(0, self.padded(tokens), block) for head in range(self.kv_heads)]
 
         def sequence(q: Any, kv: Any, o: Any, q_ends: Any, kv_ends: Any, o_ends: Any) -> None:
             for place in range(0, len(items), self.columns):
-                tasks, windows, waiting = [], [], []
+                tasks, windows, chunks, drains, parts_of_outputs = [], [], [], [], []
                 for column, (head, top) in enumerate(items[place : place + self.columns]):
                     part = sweep(
                         past + top, block, total, self.keys, window=window, causal=causal, scale=scale or self.d**-0.5
@@ -202,19 +213,22 @@ class FlowQKV:
                         words = part.words(past + top + row * self.queries, self.queries)
                         parameters[column].write(row, words, moving=MOVING)
                     parameters[column].start()
-                    q_taps, o_taps = (self._tokens(head, top, rows, *ends) for ends in ((q_line, 1), (o_line, parts)))
-                    for start, buffer, moved in ((q_ends[column].fill, q, q_taps), (o_ends[column].drain, o, o_taps)):
-                        tasks += [start(buffer, tap=tap, wait=True, managed=False) for tap in moved]
+                    (q_tap,), o_taps = (self._tokens(head, top, rows, *ends) for ends in ((q_line, 1), (o_line, parts)))
+                    tasks.append(q_ends[column].fill(q, tap=q_tap, wait=True, managed=False))
+                    drains.append(Window())
+                    for tap in o_taps[:queue]:
+                        drains[column].add(o_ends[column].drain, o, tap)
+                    parts_of_outputs.append(o_taps[queue:])
                     windows.append(Window())
-                    waiting.append(cache.of_head(part, head, limits_of(self.target).iteration_maximum))
-                for turn in range(max(map(len, waiting))):
-                    for column, taps in enumerate(waiting):
-                        if turn < len(taps):
-                            windows[column].add(kv_ends[column].fill, kv, taps[turn])
+                    chunks.append(cache.of_head(part, head, limits_of(self.target).iteration_maximum))
+                _add_in_turns(windows, [end.fill for end in kv_ends], kv, chunks)
                 for window_of_column in windows:
                     window_of_column.finish()
+                _add_in_turns(drains, [end.drain for end in o_ends], o, parts_of_outputs)
                 for task in tasks:
                     task.await_()
+                for drains_of_column in drains:
+                    drains_of_column.finish()
 
         buffers = [tensor(rows * q_line), tensor(cache.size), tensor(rows * o_line)]
         ends = [
@@ -236,7 +250,7 @@ class FlowQKV:
         self, parameters: list[RunTimeParameters]
     ) -> tuple[list[ObjectFifo], list[ObjectFifo], list[ObjectFifo], list[Worker]]:
         size, chunk = self.rows * self.d, self.keys * self.d
-        columns = self.d // output_parts(self.d)
+        columns = self.d // _output_parts(self.d)
         part = self.rows * columns
         offsets, part_offsets = ([row * n for row in range(TILES)] for n in (size, part))
         queries, chunks, outputs = list[ObjectFifo](), list[ObjectFifo](), list[ObjectFifo]()
@@ -261,7 +275,7 @@ class FlowQKV:
     def _worker(
         self, column: int, row: int, ends: tuple[ObjectFifoHandle, ...], parameters: RunTimeParameters
     ) -> Worker:
-        rows, keys, d, parts = self.rows, self.keys, self.d, output_parts(self.d)
+        rows, keys, d, parts = self.rows, self.keys, self.d, _output_parts(self.d)
         columns = d // parts
         q_kind, chunk, rtp = tensor(rows * d), tensor(keys * d), tensor(PARAMETERS, I32)
         kinds = {

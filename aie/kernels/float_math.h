@@ -100,47 +100,59 @@ Float<N> power_of_integer(const Float<N>& with_rounder) {
   return aie::upshift(biased, kExponentBit).template cast_to<float>();
 }
 
-// 2^(k + f) to within 2^-14 of it, |f| <= 1/2; `whole` = k + kRounder, -126 <= k <= 127.
-//
-// 2^f is the polynomial of degree 4 whose largest relative error there is least (2.6e-6, found by
-// Remez' exchange). Each of Horner's last two steps errs by 3 x 2^-16 of the product it adds, which
-// are at most 0.41 and 0.09 of the sum: 2.3e-5. The step before them rounds its factor, at most
-// 0.061, to bf16: 2^-9 of it, times f^3, 1.8e-5. f's own rest, 2^-16 of at most 1/2, adds 0.5e-5
-// and half of that again for the sum's slope. Together 5.2e-5.
+// 2^k v for v of [1/2, 2), `whole` = k + kRounder, where it is a normal number: v's exponent grows.
 template <unsigned N>
-Float<N> power_of_parts(const aie::vector<std::int32_t, N>& whole, const Accumulator<N>& f) {
-  const Parts<N> fraction = split(f);
+Float<N> raise_by_integer(const Accumulator<N>& v, const aie::vector<std::int32_t, N>& whole) {
+  const auto bits = v.template to_vector<float>().template cast_to<std::int32_t>();
+  return aie::add(bits, aie::upshift(whole, kExponentBit)).template cast_to<float>();
+}
+
+// 2^x for x <= 127, to within 2^-14 of it; below -126 it is 2^-126.
+//
+// x = k + f, |f| <= 1/2. 2^f is the polynomial of degree 4 whose largest relative error there is
+// least (2.6e-6, found by Remez' exchange). Each of Horner's last two steps errs by 3 x 2^-16 of
+// the product it adds, which are at most 0.41 and 0.09 of the sum: 2.3e-5. The step before them
+// rounds its factor, at most 0.061, to bf16: 2^-9 of it, times f^3, 1.8e-5. f's own rest, 2^-16 of
+// at most 1/2, adds 0.5e-5 and half of that again for the sum's slope. Together 5.2e-5.
+template <unsigned N>
+Float<N> power_of_two(const Float<N>& x) {
+  const Float<N> limited = aie::max(x, aie::broadcast<float, N>(kLowestExponent));
+  const Float<N> rounder = aie::broadcast<float, N>(kRounder);
+  const Float<N> whole = aie::add(limited, rounder);
+  const auto fraction = split(Accumulator<N>(aie::sub(limited, aie::sub(whole, rounder))));
   const auto highest = aie::broadcast<bfloat16, N>(bfloat16(9.57010191e-03F));
   Accumulator<N> sum = aie::mac(constant<N>(5.59178603e-02F), fraction.high, highest);
   const Bf16<N> third = sum.template to_vector<bfloat16>();
   sum = aie::mac(aie::mac(constant<N>(2.40247448e-01F), fraction.high, third), fraction.low, third);
   sum = multiply_add(constant<N>(6.93121815e-01F), split(sum), fraction);
   sum = multiply_add(constant<N>(9.99999261e-01F), split(sum), fraction);
-  const auto bits = sum.template to_vector<float>().template cast_to<std::int32_t>();
-  return aie::add(bits, aie::upshift(whole, kExponentBit)).template cast_to<float>();
+  return raise_by_integer(sum, whole.template cast_to<std::int32_t>());
 }
 
-// 2^x for x <= 127, to within 2^-14 of it; below -126 it is 2^-126.
+// 2^x for -2^22 < x <= 127, to within 2^-10 of it: for what is rounded to bf16 next, by 2^-8. Below
+// -126 it is less than 2^-125. x is not compared as f32, which is emulated: k + kRounder is
+// positive, so that its bits order as integers do.
+//
+// 2^f is a polynomial of degree 3 (7.5e-5 at most, as above), in two halves that do not wait for
+// one another, c0 + c1 f and f^2 (c2 + c3 f): 31 instructions in a chain of 26 cycles after f,
+// where Horner's rule has 41 in 100. Both factors of the second half, at most 1/4 and 0.27, are
+// rounded to bf16, 1.3e-4 each, and f^2 leaves out f's low part, 2 x 2^-10 f c2, 2.4e-4.
+// Together 5.8e-4, of a sum of 0.7 or more.
 template <unsigned N>
-Float<N> power_of_two(const Float<N>& x) {
-  const Float<N> limited = aie::max(x, aie::broadcast<float, N>(kLowestExponent));
-  const Float<N> rounder = aie::broadcast<float, N>(kRounder);
-  const Float<N> whole = aie::add(limited, rounder);
-  return power_of_parts(whole.template cast_to<std::int32_t>(),
-                        Accumulator<N>(aie::sub(limited, aie::sub(whole, rounder))));
-}
-
-// The same for -2^22 < x, without comparing f32, which is emulated: k + kRounder is positive, so
-// that its bits order as integers do. Below -126 it is less than 2^-125.
-template <unsigned N>
-Float<N> power_of_two(const Accumulator<N>& x) {
+Float<N> rough_power_of_two(const Accumulator<N>& x) {
   const Float<N> rounder = aie::broadcast<float, N>(kRounder);
   const Accumulator<N> whole = aie::add(x, rounder);
-  const Float<N> integer = aie::sub(whole, rounder).template to_vector<float>();
+  const Parts<N> f = split(aie::sub(x, aie::sub(whole, rounder).template to_vector<float>()));
+  const auto slope = broadcast_parts<N>(6.93260985e-01F);
+  const auto third = aie::broadcast<bfloat16, N>(bfloat16(5.51716691e-02F));
+  const Bf16<N> square = aie::mul(f.high, f.high).template to_vector<bfloat16>();
+  const Bf16<N> curve =
+      aie::mac(constant<N>(2.42611122e-01F), f.high, third).template to_vector<bfloat16>();
+  const Accumulator<N> line = multiply_add(constant<N>(9.99928074e-01F), f, slope);
   constexpr auto kLowestWhole = __builtin_bit_cast(std::int32_t, kRounder + kLowestExponent);
   const auto bits = whole.template to_vector<float>().template cast_to<std::int32_t>();
-  return power_of_parts(aie::max(bits, aie::broadcast<std::int32_t, N>(kLowestWhole)),
-                        aie::sub(x, integer));
+  return raise_by_integer(aie::mac(line, square, curve),
+                          aie::max(bits, aie::broadcast<std::int32_t, N>(kLowestWhole)));
 }
 
 // 1 / x for 2^-60 <= x <= 2^61, to within 1e-4 of it.

@@ -20,6 +20,7 @@ from flownpu.selftest.reference.numbers import (
     F32_ROUNDING,
     INVERSE,
     PRODUCT,
+    ROUGH_EXP2,
     bf16,
     blocks_of,
     panels,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARCHITECTURES", "BF16_ROUNDING", "BFLOAT16", "BUILT", "EXP2", "F32_ROUNDING", "INVERSE", "LIBRARIES", "PRODUCT",
-    "ROOT",
+    "ROOT", "ROUGH_EXP2",
     "Kernels", "assert_within", "bf16", "bits", "blocks_of", "load", "panels", "tiled", "untiled", "wide",
 ]  # fmt: skip
 

@@ -124,15 +124,15 @@ def test_our_attention_by_its_instructions():
     call = gemm_parameters(DEVICE.limits.name).call.value
     scores, values = _flow_qkv_cycles(16, 32, 128)
     # 8 sub-tiles in blocks of four: as many conversions as products; two rows of them share the softmax.
-    assert scores == pytest.approx(call + 2 * (30 + 16 * 4 * 2.84 + 4 * 4) + 4 * 180 + 160)
+    assert scores == pytest.approx(call + 2 * (30 + 16 * 4 * 2.84 + 4 * 4) + 4 * 106 + 160)
     assert values == pytest.approx(call + 2 * (30 + 4 * 2.84 + 16 * 4 * 2.84))
     # A sub-tile of rows and of keys that are left alone: products wait for their accumulator, sums for their stores.
     alone = _flow_qkv_cycles(8, 8, 64)
-    assert alone == pytest.approx([call + 30 + 8 * 6 + 4 + 180 + 160, call + 30 + 2.84 + 8 * 4])
+    assert alone == pytest.approx([call + 30 + 8 * 6 + 4 + 106 + 160, call + 30 + 2.84 + 8 * 4])
     assert sum(_flow_qkv_cycles(24, 8, 64)) == pytest.approx(sum(_flow_qkv_cycles(16, 8, 64)) + sum(alone) - 2 * call)
 
 
-@pytest.mark.parametrize("sizes", [(64, 32, 64), (48, 16, 128), (32, 8, 256)])
+@pytest.mark.parametrize("sizes", [(64, 32, 64), (64, 16, 128), (32, 8, 256)])
 def test_our_attention_is_between_what_was_published(sizes):
     """Faster than a kernel with an exact softmax was published (26 multiply-adds a cycle), slower than GEMM (180)."""
     assert 26 < 2 * math.prod(sizes) / sum(_flow_qkv_cycles(*sizes)) < 180

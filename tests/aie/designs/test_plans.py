@@ -153,7 +153,7 @@ def test_flow_qkv(name, tokens, past, capacity):
     assert violations(design.program(tokens, past, capacity, causal=False)) == []
 
 
-@pytest.mark.parametrize(("heads", "d", "rows"), [(4, 64, 64), (4, 72, 64), (2, 128, 48), (3, 128, 48), (2, 256, 32)])
+@pytest.mark.parametrize(("heads", "d", "rows"), [(4, 64, 64), (4, 72, 64), (2, 128, 64), (3, 128, 48), (2, 256, 32)])
 def test_flow_qkv_takes_the_rows_that_a_tile_holds(heads, d, rows):
     """Up to 64, in multiples of 16 and of a group: with more of them the checker finds too little memory."""
     design = FlowQKV("npu2", heads, 1, d)

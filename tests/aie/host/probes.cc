@@ -73,10 +73,15 @@ void mmul_4x8x4(const bfloat16* a, const bfloat16* b, float* c) {
   aie::store_v(c, product.to_vector<float>());
 }
 
-// aie/kernels/float_math.h: 2^x and 1/x, in f32.
+// aie/kernels/float_math.h: 2^x, as well as a bf16 needs it, and 1/x, in f32.
 void powers_of_two(const float* x, float* y) {
   flownpu::round_to_nearest();
   aie::store_v(y, flownpu::power_of_two<16>(aie::load_v<16>(x)));
+}
+void rough_powers_of_two(const float* x, float* y) {
+  flownpu::round_to_nearest();
+  const flownpu::Accumulator<16> value(aie::load_v<16>(x));
+  aie::store_v(y, flownpu::rough_power_of_two(value));
 }
 void reciprocals_by_newton(const float* x, float* y) {
   flownpu::round_to_nearest();
@@ -117,6 +122,7 @@ constexpr flownpu::aie_host::Kernel kProbes[] = {
     FLOWNPU_KERNEL(unpack_codes),
     FLOWNPU_KERNEL(mmul_4x8x4),
     FLOWNPU_KERNEL(powers_of_two),
+    FLOWNPU_KERNEL(rough_powers_of_two),
     FLOWNPU_KERNEL(reciprocals_by_newton),
 #if __AIE_ARCH__ >= 21
     FLOWNPU_KERNEL(exp2_native),

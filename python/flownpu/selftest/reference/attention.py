@@ -12,7 +12,7 @@ import numpy as np
 from flownpu.aie.designs.common import bits
 from flownpu.ops.definitions import flow_kv_attention, flow_qkv_attention
 from flownpu.selftest.reference.case import Case
-from flownpu.selftest.reference.numbers import BF16_ROUNDING, EXP2, F32_ROUNDING, PRODUCT, bf16, blocks_of, wide
+from flownpu.selftest.reference.numbers import BF16_ROUNDING, F32_ROUNDING, PRODUCT, ROUGH_EXP2, bf16, blocks_of, wide
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -126,7 +126,7 @@ def expectation(
     # An error of t, in powers of 2: f32 sums over d, the product with the scale; a share of F it is ln 2 times that,
     # and that of exp2 and of F's rounding to bf16.
     magnitude = sweep.factor * LOG2_E * (np.abs(q) @ np.abs(k.T))
-    share = np.log(2) * (d * F32_ROUNDING + PRODUCT) * magnitude + EXP2 + BF16_ROUNDING
+    share = np.log(2) * (d * F32_ROUNDING + PRODUCT) * magnitude + ROUGH_EXP2 + BF16_ROUNDING
     # O is an average weighted by F, l the sum of the same F: an error of F moves O by no more than this.
     tolerance = (p * share) @ np.abs(v) + (p * share).sum(-1, keepdims=True) * np.abs(expected)
     if in_blocks:  # F V: F loses up to 2^-6 of the largest of 8 neighbouring keys, which l does not see

@@ -15,6 +15,7 @@ __all__ = [
     "F32_ROUNDING",
     "INVERSE",
     "PRODUCT",
+    "ROUGH_EXP2",
     "bf16",
     "blocks_of",
     "panels",
@@ -28,8 +29,9 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BF16_ROUNDING = 2.0**-8
 # What aie/kernels/float_math.h says of a product of f32 numbers that are split in two bf16.
 PRODUCT = 3 * 2.0**-16
-# ... of power_of_two, and of aie::inv and invsqrt on the host (elementary.hpp).
+# ... of power_of_two, of rough_power_of_two, and of aie::inv and invsqrt on the host (elementary.hpp).
 EXP2 = 2.0**-14
+ROUGH_EXP2 = 2.0**-10
 INVERSE = 2.0**-15
 F32_ROUNDING = 2.0**-24
 

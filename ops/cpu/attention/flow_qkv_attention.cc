@@ -97,6 +97,9 @@ FlowQKVAttention::Tile FlowQKVAttention::tile_of(const AttentionCall& call,
   if (tile.valid > 0) {
     seen = {seen_by(tile.row, tile.first_token).begin,
             seen_by(tile.row, tile.first_token + tile.valid - 1).end};
+    // Keys that no row sees have a weight of 0.
+    if (call.plan.few)
+      seen.begin = std::max(base, seen.begin / kAttentionKeyStep * kAttentionKeyStep);
   }
   tile.keys = part_of(seen, tile.part, call.plan.parts);
   return tile;
@@ -162,6 +165,7 @@ void FlowQKVAttention::sweep(const AttentionCall& call, const Tile& tile,
   sweep.row_bytes = call.row_bytes;
   sweep.cache_type = call.cache_type;
   sweep.keys = tile.keys.end - tile.keys.begin;
+  sweep.position = tile.keys.begin;
   sweep.first_key = memory.first_key;
   sweep.last_key = memory.last_key;
   sweep.bias = call.input(kAttentionBias).present() ? memory.bias : nullptr;

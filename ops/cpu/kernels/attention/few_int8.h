@@ -127,8 +127,7 @@ class FewInt8 : FewScores {
       query_scales_[r] =
           round_to_words(sweep_.query + r * head_size_, query_ + r * kMaxHeadSize, head_size_);
     }
-    for (std::int64_t start = 0; start < sweep_.keys; start += chunk_keys_)
-      attend(start, std::min(chunk_keys_, sweep_.keys - start));
+    each_chunk([&](std::int64_t start, std::int64_t keys) { attend(start, keys); });
     for (std::int64_t r = 0; r < sweep_.rows; ++r) put_in_order(sweep_.numerator[r]);
   }
 

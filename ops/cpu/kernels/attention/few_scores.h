@@ -102,6 +102,17 @@ class FewScores {
                                    kAttentionKeyStep * kAttentionKeyStep,
                                kAttentionKeyStep, kFewKeysMost)) {}
 
+  // Calls function(start, keys) for each chunk.
+  template <typename Function>
+  void each_chunk(const Function& function) const {
+    for (std::int64_t start = 0; start < sweep_.keys;) {
+      const std::int64_t whole = chunk_keys_ - (sweep_.position + start) % chunk_keys_;
+      const std::int64_t keys = std::min(whole, sweep_.keys - start);
+      function(start, keys);
+      start += keys;
+    }
+  }
+
   void clear_state(std::int64_t row) const {
     sweep_.maximum[row] = kNothing;
     sweep_.denominator[row] = 0;

@@ -41,8 +41,7 @@ class FewRows : FewScores {
       std::copy_n(sweep_.query + r * head_size_, head_size_, query);
       rearrange(query, [](TwoVectors v) { return even_and_odd(v); });
     }
-    for (std::int64_t start = 0; start < sweep_.keys; start += chunk_keys_)
-      attend(start, std::min(chunk_keys_, sweep_.keys - start));
+    each_chunk([&](std::int64_t start, std::int64_t keys) { attend(start, keys); });
     for (std::int64_t r = 0; r < sweep_.rows; ++r)
       rearrange(sweep_.numerator[r], [](TwoVectors v) { return in_turn(v); });
   }

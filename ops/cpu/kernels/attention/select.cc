@@ -100,6 +100,7 @@ void attend_alone(const AttentionSweep& sweep, std::int64_t r) {
   }
   alone.key = static_cast<const std::byte*>(sweep.key) + first * sweep.row_bytes;
   alone.value = static_cast<const std::byte*>(sweep.value) + first * sweep.row_bytes;
+  alone.position += first;
   alone.keys = last;
   alone.first_key = &kFirst;
   alone.last_key = &last;

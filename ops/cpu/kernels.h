@@ -91,7 +91,7 @@ struct AttentionSweep {
   std::int64_t keys = 0;
   // The first of these keys has this position in its sequence: attend_few cuts the keys at
   // multiples of positions, so that a row has the same bits beside others, which may see earlier
-  // keys, if it is a multiple of kAttentionKeyStep.
+  // keys.
   std::int64_t position = 0;
   // A multiple of chunk_keys: no row sees a key before it. For attend_many.
   std::int64_t begin = 0;

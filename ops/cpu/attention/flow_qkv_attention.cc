@@ -97,9 +97,6 @@ FlowQKVAttention::Tile FlowQKVAttention::tile_of(const AttentionCall& call,
   if (tile.valid > 0) {
     seen = {seen_by(tile.row, tile.first_token).begin,
             seen_by(tile.row, tile.first_token + tile.valid - 1).end};
-    // Keys that no row sees have a weight of 0.
-    if (call.plan.few)
-      seen.begin = std::max(base, seen.begin / kAttentionKeyStep * kAttentionKeyStep);
   }
   tile.keys = part_of(seen, tile.part, call.plan.parts);
   return tile;

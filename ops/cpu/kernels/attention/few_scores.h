@@ -103,7 +103,8 @@ class FewScores {
                                    kAttentionKeyStep * kAttentionKeyStep,
                                kAttentionKeyStep, kFewKeysMost)) {}
 
-  // Calls function(start, keys) for each chunk.
+  // Calls function(start, keys) for each chunk. Earlier keys that other rows see shift the lanes of
+  // the first chunk's factors, whose sum that does not change: reduce_add adds by rotations.
   template <typename Function>
   void each_chunk(const Function& function) const {
     for (std::int64_t start = 0; start < sweep_.keys;) {

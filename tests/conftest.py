@@ -50,6 +50,27 @@ if folder := os.environ.get("FLOWNPU_TESTING_DIR"):
     _use_native_of(Path(folder))
 
 
+def _let_idle_threads_sleep() -> None:
+    """Sessions of ONNX Runtime's Python interface, unless told otherwise, have no threads that spin for work.
+
+    A session's thread spins for a million pauses, tens of milliseconds, after its last task: with as many processes as
+    cores it takes the core from another, and a fifth of the CPU time of tests of single operators was that.
+    """
+    import onnxruntime
+    from onnxruntime.capi import _pybind_state as state
+
+    class SessionOptions(state.SessionOptions):  # type: ignore[misc]  # shipped without types
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_session_config_entry("session.intra_op.allow_spinning", "0")
+
+    onnxruntime.SessionOptions = SessionOptions
+    state.get_default_session_options = SessionOptions  # of sessions that are made without any
+
+
+_let_idle_threads_sleep()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--library", help="test this build of libflownpu_ep.so rather than the installed one")
     parser.addoption("--onnxruntime-headers", help="compare ep/abi.h with the headers in this folder")

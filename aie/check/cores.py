@@ -26,8 +26,8 @@ from flownpu.aie.plan.data import (
     Statement,
     Store,
     Type,
+    statements,
 )
-from flownpu.aie.plan.resources import statements
 
 if TYPE_CHECKING:
     from flownpu.aie.plan.data import Barrier, Buffer, Core, Fifo, Kernel, Link, Plan
@@ -99,7 +99,7 @@ class _CoreCheck:
         """All violations."""
         self._repeat(self.core.body, None if self.core.forever else 1)
         used: defaultdict[tuple[str, str], set[type]] = defaultdict(set)
-        for statement in statements(self.core.body):
+        for statement in self.core.statements:
             if isinstance(statement, (Acquire, Release)):
                 used[statement.fifo, statement.port].add(type(statement))
         for name, fifo in self.fifos.items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from flownpu.aie.check.structure import describe
 from flownpu.aie.check.violation import Violation
@@ -26,7 +26,6 @@ from flownpu.aie.plan.data import (
     WriteParameter,
 )
 from flownpu.aie.plan.expressions import depends_on_index, evaluate
-from flownpu.aie.plan.resources import statements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,9 +70,22 @@ def _moved_in_a_pass(body: tuple[Statement, ...], parameters: tuple[tuple[tuple[
     return objects_moved(body, dict(parameters), {})
 
 
-def _loaded(core: Core) -> set[str]:
-    """The buffers that a core loads run-time parameters from."""
-    return {statement.buffer for statement in statements(core.body) if isinstance(statement, Load)}
+class _Program(NamedTuple):
+    """What a core's program names."""
+
+    loaded: frozenset[str]  # the buffers that it loads run-time parameters from
+    waits: tuple[BarrierWait, ...]
+    released: tuple[tuple[str, str], ...]  # (fifo, port), of which it may release none: a loop may have no pass
+
+
+@lru_cache(maxsize=1024)
+def _program(core: Core) -> _Program:
+    every = core.statements
+    return _Program(
+        frozenset(statement.buffer for statement in every if isinstance(statement, Load)),
+        tuple(statement for statement in every if isinstance(statement, BarrierWait)),
+        tuple(dict.fromkeys((s.fifo, s.port) for s in every if isinstance(s, Release))),
+    )
 
 
 def check_flow(plan: Plan, limits: Limits) -> list[Violation]:
@@ -96,7 +108,7 @@ class _Flow:
         self._host()
         open_cores: list[tuple[Core, Ends]] = []
         for core in self.array.cores:
-            waits = [s for s in statements(core.body) if isinstance(s, BarrierWait)]
+            waits = _program(core).waits
             try:
                 if waits:
                     self._take(core, self._passes(core, waits[0]))
@@ -116,7 +128,7 @@ class _Flow:
 
     def _initial(self, core: Core) -> dict[tuple[str, int], int]:
         """The run-time parameters that a core loads, as they are before the call."""
-        loaded = _loaded(core)
+        loaded = _program(core).loaded
         buffers = [buffer for buffer in self.array.buffers if buffer.name in loaded]
         return {(b.name, i): int(v) for b in buffers for i, v in enumerate(b.initial_value)}
 
@@ -132,7 +144,7 @@ class _Flow:
 
     def _passes(self, core: Core, wait: BarrierWait) -> Ends:
         """What a core moves in all the passes that the sequence starts."""
-        parameters, loaded = self._initial(core), _loaded(core)
+        parameters, loaded = self._initial(core), _program(core).loaded
         moved: Ends = Counter()
         passes = 0
         for step in self.starts:
@@ -147,10 +159,9 @@ class _Flow:
         return moved
 
     def _take(self, core: Core, moved: Ends, times: Fraction = Fraction(1)) -> None:
-        for statement in statements(core.body):
-            if isinstance(statement, Release):  # moved or not: a loop may have no pass
-                end, fifo = (statement.fifo, statement.port), self.fifos[statement.fifo]
-                self.known[statement.fifo, core.tile, statement.port] = moved[end] * fifo.type.elements * times
+        for end in _program(core).released:
+            name, port = end
+            self.known[name, core.tile, port] = moved[end] * self.fifos[name].type.elements * times
 
     # --- Spreading what is known --------------------------------------------------------------------------------------
 

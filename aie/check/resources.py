@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flownpu.aie.check.structure import describe
 from flownpu.aie.check.violation import Violation
 from flownpu.aie.plan.buffer_addresses import placed_buffers
 from flownpu.aie.plan.data import BufferArgument, Call, Load, Store
-from flownpu.aie.plan.resources import Resources, link_ranges, resources_of, statements
+from flownpu.aie.plan.resources import Resources, link_ranges, resources_of
 from flownpu.aie.plan.usage import memory_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flownpu.aie.plan.data import Array, Dimension, End, Fifo, Plan, Tile
+    from flownpu.aie.plan.data import Array, Core, Dimension, End, Fifo, Plan, Tile
     from flownpu.aie.plan.limits import Limits
 
 __all__ = ["check_resources"]
@@ -122,17 +123,23 @@ def _adjacency(array: Array, limits: Limits) -> Iterator[Violation]:
     """A core's calls and loads touch memory that it reaches."""
     buffers = {buffer.name: buffer for buffer in array.buffers}
     for core in array.cores:
-        names: set[str] = set()
-        for statement in statements(core.body):
-            if isinstance(statement, Call):
-                names |= {a.buffer for a in statement.arguments if isinstance(a, BufferArgument)}
-            elif isinstance(statement, (Load, Store)):
-                names.add(statement.buffer)
-        for name in sorted(names & set(buffers)):
+        for name in sorted(_used_buffers(core) & set(buffers)):
             tile = buffers[name].tile
             if not limits.reaches_memory((core.tile.column, core.tile.row), (tile.column, tile.row)):
                 resource = f"buffer {name} in the memory of tile {tile}"
                 yield Violation(describe(core.tile, limits), resource, "own, north, south or west", "out of reach")
+
+
+# Arrays share cores: of the last some arrays.
+@lru_cache(maxsize=512)
+def _used_buffers(core: Core) -> frozenset[str]:
+    names: set[str] = set()
+    for statement in core.statements:
+        if isinstance(statement, Call):
+            names |= {a.buffer for a in statement.arguments if isinstance(a, BufferArgument)}
+        elif isinstance(statement, (Load, Store)):
+            names.add(statement.buffer)
+    return frozenset(names)
 
 
 # --- Walks -----------------------------------------------------------------------------------------------------------

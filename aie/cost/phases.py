@@ -29,9 +29,8 @@ from typing import TYPE_CHECKING
 from flownpu.aie.cost.memory import contiguous_bytes, relative_efficiency, shared_seconds
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.cost.totals import array_flow, core_cycles, from_shim, stream_seconds
-from flownpu.aie.plan.data import Acquire, Await, Call, Element, Transfer
+from flownpu.aie.plan.data import Acquire, Await, Call, Element, Transfer, statements
 from flownpu.aie.plan.instructions import words_of_step, words_of_steps
-from flownpu.aie.plan.resources import statements
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Mapping

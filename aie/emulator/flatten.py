@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +31,7 @@ from flownpu.aie.plan.resources import consumer_at, link_ranges, shared_memory
 from flownpu.aie.words.writer import ARRAY, SEQUENCE, Words
 
 if TYPE_CHECKING:
-    from flownpu.aie.plan.data import Array, Buffer, End, Fifo, Link, Sequence, Tile
+    from flownpu.aie.plan.data import Array, Buffer, Core, End, Fifo, Link, Sequence, Tile
     from flownpu.aie.plan.limits import Limits
 
 __all__ = ["FlatArray", "flatten_array"]
@@ -180,13 +181,9 @@ class _Flattening:
         return len(self.locks) - 1
 
     def _buffer(self, buffer: Buffer) -> int:
-        initial = np.array(buffer.initial_value, DTYPES[buffer.type.dtype]) if buffer.initial_value else np.array([])
-        return self._memory(
-            buffer.name,
-            buffer.type.bytes,
-            parameters=buffer.run_time_parameter,
-            initial=initial.tobytes() if buffer.initial_value else b"",
-        )
+        values, dtype = buffer.initial_value, DTYPES[buffer.type.dtype]
+        initial = np.array(values, dtype).tobytes() if values else b""
+        return self._memory(buffer.name, buffer.type.bytes, parameters=buffer.run_time_parameter, initial=initial)
 
     def _pool(self, fifo: Fifo, tile: Tile, depth: int, ranges: list[tuple[int, int]], repeats: list[int]) -> _Pool:
         """`ranges`: (start, end) of the parts of an object, in elements; `repeats`: how often each is sent."""
@@ -283,13 +280,36 @@ class _Flattening:
 
     def _cores(self, buffers: dict[str, int], barriers: dict[str, int]) -> list[Words]:
         kernels = {kernel.entry: number for number, kernel in enumerate(self.array.kernels)}
-        cores = []
-        for core in self.array.cores:
-            ends = {(fifo, port): n for (tile, fifo, port), n in self.end_of.items() if tile == core.tile}
-            code = CoreCode(core, ends, buffers, barriers, kernels)
-            words = Words()
-            words.text(f"core {core.tile}")
-            words.add(int(code.forever), len(code.variables), len(code.views))
-            words.list(code.words)
-            cores.append(words)
-        return cores
+        numbers = tuple(tuple(numbers.items()) for numbers in (self.end_of, buffers, barriers, kernels))
+        return [_core(core, _numbers(*numbers)) for core in self.array.cores]
+
+
+class _Numbers:
+    """The numbers of an array's parts, by the names that its cores' programs have for them."""
+
+    def __init__(
+        self,
+        ends: tuple[tuple[tuple[Tile, str, str], int], ...],
+        buffers: tuple[tuple[str, int], ...],
+        barriers: tuple[tuple[str, int], ...],
+        kernels: tuple[tuple[str, int], ...],
+    ) -> None:
+        self.buffers, self.barriers, self.kernels = dict(buffers), dict(barriers), dict(kernels)
+        self.ends: defaultdict[Tile, dict[tuple[str, str], int]] = defaultdict(dict)
+        for (tile, fifo, port), number in ends:
+            self.ends[tile][fifo, port] = number
+
+
+# Arrays that differ in a core, as tests' do, share the others' code: of the last some arrays.
+_numbers = lru_cache(maxsize=16)(_Numbers)
+
+
+@lru_cache(maxsize=512)
+def _core(core: Core, numbers: _Numbers) -> Words:
+    """A core's name and program; not to be changed."""
+    code = CoreCode(core, numbers.ends[core.tile], numbers.buffers, numbers.barriers, numbers.kernels)
+    words = Words()
+    words.text(f"core {core.tile}")
+    words.add(int(code.forever), len(code.variables), len(code.views))
+    words.list(code.words)
+    return words

@@ -22,7 +22,6 @@ from flownpu.aie.plan.data import (
     Store,
     Variable,
 )
-from flownpu.aie.plan.resources import statements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,7 +83,7 @@ class CoreCode:
         self.views: dict[str, int] = {}
         self._body(core.body)
         self.words.append(Op.END)
-        waits = any(isinstance(statement, (Acquire, BarrierWait)) for statement in statements(core.body))
+        waits = any(isinstance(statement, (Acquire, BarrierWait)) for statement in core.statements)
         self.forever = core.forever and waits  # else it would run alone for ever, and nothing could tell
 
     def _body(self, body: tuple[Statement, ...]) -> None:

@@ -13,10 +13,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = [
     "Acquire",
@@ -54,6 +58,7 @@ __all__ = [
     "Type",
     "Variable",
     "WriteParameter",
+    "statements",
 ]
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -229,6 +234,14 @@ class Loop:
     step: Expression
     body: tuple[Statement, ...]
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.variable, self.start, self.stop, self.step, self.body))
+
+    def __hash__(self) -> int:
+        """From all fields, once: what was found out about a program is looked up by it."""
+        return self._hash
+
 
 @dataclass(frozen=True)
 class Acquire:
@@ -309,6 +322,14 @@ class BarrierRelease:
 Statement: TypeAlias = Loop | Acquire | Release | Call | Load | Store | BarrierWait | BarrierRelease
 
 
+def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    """Every statement of a body, those in loops too."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, Loop):
+            yield from statements(statement.body)
+
+
 @dataclass(frozen=True)
 class Core:
     """The program of a compute tile; `forever`: it starts over when it ends, which is what serves several calls.
@@ -322,6 +343,19 @@ class Core:
     forever: bool = True
     stack_bytes: int = 1024
     dynamic: bool = False
+
+    @cached_property
+    def statements(self) -> tuple[Statement, ...]:
+        """Every statement of the body, those in loops too."""
+        return tuple(statements(self.body))
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.tile, self.body, self.forever, self.stack_bytes, self.dynamic))
+
+    def __hash__(self) -> int:
+        """As a loop's."""
+        return self._hash
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ import operator
 from functools import cache
 from typing import TYPE_CHECKING
 
-from flownpu.aie.plan.data import BufferArgument, Element, Load, Loop, Operation, Variable
-from flownpu.aie.plan.resources import statements
+from flownpu.aie.plan.data import BufferArgument, Element, Load, Loop, Operation, Variable, statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

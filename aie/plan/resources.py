@@ -20,12 +20,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from flownpu.aie.plan.data import Acquire, Array, Core, End, Fifo, Link, Loop, Statement, Tile
+from flownpu.aie.plan.data import Acquire, Array, Core, End, Fifo, Link, Tile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
 
     from flownpu.aie.plan.limits import Limits
 
@@ -38,7 +40,6 @@ __all__ = [
     "link_ranges",
     "resources_of",
     "shared_memory",
-    "statements",
 ]
 
 _WORD_BYTES = 4
@@ -78,14 +79,6 @@ class Resources:
 
     pools: tuple[Pool, ...]
     channels: tuple[Channel, ...]
-
-
-def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
-    """Every statement of a core's body, those in loops too."""
-    for statement in body:
-        yield statement
-        if isinstance(statement, Loop):
-            yield from statements(statement.body)
 
 
 def shared_memory(fifo: Fifo, linked: bool, limits: Limits) -> Tile | None:
@@ -177,13 +170,18 @@ def _link_pool(link: Link, fifos: dict[str, Fifo]) -> Pool:
 
 
 def _most_acquired(array: Array) -> dict[tuple[str, Tile], int]:
-    most: defaultdict[tuple[str, Tile], int] = defaultdict(int)
-    for core in array.cores:
-        for statement in statements(core.body):
-            if isinstance(statement, Acquire):
-                key = statement.fifo, core.tile
-                most[key] = max(most[key], statement.count)
-    return most
+    return {(fifo, core.tile): count for core in array.cores for fifo, count in _acquired(core).items()}
+
+
+# Arrays share cores: of the last some arrays.
+@lru_cache(maxsize=512)
+def _acquired(core: Core) -> Mapping[str, int]:
+    """The most objects of each fifo that a core acquires."""
+    most: defaultdict[str, int] = defaultdict(int)
+    for statement in core.statements:
+        if isinstance(statement, Acquire):
+            most[statement.fifo] = max(most[statement.fifo], statement.count)
+    return MappingProxyType(most)
 
 
 def _depth(fifo: Fifo, end: End, most: dict[tuple[str, Tile], int]) -> int:
@@ -192,8 +190,9 @@ def _depth(fifo: Fifo, end: End, most: dict[tuple[str, Tile], int]) -> int:
     return max(end.depth, acquired + 1) if same and acquired > 1 else end.depth
 
 
+@lru_cache(maxsize=512)
 def counter_bytes(core: Core) -> int:
     """Memory in which a core counts its objects."""
     if not core.dynamic:
         return 0
-    return _WORD_BYTES * len({(s.fifo, s.port) for s in statements(core.body) if isinstance(s, Acquire)})
+    return _WORD_BYTES * len({(s.fifo, s.port) for s in core.statements if isinstance(s, Acquire)})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flownpu.aie.plan.data import Await, Call, Free, Tile, Transfer
-from flownpu.aie.plan.resources import Resources, counter_bytes, resources_of, statements
+from flownpu.aie.plan.resources import Resources, counter_bytes, resources_of
 
 if TYPE_CHECKING:
     from flownpu.aie.plan.data import Array, Core, Plan, Sequence
@@ -116,7 +116,7 @@ def tile_uses(plan: Plan, limits: Limits) -> list[TileUse]:
 
 def kernels_of(core: Core) -> tuple[str, ...]:
     """The kernels that a core calls, in the order of their first call."""
-    return tuple(dict.fromkeys(s.kernel for s in statements(core.body) if isinstance(s, Call)))
+    return tuple(dict.fromkeys(s.kernel for s in core.statements if isinstance(s, Call)))
 
 
 def live_descriptors(sequence: Sequence, ends: dict[str, Tile]) -> Counter[Tile]:

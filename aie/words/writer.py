@@ -9,7 +9,10 @@ A text is its length in bytes and the bytes, eight a word, zeros after the last;
 
 from __future__ import annotations
 
+import struct
 import zlib
+from array import array
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,15 +28,21 @@ VERSION = 3
 ARRAY, SEQUENCE, INDEX, FAMILY = 1, 2, 3, 4
 
 
+@lru_cache(maxsize=4096)  # names, of arrays that differ in little
+def _words_of(data: bytes) -> tuple[int, ...]:
+    padded = data + bytes(-len(data) % 8)
+    return len(data), *struct.unpack(f"<{len(padded) // 8}q", padded)
+
+
 class Words:
     """Integers in the order in which they are read."""
 
     def __init__(self) -> None:
-        self._words: list[int] = []
+        self._words = array("q")
 
     def add(self, *words: int) -> None:
         """Append integers."""
-        self._words += words
+        self._words.extend(words)
 
     def list(self, words: Iterable[int]) -> None:
         """Append a list of integers."""
@@ -42,8 +51,7 @@ class Words:
 
     def bytes(self, data: bytes) -> None:
         """Append bytes."""
-        padded = data + bytes(-len(data) % 8)
-        self.add(len(data), *np.frombuffer(padded, "<i8").tolist())
+        self._words.extend(_words_of(data))
 
     def text(self, text: str) -> None:
         """Append a text in UTF-8."""
@@ -60,4 +68,4 @@ class Words:
 
     def finish(self, kind: int, identity: int) -> np.ndarray:
         """The whole, with its head."""
-        return np.array([MAGIC, VERSION, kind, identity, *self._words], "<i8")
+        return np.concatenate([np.array([MAGIC, VERSION, kind, identity]), self._words], dtype="<i8")

@@ -28,7 +28,6 @@ from flownpu.aie.plan.data import (
     Variable,
     WriteParameter,
 )
-from flownpu.aie.plan.resources import statements
 from scripts import mlir_opt
 from tests.aie.designs.test_plans import ALL, plan_of
 from tests.aie.small_programs import chain, with_body, with_end, with_step
@@ -62,7 +61,7 @@ def test_mlir_opt_sees_a_wrong_type():
 
 def called(array):
     """The kernels that some core calls: a real aie-opt warns of others, whose objects it does not link."""
-    body = (statement for core in array.cores for statement in statements(core.body))
+    body = (statement for core in array.cores for statement in core.statements)
     return {statement.kernel for statement in body if isinstance(statement, Call)}
 
 
@@ -72,7 +71,7 @@ def test_every_part_of_a_plan_is_printed_once(design):
     text = to_mlir(plan)
     printed = Counter(re.findall(r'"((?:aie|aiex|func|scf)\.[\w.]+)"', text))
     array = plan.array
-    body = [statement for core in array.cores for statement in statements(core.body)]
+    body = [statement for core in array.cores for statement in core.statements]
     steps = Counter(type(step) for step in plan.sequence.steps)
     expected = {
         "aie.device": 1,

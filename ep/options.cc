@@ -61,7 +61,7 @@ std::string parse_placement(const std::string& value) {
 
 using Parser = void (*)(Options& options, const std::string& value);
 
-constexpr std::array<std::pair<std::string_view, Parser>, 9> kParsers{{
+constexpr std::array<std::pair<std::string_view, Parser>, 11> kParsers{{
     {"device",
      [](Options& options, const std::string& value) {
        options.device = choose<DeviceChoice, 5>("device", value,
@@ -99,6 +99,21 @@ constexpr std::array<std::pair<std::string_view, Parser>, 9> kParsers{{
     {"opencl_device",  // Any part of a name; the device lists those there are.
      [](Options& options, const std::string& value) {
        options.device_options.opencl_device = value;
+     }},
+    {"gpu_dtype",
+     [](Options& options, const std::string& value) {
+       options.device_options.gpu_dtype = choose<GpuDtype, 3>("gpu_dtype", value,
+                                                              {{{"auto", GpuDtype::kAuto},
+                                                                {"fp16", GpuDtype::kFloat16},
+                                                                {"fp32", GpuDtype::kFloat32}}});
+     }},
+    {"gpu_weights",
+     [](Options& options, const std::string& value) {
+       options.device_options.gpu_weights =
+           choose<GpuWeights, 3>("gpu_weights", value,
+                                 {{{"auto", GpuWeights::kAuto},
+                                   {"buffer", GpuWeights::kBuffer},
+                                   {"image", GpuWeights::kImage}}});
      }},
     {"placement", [](Options& options,
                      const std::string& value) { options.placement = parse_placement(value); }},

@@ -26,7 +26,8 @@ enum class OnUnsupported : std::uint8_t { kError, kWarn, kCpu };
 struct Options {
   DeviceChoice device = DeviceChoice::kAuto;
   OnUnsupported on_unsupported = OnUnsupported::kError;
-  // `activations`, `threads`, `cpu_isa`, `artifacts`, `npu_threshold`, `opencl_device`.
+  // `activations`, `threads`, `cpu_isa`, `artifacts`, `npu_threshold`, `opencl_device`,
+  // `gpu_dtype`, `gpu_weights`.
   DeviceOptions device_options;
   // `placement`: where the placement report (placement.h) goes beside ORT's log: nowhere (empty),
   // "stderr", a file's path, or a folder's with a '/' at its end, where each session writes a file

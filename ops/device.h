@@ -24,6 +24,15 @@ namespace flownpu {
 // What a matrix product rounds its activations to before it multiplies them.
 enum class Activations : std::uint8_t { kBFloat16, kInt8 };
 
+// What a GPU's decoder kernels store as what they leave for one another. kAuto: float16 where the
+// device computes in half precision and its driver was found to convert rightly, else float32.
+enum class GpuDtype : std::uint8_t { kAuto, kFloat16, kFloat32 };
+
+// What holds weights for a GPU's kernels that read them for one row: memory, or an image that is
+// read through its texture units. kAuto: what was measured to be the fastest; memory where nothing
+// is measured.
+enum class GpuWeights : std::uint8_t { kAuto, kBuffer, kImage };
+
 struct DeviceOptions {
   Activations activations = Activations::kInt8;
   // 0: one thread for each core this process may run on.
@@ -38,6 +47,8 @@ struct DeviceOptions {
   std::optional<std::int64_t> npu_threshold = std::nullopt;
   // A part of the OpenCL device's name or platform; empty: the first GPU, else the first device.
   std::string opencl_device = "";
+  GpuDtype gpu_dtype = GpuDtype::kAuto;
+  GpuWeights gpu_weights = GpuWeights::kAuto;
 };
 
 // Finds the node that makes a value; null if none of those at hand does.

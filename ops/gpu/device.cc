@@ -58,6 +58,7 @@ std::unique_ptr<Step> GpuDevice::prepare(const Node& node) const {
   return found->make(node, {.context = open(),
                             .host = host_->prepare(node),
                             .activations = options_.activations,
+                            .weights = options_.gpu_weights,
                             .host_context = cpu::make_context(options_)});
 }
 

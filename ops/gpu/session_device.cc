@@ -60,10 +60,11 @@ std::unique_ptr<Step> SessionDevice::prepare(const Node& node) const {
         ->make(of_graph, {.context = context,
                           .host = host().prepare(of_graph),
                           .activations = options().activations,
+                          .weights = options().gpu_weights,
                           .host_context = cpu::make_context(options())});
   }
   const std::lock_guard lock(context->mutex());
-  auto step = std::make_unique<DecoderStep>(node, context, options().activations);
+  auto step = std::make_unique<DecoderStep>(node, context, options());
   caches().add(step->caches());
   return step;
 }
@@ -81,9 +82,10 @@ Lowered SessionDevice::lower_own(std::vector<Node> nodes,
 // Throws OpenClError where there is no device; Error for one that has too little memory.
 std::string SessionDevice::describe(const std::vector<Node>& nodes,
                                     const std::string& /*model_folder*/) const {
-  const DeviceFacts& facts = open()->facts();
+  const std::shared_ptr<Context> context = open();
   const auto layers = std::ranges::find_if(nodes, is_decoder_layers);
-  return layers == nodes.end() ? describe_operators(nodes) : describe_decoder(*layers, facts);
+  return layers == nodes.end() ? describe_operators(nodes)
+                               : describe_decoder(*layers, *context, options().gpu_dtype);
 }
 
 std::vector<Lowered::OnHost> SessionDevice::left_on_host(const std::vector<Node>& nodes,

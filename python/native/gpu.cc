@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/gpu/decoder/stored_type.h"
 #include "ops/gpu/device.h"
 #include "ops/gpu/opencl/loader.h"
 #include "ops/gpu/opencl/status.h"
@@ -62,6 +63,13 @@ std::vector<std::pair<std::string, double>> take_times(const gpu::GpuDevice& dev
   return found;
 }
 
+std::string stored_type(const gpu::GpuDevice& device) {
+  const nb::gil_scoped_release released;
+  const std::shared_ptr<gpu::Context> context = device.context();
+  const std::lock_guard lock(context->mutex());
+  return gpu::choose_stored_type(*context, GpuDtype::kAuto).text();
+}
+
 nb::dict counts(const gpu::GpuDevice& device) {
   const std::shared_ptr<gpu::Context> context = device.context();
   const std::lock_guard lock(context->mutex());
@@ -97,6 +105,7 @@ void bind_gpu(nb::module_& module) {
       .def_ro("allocation", &DeviceFacts::allocation)
       .def_ro("unified_memory", &DeviceFacts::unified_memory)
       .def_ro("has_images", &DeviceFacts::has_images)
+      .def_ro("texels", &DeviceFacts::texels)
       .def_ro("has_half", &DeviceFacts::has_half)
       .def_ro("has_integer_dot", &DeviceFacts::has_integer_dot)
       .def_ro("has_subgroups", &DeviceFacts::has_subgroups);
@@ -114,6 +123,8 @@ void bind_gpu(nb::module_& module) {
           "cache_problem",
           [](const gpu::GpuDevice& device) { return device.context()->cache().problem(); },
           "Why the last compiled kernel was not kept on disk; empty if it was.")
+      .def("stored_type", &stored_type,
+           "As what decoders' kernels store activations here, and why: fp32 (...).")
       .def("counts", &counts, "Dispatches, bytes moved, kernels compiled and read, so far.")
       .def("take_times", &take_times,
            "(kernel, seconds by the device's clock) of what ran since this was last asked.");

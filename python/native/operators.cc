@@ -41,6 +41,13 @@ Activations activations_of(const std::string& text) {
   fail("expected activations = bf16 or int8, got '", text, "'");
 }
 
+GpuWeights weights_of(const std::string& text) {
+  if (text == "auto") return GpuWeights::kAuto;
+  if (text == "buffer") return GpuWeights::kBuffer;
+  if (text == "image") return GpuWeights::kImage;
+  fail("expected gpu_weights = auto, buffer or image, got '", text, "'");
+}
+
 int last_version(const Device& device, const std::string& domain, const std::string& op_type) {
   for (const Contract& contract : device.contracts()) {
     if (contract.op_type == op_type && contract.domain == domain) return contract.last_version;
@@ -162,10 +169,13 @@ std::shared_ptr<Device> make_device(const std::string& name,
       chosen.cpu_isa = value;
     } else if (key == "opencl_device" && is_gpu) {
       chosen.opencl_device = value;
+    } else if (key == "gpu_weights" && is_gpu) {
+      chosen.gpu_weights = weights_of(value);
     } else {
       fail("expected the options ",
-           is_gpu ? "activations and opencl_device" : "activations, threads and cpu_isa", ", got '",
-           key, "'");
+           is_gpu ? "activations, opencl_device and gpu_weights"
+                  : "activations, threads and cpu_isa",
+           ", got '", key, "'");
     }
   }
   return is_gpu ? make_gpu_operators(chosen) : make_cpu_device(chosen);

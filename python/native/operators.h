@@ -42,7 +42,7 @@ class PreparedNode {
 };
 
 // `cpu` or `gpu`. `options`: activations, of the CPU threads and cpu_isa, as the provider's, and of
-// the GPU opencl_device, a part of its name. Throws Error for another device or option, for values
+// the GPU opencl_device and gpu_weights. Throws Error for another device or option, for values
 // that are none, and where there is no GPU.
 std::shared_ptr<Device> make_device(const std::string& name,
                                     const std::map<std::string, std::string>& options);

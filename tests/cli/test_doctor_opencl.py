@@ -29,6 +29,12 @@ def debian(tmp_path):
         (OpenCl("", ["PoCL"], [CPU]), Status.NOTE, f"{CPU.title}: a CPU's, which is there to test", APT),
         (OpenCl(failure="clGetDeviceIDs ended with CL_OUT"), Status.BAD, "clGetDeviceIDs ended", "update or remove"),
         (OpenCl("", ["rusticl", "PoCL"], [CPU, GPU]), Status.GOOD, f"{GPU.title}, driver 25.0.7, 12 compute", ""),
+        (
+            OpenCl("", ["rusticl"], [GPU], stored_type="fp32 (the driver converts 7 of 131072 numbers wrongly)"),
+            Status.GOOD,
+            f"{GPU.title}, driver 25.0.7, 12 compute units; activations are stored as fp32 (the driver converts 7",
+            "",
+        ),
     ],
 )
 def test_what_is_missing_is_told_apart(debian, found, status, text, remedy):

@@ -27,6 +27,7 @@ def test_a_table_and_a_report(tmp_path, capfd):
     assert (report["device"], report["passed"], report["is_software"]) == ("gpu", True, True)
     assert report["opencl"]["kind"] == "cpu"
     assert report["opencl"]["compute_units"] >= 1
+    assert report["stored_type"] == "fp32 (the device does not compute in half precision)"  # PoCL 3.0
     assert [each["variant"] for each in report["variants"]] == ["fused_dqp, narrow", "rms_norm"]
     product = report["variants"][0]
     assert 0 < product["share"] <= 1
@@ -44,8 +45,8 @@ def test_a_kernel_that_is_wrong_or_fails(tmp_path, capfd, monkeypatch):
     """Others go on, and the exit code tells."""
     known = trials.variants()
 
-    def changed(*, large=True):
-        del large
+    def changed(*, large=True, images=True):
+        del large, images
         norm, product = (next(each for each in known if each.name == name) for name in TWO[1::2])
         off = lambda rng: dataclasses.replace(norm.make(rng), attributes={"axis": -1, "epsilon": 0.5})  # noqa: E731
         no_such = lambda rng: dataclasses.replace(product.make(rng), attributes={"M": 5, "K": 5})  # noqa: E731

@@ -35,6 +35,8 @@ MODEL = "g (float[3] x) => (float[3] z) { z = Add(x, x) }"
         ("threads", "2x", "option threads = '2x' is not valid"),
         ("threads", "99999999999", "option threads = '99999999999' is not valid"),
         ("cpu_isa", "mmx", "cpu_isa.*generic.*'mmx'"),
+        ("gpu_dtype", "bf16", "option gpu_dtype = 'bf16' is not known; expected one of: auto, fp16, fp32"),
+        ("gpu_weights", "", "option gpu_weights = '' is not known; expected one of: auto, buffer, image"),
         ("placement", "there", "option placement = 'there' is not known; expected one of: log, stderr, the path of"),
     ],
 )
@@ -58,6 +60,9 @@ def test_bad_options_are_errors(make_session: MakeSession, by_name: bool, key: s
         ("cpu_isa", "auto"),
         ("cpu_isa", "generic"),
         ("artifacts", "anywhere"),
+        ("gpu_dtype", "auto"),
+        ("gpu_dtype", "fp16"),
+        ("gpu_weights", "image"),
         ("placement", "log"),
     ],
 )

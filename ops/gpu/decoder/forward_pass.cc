@@ -2,7 +2,6 @@
 #include "ops/gpu/decoder/forward_pass.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -18,18 +17,6 @@ Gating gating_of(const layers::DecoderSizes& sizes) {
   return sizes.activation == "geglu" ? Gating::kGeGlu : Gating::kSwiGlu;
 }
 
-Element stored_activation() {
-  const char* given = std::getenv(kHalfVariable);
-  const std::string text = given == nullptr ? "0" : given;
-  if (text != "0" && text != "1")
-    fail("[FlowNPU] device 'gpu': expected ", kHalfVariable, " to be 0 or 1, got '", text, "'");
-  return text == "1" ? Element::kFloat16 : Element::kFloat32;
-}
-
-std::size_t activation_size(Element activation) {
-  return size_of(activation == Element::kFloat16 ? DataType::kFloat16 : DataType::kFloat32);
-}
-
 }  // namespace
 
 std::int64_t ForwardPass::most_tokens(const layers::DecoderSizes& sizes) {
@@ -40,7 +27,7 @@ std::int64_t ForwardPass::most_tokens(const layers::DecoderSizes& sizes) {
 // down, 7 the next layer's first norms; after the last one, 8, the LM head. What a step reads lives
 // until its end.
 std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
-    const layers::DecoderSizes& sizes) {
+    const layers::DecoderSizes& sizes, const StoredType& stored) {
   const std::int64_t tokens = most_tokens(sizes);
   const std::int64_t attention = sizes.heads * sizes.head_size;
   const std::int64_t widest = std::max({sizes.hidden, attention, sizes.feed_forward});
@@ -49,7 +36,7 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
     return static_cast<std::size_t>(tokens * columns) * sizeof(float);
   };
   const auto activations = [&](std::int64_t columns) {
-    return static_cast<std::size_t>(tokens * columns) * activation_size(stored_activation());
+    return static_cast<std::size_t>(tokens * columns * stored.bytes());
   };
   const std::vector<std::pair<int, int>> always{{0, 8}};
   const std::vector<std::pair<int, int>> products{{0, 0}, {3, 3}, {5, 5}, {6, 6}, {8, 8}};
@@ -61,7 +48,7 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
   values[kQuery] = {activations(attention), {{1, 2}}};
   values[kAttended] = {activations(attention), {{2, 3}}};
   values[kUpdate] = {floats(sizes.hidden), {{3, 4}, {6, 7}}};
-  values[kGated] = {activations(sizes.feed_forward), {{5, 6}}};
+  values[kGated] = {floats(sizes.feed_forward), {{5, 6}}};
   values[kCodes] = {static_cast<std::size_t>(tokens * groups * q4nx::kGroup), products};
   values[kScales] = {floats(groups), products};
   values[kSums] = {floats(groups), products};
@@ -74,22 +61,24 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
   return values;
 }
 
-std::int64_t ForwardPass::activation_bytes(const layers::DecoderSizes& sizes) {
-  const SharedBuffers shared = share_buffers(lifetimes(sizes));
+std::int64_t ForwardPass::activation_bytes(const layers::DecoderSizes& sizes,
+                                           const StoredType& stored) {
+  const SharedBuffers shared = share_buffers(lifetimes(sizes, stored));
   return static_cast<std::int64_t>(
       std::accumulate(shared.bytes.begin(), shared.bytes.end(), std::size_t{0}));
 }
 
 ForwardPass::ForwardPass(std::shared_ptr<Context> context, const layers::DecoderSizes& sizes,
-                         const PlacedConstants& constants, DataType cache, Activations activations)
+                         const PlacedConstants& constants, const PassOptions& options)
     : context_(std::move(context)),
       sizes_(sizes),
       constants_(constants),
-      cache_(element_of_cache(cache)),
-      activation_(stored_activation()),
-      rounds_(activations == Activations::kInt8),
+      cache_(element_of_cache(options.cache)),
+      stored_(choose_stored_type(*context_, options.dtype)),
+      weights_(options.weights),
+      rounds_(options.activations == Activations::kInt8),
       tuner_(*context_),
-      shared_(share_buffers(lifetimes(sizes))),
+      shared_(share_buffers(lifetimes(sizes, stored_))),
       heads_shape_{.heads = sizes.heads,
                    .kv_heads = sizes.kv_heads,
                    .head_size = sizes.head_size,
@@ -116,12 +105,16 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const layers::Decoder
     layer.qkv = compile_product({.rows = sizes.packed_heads(), .columns = sizes.hidden}, given.qkv);
     layer.output = compile_product(
         {.rows = sizes.hidden, .columns = attention, .result = Element::kFloat32}, given.output);
-    layer.gate_up = compile_product(
-        {.rows = sizes.feed_forward, .columns = sizes.hidden, .gating = gating_of(sizes)},
-        given.gate_up);
-    layer.down = compile_product(
-        {.rows = sizes.hidden, .columns = sizes.feed_forward, .result = Element::kFloat32},
-        given.down);
+    layer.gate_up = compile_product({.rows = sizes.feed_forward,
+                                     .columns = sizes.hidden,
+                                     .gating = gating_of(sizes),
+                                     .result = Element::kFloat32},
+                                    given.gate_up);
+    layer.down = compile_product({.rows = sizes.hidden,
+                                  .columns = sizes.feed_forward,
+                                  .given = Element::kFloat32,
+                                  .result = Element::kFloat32},
+                                 given.down);
     layer.attention_shape = attention_of(sizes.layers[i]);
     layer.attention = compile(flow_attention(layer.attention_shape));
     AttentionShape in_parts = layer.attention_shape;
@@ -139,37 +132,51 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const layers::Decoder
 }
 
 std::shared_ptr<const CompiledKernel> ForwardPass::compile(const KernelDescription& kernel) {
-  return context_->compile(kernel.name, generate(kernel, opencl_c(), activation_));
+  return context_->compile(kernel.name, generate(kernel, opencl_c(), stored_.element));
 }
 
 ForwardPass::CompiledProduct ForwardPass::compile_product(const ProductShape& shape,
                                                           const Weight& weight) {
   CompiledProduct product{.shape = shape,
                           .weight = &weight.blocks,
+                          .image = {},
                           .fused = nullptr,
                           .quantize = nullptr,
                           .rounded = nullptr};
   product.shape.layout = weight.layout;
   tune(product);
   if (!rounds_) return product;
-  product.quantize = compile(quantize_rows(shape.columns));
+  product.quantize = compile(quantize_rows(shape.columns, shape.given));
   product.rounded = compile(q4nx_matmul(product.shape));
   return product;
 }
 
+// All ways of a product, in teams and in what holds its weight; first the rule's.
+std::vector<ProductShape> ForwardPass::ways_of(const CompiledProduct& product) const {
+  std::vector<ProductShape> ways;
+  const DeviceFacts& facts = context_->facts();
+  for (const Storage storage : storages_for(weights_, product.weight->bytes(), facts)) {
+    for (const std::int64_t teams : teams_for(product.shape, facts)) {
+      ways.push_back(product.shape);
+      ways.back().storage = storage;
+      ways.back().teams = teams;
+    }
+  }
+  return ways;
+}
+
 // By the rule, or what was measured to be the fastest.
 void ForwardPass::tune(CompiledProduct& product) {
-  const std::vector<std::int64_t> ways = teams_for(product.shape, context_->facts());
+  const std::vector<ProductShape> ways = ways_of(product);
   std::vector<std::shared_ptr<const CompiledKernel>> kernels(ways.size());
-  const auto shape_of = [&](std::size_t way) {
-    ProductShape shape = product.shape;
-    shape.teams = ways[way];
-    return shape;
-  };
   const auto kernel_of = [&](std::size_t way) {
-    if (kernels[way] == nullptr) kernels[way] = compile(fused_dqp(shape_of(way)));
+    if (kernels[way] == nullptr) kernels[way] = compile(fused_dqp(ways[way]));
     return kernels[way];
   };
+  const bool has_image = std::ranges::any_of(
+      ways, [](const ProductShape& way) { return way.storage == Storage::kImage; });
+  if (has_image && (tuner_.measures() || ways.front().storage == Storage::kImage))
+    product.image = context_->image_of(*product.weight);
   Buffer x;
   Buffer y;
   if (tuner_.measures()) {
@@ -178,13 +185,15 @@ void ForwardPass::tune(CompiledProduct& product) {
     const std::vector<float> zeros(static_cast<std::size_t>(product.shape.columns));
     context_->write(x, std::as_bytes(std::span(zeros)));
   }
-  const KernelDescription described = fused_dqp(shape_of(0));
-  const std::size_t way = tuner_.fastest(
-      generate(described, opencl_c(), activation_), ways.size(), [&](std::size_t one) {
-        launch(*kernel_of(one), fused_dqp_grid(shape_of(one), 1), {&x, product.weight, &y});
-      });
-  product.shape = shape_of(way);
+  const KernelDescription described = fused_dqp(ways.front());
+  const std::size_t way = tuner_.fastest(generate(described, opencl_c(), stored_.element),
+                                         ways.size(), [&](std::size_t one) {
+                                           launch(*kernel_of(one), fused_dqp_grid(ways[one], 1),
+                                                  {&x, product.held_in(ways[one].storage), &y});
+                                         });
+  product.shape = ways[way];
   product.fused = kernel_of(way);
+  if (product.shape.storage == Storage::kBuffer) product.image = {};
 }
 
 AttentionShape ForwardPass::attention_of(const layers::LayerKind& kind) const {
@@ -214,13 +223,13 @@ void ForwardPass::launch(const CompiledKernel& kernel, const Grid& grid,
 void ForwardPass::multiply(const CompiledProduct& product, std::int64_t tokens, const Buffer* x,
                            const Buffer* y) {
   if (tokens == 1 || !rounds_) {
-    launch(*product.fused, fused_dqp_grid(product.shape, tokens), {x, product.weight, y});
+    launch(*product.fused, fused_dqp_grid(product.shape, tokens), {x, product.held(), y});
     return;
   }
   launch(*product.quantize, quantize_rows_grid(product.shape.columns, tokens),
          {x, of(kCodes), of(kScales), of(kSums)});
   launch(*product.rounded, q4nx_matmul_grid(product.shape, tokens),
-         {of(kCodes), of(kScales), of(kSums), product.weight, y}, {tokens});
+         {of(kCodes), of(kScales), of(kSums), product.held(), y}, {tokens});
 }
 
 void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
@@ -319,7 +328,7 @@ void ForwardPass::run_layers(std::int64_t tokens, std::span<const Segment> segme
 }
 
 void ForwardPass::keep_last(std::int64_t sequence, std::int64_t token) {
-  const std::size_t bytes = static_cast<std::size_t>(sizes_.hidden) * activation_size(activation_);
+  const std::size_t bytes = static_cast<std::size_t>(sizes_.hidden * stored_.bytes());
   context_->copy(*of(kNormalised), static_cast<std::size_t>(token) * bytes, *of(kLast),
                  static_cast<std::size_t>(sequence) * bytes, bytes);
 }

@@ -15,6 +15,7 @@
 #include "ops/gpu/decoder/cache_memory.h"
 #include "ops/gpu/decoder/constants.h"
 #include "ops/gpu/decoder/shared_buffers.h"
+#include "ops/gpu/decoder/stored_type.h"
 #include "ops/gpu/kernels/kernels.h"
 #include "ops/gpu/opencl/context.h"
 #include "ops/gpu/opencl/tuner.h"
@@ -34,10 +35,13 @@ struct Segment {
   bool has_blocks = false;
 };
 
-// In the environment: 1 or 0, whether what kernels leave for the next is stored as float16: all but
-// the residual stream, what is added to it, and logits, which float16 may not hold (those of Gemma3
-// are known to go beyond its 65504). Without it nothing is.
-inline constexpr const char* kHalfVariable = "FLOWNPU_GPU_HALF";
+// Of how its kernels compute, beside the decoder's sizes.
+struct PassOptions {
+  DataType cache = DataType::kFloat32;  // the type of keys and values
+  Activations activations = Activations::kInt8;
+  GpuDtype dtype = GpuDtype::kAuto;
+  GpuWeights weights = GpuWeights::kAuto;
+};
 
 class ForwardPass {
  public:
@@ -46,10 +50,10 @@ class ForwardPass {
   // it reads a byte (a Radeon 780M some 230 int8 operations: 16.6 Tops at 73 GB/s).
   static constexpr std::int64_t kMostTokens = 256;
 
-  // `constants` must outlive it. `cache`: the type of keys and values. Throws OpenClError; Error
-  // for sizes that a kernel has no place for.
+  // `constants` must outlive it. Throws OpenClError; Error for sizes that a kernel has no place
+  // for, and for options that the device has none for.
   ForwardPass(std::shared_ptr<Context> context, const layers::DecoderSizes& sizes,
-              const PlacedConstants& constants, DataType cache, Activations activations);
+              const PlacedConstants& constants, const PassOptions& options);
 
   // How many tokens that is for a decoder with few positions.
   static std::int64_t most_tokens(const layers::DecoderSizes& sizes);
@@ -57,7 +61,7 @@ class ForwardPass {
   // Kernels of one token of one sequence.
   static std::int64_t dispatches_of(const layers::DecoderSizes& sizes);
   // Bytes of the buffers that a pass of these sizes has for its activations.
-  static std::int64_t activation_bytes(const layers::DecoderSizes& sizes);
+  static std::int64_t activation_bytes(const layers::DecoderSizes& sizes, const StoredType& stored);
 
   // Writes hidden states, rows of `hidden` numbers, from row `first` on.
   void write_hidden(std::int64_t first, std::span<const float> rows);
@@ -77,6 +81,12 @@ class ForwardPass {
   struct CompiledProduct {
     ProductShape shape;
     const Buffer* weight = nullptr;
+    Buffer image;  // of the weight, if that is what kernels read
+
+    const Buffer* held_in(Storage storage) const {
+      return storage == Storage::kImage ? &image : weight;
+    }
+    const Buffer* held() const { return held_in(shape.storage); }
     std::shared_ptr<const CompiledKernel> fused;
     std::shared_ptr<const CompiledKernel> quantize;
     std::shared_ptr<const CompiledKernel> rounded;
@@ -118,9 +128,11 @@ class ForwardPass {
   static constexpr std::int64_t kMostParts = 64;
   static constexpr std::int64_t kGroupsOfUnit = 4;
 
-  static std::array<Lifetime, kActivations> lifetimes(const layers::DecoderSizes& sizes);
+  static std::array<Lifetime, kActivations> lifetimes(const layers::DecoderSizes& sizes,
+                                                      const StoredType& stored);
   std::shared_ptr<const CompiledKernel> compile(const KernelDescription& kernel);
   CompiledProduct compile_product(const ProductShape& shape, const Weight& weight);
+  std::vector<ProductShape> ways_of(const CompiledProduct& product) const;
   void tune(CompiledProduct& product);
   AttentionShape attention_of(const layers::LayerKind& kind) const;
   const Buffer* of(Activation activation) const { return &buffers_[shared_.buffer[activation]]; }
@@ -140,7 +152,8 @@ class ForwardPass {
   layers::DecoderSizes sizes_;
   const PlacedConstants& constants_;
   Element cache_;
-  Element activation_;  // float32 or float16
+  StoredType stored_;
+  GpuWeights weights_;
   bool rounds_;
   Tuner tuner_;
   SharedBuffers shared_;

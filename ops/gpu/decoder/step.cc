@@ -74,11 +74,15 @@ std::vector<std::int32_t> ends_of(std::span<const std::int32_t> blocks, std::int
 }  // namespace
 
 DecoderStep::DecoderStep(const Node& node, std::shared_ptr<Context> context,
-                         Activations activations)
+                         const DeviceOptions& options)
     : sizes_(read_sizes(node)),
       context_(std::move(context)),
       constants_(place_constants(*context_, sizes_, node)),
-      pass_(context_, sizes_, constants_, node.inputs[layers::kFirstPast].type, activations),
+      pass_(context_, sizes_, constants_,
+            {.cache = node.inputs[layers::kFirstPast].type,
+             .activations = options.activations,
+             .dtype = options.gpu_dtype,
+             .weights = options.gpu_weights}),
       caches_(std::make_shared<layers::KvCaches>(
           sizes_,
           [used = context_, sizes = sizes_,
@@ -219,10 +223,15 @@ void DecoderStep::run(std::span<const Tensor> inputs, std::span<const Tensor> ou
   }
 }
 
-std::string describe_decoder(const Node& node, const DeviceFacts& facts) {
+std::string describe_decoder(const Node& node, Context& context, GpuDtype dtype) {
   const layers::DecoderSizes sizes = read_sizes(node);
+  const DeviceFacts& facts = context.facts();
+  const StoredType stored = [&] {
+    const std::lock_guard lock(context.mutex());
+    return choose_stored_type(context, dtype);
+  }();
   const std::size_t constants = count_of_constants(sizes);
-  std::int64_t bytes = ForwardPass::activation_bytes(sizes);
+  std::int64_t bytes = ForwardPass::activation_bytes(sizes, stored);
   for (auto value = node.inputs.end() - static_cast<std::ptrdiff_t>(constants);
        value != node.inputs.end(); ++value)
     bytes += value->shape.value_or(Shape{0}).elements() *
@@ -234,7 +243,8 @@ std::string describe_decoder(const Node& node, const DeviceFacts& facts) {
          " and the LM head in " + std::to_string(ForwardPass::dispatches_of(sizes)) +
          " kernels a token, prompts in chunks of " +
          std::to_string(ForwardPass::most_tokens(sizes)) + "; weights " +
-         (facts.is_software() ? "read where the file is mapped" : "copied once");
+         (facts.is_software() ? "read where the file is mapped" : "copied once") +
+         "; activations stored as " + stored.text();
 }
 
 }  // namespace flownpu::gpu

@@ -23,7 +23,7 @@ class DecoderStep final : public Step {
  public:
   // Moves the constants to the device, compiles its kernels and allocates its activations. Throws
   // OpenClError; Error for a node that is not as constants.h says.
-  DecoderStep(const Node& node, std::shared_ptr<Context> context, Activations activations);
+  DecoderStep(const Node& node, std::shared_ptr<Context> context, const DeviceOptions& options);
 
   // Throws Unsupported for more sequences, or a longer block, than are computed at once.
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override;
@@ -62,7 +62,8 @@ class DecoderStep final : public Step {
 };
 
 // "26 layers and the LM head in 210 kernels a token, ...", of a node that `lower_decoder` made.
-// Throws Error if the device has not as much memory as weights and activations take.
-std::string describe_decoder(const Node& node, const DeviceFacts& facts);
+// Throws Error if the device has not as much memory as weights and activations take, and as
+// choose_stored_type does. Who calls it does not hold the context's mutex.
+std::string describe_decoder(const Node& node, Context& context, GpuDtype dtype);
 
 }  // namespace flownpu::gpu

@@ -66,7 +66,7 @@ KernelDescription fused_dqp(const ProductShape& shape) {
   KernelDescription kernel{.name = "fused_dqp",
                            .body = body,
                            .tensors = {{.name = "x",
-                                        .element = Element::kActivation,
+                                        .element = shape.given,
                                         .sizes = {std::string("tokens"), shape.columns}},
                                        weight_of(shape),
                                        result_of(shape)},

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/device.h"
 #include "ops/formats/q4nx.h"
 #include "ops/gpu/language/kernel.h"
 #include "ops/gpu/opencl/context.h"
@@ -26,7 +27,9 @@ struct ProductShape {
   Gating gating = Gating::kNone;
   bool has_bias = false;
   bool has_residual = false;
+  Element given = Element::kActivation;   // what is multiplied; or float32
   Element result = Element::kActivation;  // or float32
+  Storage storage = Storage::kBuffer;     // of the weight
   // Teams of lanes among which a work-group of fused_dqp shares the columns.
   std::int64_t teams = 1;
 };
@@ -35,6 +38,10 @@ struct ProductShape {
 // compute units work where a product has few rows.
 std::vector<std::int64_t> teams_for(const ProductShape& shape, const DeviceFacts& facts);
 
+// What may hold a weight of so many bytes; first what does unless others were measured to be
+// faster. Throws Error for an image that the device does not have.
+std::vector<Storage> storages_for(GpuWeights wanted, std::size_t bytes, const DeviceFacts& facts);
+
 // FusedDQP: y[t] = dequant(w) . x[t] for each row t, which the weight is read for. Arguments: x
 // [t, columns], w, y [t, rows], then bias [rows] and residual [t, rows] if there are.
 KernelDescription fused_dqp(const ProductShape& shape);
@@ -42,7 +49,7 @@ Grid fused_dqp_grid(const ProductShape& shape, std::int64_t tokens);
 
 // Rows rounded to int8, with a scale for each group of 32 columns, and the sum of its integers.
 // Arguments: x [t, columns], codes int8 [t, groups 32], scales and sums [t, groups].
-KernelDescription quantize_rows(std::int64_t columns);
+KernelDescription quantize_rows(std::int64_t columns, Element given = Element::kActivation);
 Grid quantize_rows_grid(std::int64_t columns, std::int64_t tokens);
 
 // Q4NXMatMul of these: dots of integers, scaled group by group. Arguments: codes, scales, sums, w,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/gpu/kernels/product.h"
 
+#include "ops/error.h"
+
 namespace flownpu::gpu {
 
 std::int64_t parts_of(const ProductShape& shape) { return shape.gating == Gating::kNone ? 1 : 2; }
@@ -10,7 +12,8 @@ TensorDescription weight_of(const ProductShape& shape) {
       .name = "w",
       .element = Element::kQ4NX,
       .sizes = {parts_of(shape) * q4nx::row_blocks(shape.rows) * q4nx::kBlockRows, shape.columns},
-      .layout = shape.layout};
+      .layout = shape.layout,
+      .storage = shape.storage};
 }
 
 TensorDescription result_of(const ProductShape& shape) {
@@ -43,6 +46,18 @@ std::string gated(const ProductShape& shape, const std::string& gate, const std:
       break;
   }
   return gate;
+}
+
+std::vector<Storage> storages_for(GpuWeights wanted, std::size_t bytes, const DeviceFacts& facts) {
+  if (wanted == GpuWeights::kBuffer) return {Storage::kBuffer};
+  const bool can = facts.can_be_image(bytes);
+  if (wanted == GpuWeights::kImage) {
+    if (can) return {Storage::kImage};
+    fail("[FlowNPU] device 'gpu': expected images of memory of ", bytes,
+         " bytes, which gpu_weights = image asks for, got at most ", facts.texels, " texels of ",
+         DeviceFacts::kTexelBytes, " bytes on ", facts.title(), ": use gpu_weights = buffer");
+  }
+  return can ? std::vector{Storage::kBuffer, Storage::kImage} : std::vector{Storage::kBuffer};
 }
 
 }  // namespace flownpu::gpu

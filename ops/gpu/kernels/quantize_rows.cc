@@ -38,12 +38,12 @@ constexpr const char* kBody = R"(
 
 }  // namespace
 
-KernelDescription quantize_rows(std::int64_t columns) {
+KernelDescription quantize_rows(std::int64_t columns, Element given) {
   const std::int64_t groups = q4nx::groups_of(columns);
   const std::string tokens = "tokens";
   return {.name = "quantize_rows",
           .body = kBody,
-          .tensors = {{.name = "x", .element = Element::kActivation, .sizes = {tokens, columns}},
+          .tensors = {{.name = "x", .element = given, .sizes = {tokens, columns}},
                       {.name = "codes",
                        .element = Element::kInt8,
                        .access = Access::kWrite,

@@ -45,6 +45,11 @@ class Generator {
   Generator(const KernelDescription& kernel, const Dialect& dialect)
       : kernel_(kernel), dialect_(dialect), tensors_(kernel.arguments()) {
     for (const auto& [name, unused] : kernel.links) tensor(name);
+    for (const TensorDescription& one : tensors_) {
+      const bool may_be_image = one.element == Element::kQ4NX && one.access == Access::kRead;
+      if (one.storage == Storage::kImage && !may_be_image)
+        refuse("'", one.name, "' in memory: a Q4NX weight that is read may be in an image");
+    }
   }
 
   std::string source() const {

@@ -12,8 +12,8 @@ namespace flownpu::gpu {
 
 // `activation`: float32, or float16 for half the bytes; kernels compute in float all the same.
 // Throws Error, with the kernel's name and the words, for a name that the description lacks, a
-// wrong number of coordinates, a word that a tensor of that element or access does not have, or
-// parentheses that do not close.
+// wrong number of coordinates, a word that a tensor of that element or access does not have, a
+// tensor that no image holds in one, or parentheses that do not close.
 std::string generate(const KernelDescription& kernel, const Dialect& dialect,
                      Element activation = Element::kFloat32);
 

@@ -48,8 +48,9 @@ enum class Element : std::uint8_t {
   kActivation,
 };
 enum class Access : std::uint8_t { kRead, kWrite };
-// What holds a tensor. Images are to follow where they pay.
-enum class Storage : std::uint8_t { kBuffer };
+// What holds a tensor: memory, or an image of the same bytes (image.h), which a Q4NX weight that is
+// read may be.
+enum class Storage : std::uint8_t { kBuffer, kImage };
 
 // A number, or the name of a parameter: what is not known before the launch.
 using Size = std::variant<std::int64_t, std::string>;

@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "ops/gpu/language/dialect.h"
+#include "ops/gpu/language/image.h"
 #include "ops/gpu/language/text.h"
 
 namespace flownpu::gpu {
@@ -72,16 +73,18 @@ class OpenClC final : public Dialect {
 
   std::string kernel(const KernelDescription& description, const std::string& body) const override {
     std::string arguments;
+    bool has_images = false;
     const auto add = [&](const std::string& argument) {
       arguments += (arguments.empty() ? "" : ", ") + argument;
     };
     for (const TensorDescription& tensor : description.arguments()) {
-      add(text_of("__global ", tensor.access == Access::kRead ? "const " : "",
-                  type_of(tensor.element), "* restrict ", variable(tensor)));
+      has_images = has_images || tensor.storage == Storage::kImage;
+      add(text_of(type_of_argument(tensor), variable(tensor)));
     }
     for (const std::string& parameter : description.parameters)
       add(text_of("const int ", parameter));
-    return text_of("__kernel __attribute__((reqd_work_group_size(", description.lanes,
+    return text_of(has_images ? image::functions() : "",
+                   "__kernel __attribute__((reqd_work_group_size(", description.lanes,
                    ", 1, 1)))\nvoid ", description.name, "(", arguments, ") {\n", body, "}\n");
   }
 
@@ -126,31 +129,43 @@ class OpenClC final : public Dialect {
   }
 
   std::string bfloat16(const TensorDescription& weight, const std::string& offset) const override {
-    return text_of("from_bfloat16(*", parameters(weight, offset), ")");
+    return text_of("from_bfloat16(", bytes_of(weight, "ushort", offset), ")");
   }
   std::string bfloat16s(const TensorDescription& weight, const std::string& offset) const override {
-    return text_of("from_bfloat16s(vload8(0, ", parameters(weight, offset), "))");
+    return text_of("from_bfloat16s(", bytes_of(weight, "ushort8", offset), ")");
   }
   std::string codes(const TensorDescription& weight, const std::string& offset) const override {
-    return text_of("convert_float8(codes_of(vload4(0, ", variable(weight), " + ", offset, ")))");
+    return text_of("convert_float8(codes_of(", bytes_of(weight, "uchar4", offset), "))");
   }
   std::string byte_codes(const TensorDescription& weight,
                          const std::string& offset) const override {
-    return text_of("as_char8(codes_of(vload4(0, ", variable(weight), " + ", offset, ")))");
+    return text_of("as_char8(codes_of(", bytes_of(weight, "uchar4", offset), "))");
   }
   std::string code(const TensorDescription& weight, const std::string& offset,
                    const std::string& row) const override {
-    return text_of("(float)((", variable(weight), "[", offset, " + ", row, " % 16 / 2] >> (4 * (",
-                   row, " % 2))) & 15)");
+    const std::string two = text_of(offset, " + ", row, " % 16 / 2");
+    return text_of("(float)((", bytes_of(weight, "uchar", two), " >> (4 * (", row, " % 2))) & 15)");
   }
 
  private:
   static std::string element_of(const TensorDescription& tensor, const std::string& index) {
     return text_of(variable(tensor), "[", index, "]");
   }
-  // Where scales or minima are.
-  static std::string parameters(const TensorDescription& weight, const std::string& offset) {
-    return text_of("(__global const ushort*)(", variable(weight), " + ", offset, ")");
+  static std::string type_of_argument(const TensorDescription& tensor) {
+    if (tensor.storage == Storage::kImage) return image::type();
+    return text_of("__global ", tensor.access == Access::kRead ? "const " : "",
+                   type_of(tensor.element), "* restrict ");
+  }
+  // Bytes at an offset, as one of uchar, uchar4, ushort and ushort8.
+  static std::string bytes_of(const TensorDescription& weight, const std::string& type,
+                              const std::string& offset) {
+    if (weight.storage == Storage::kImage) return image::read(type, variable(weight), offset);
+    const char last = type.back();
+    const bool is_vector = last == '4' || last == '8';
+    const std::string element = is_vector ? type.substr(0, type.size() - 1) : type;
+    const std::string place =
+        text_of("(__global const ", element, "*)(", variable(weight), " + ", offset, ")");
+    return is_vector ? text_of("vload", last, "(0, ", place, ")") : text_of("*", place);
   }
 };
 

@@ -44,10 +44,14 @@ inline constexpr UInt kDriverVersion = 0x102D;
 inline constexpr UInt kDeviceVersion = 0x102F;
 inline constexpr UInt kDeviceExtensions = 0x1030;
 inline constexpr UInt kDeviceUnifiedMemory = 0x1035;
+inline constexpr UInt kDeviceTexels = 0x1040;
 inline constexpr Bits kProfiling = 1U << 1;
 inline constexpr Bits kReadWrite = 1U << 0;
 inline constexpr Bits kReadOnly = 1U << 2;
 inline constexpr Bits kUseHostMemory = 1U << 3;
+inline constexpr UInt kRgba = 0x10B5;
+inline constexpr UInt kUnsigned32 = 0x10DC;
+inline constexpr UInt kImageOfBuffer = 0x10F6;
 inline constexpr UInt kProgramBinarySizes = 0x1165;
 inline constexpr UInt kProgramBinaries = 0x1166;
 inline constexpr UInt kBuildLog = 0x1183;
@@ -56,6 +60,25 @@ inline constexpr UInt kEventStart = 0x1282;
 inline constexpr UInt kEventEnd = 0x1283;
 inline constexpr std::intptr_t kContextPlatform = 0x1084;
 inline constexpr UInt kTrue = 1;
+
+// What texels are, and what an image is: of memory it has a width, in texels, and the memory.
+struct ImageFormat {
+  UInt order = kRgba;
+  UInt type = kUnsigned32;
+};
+struct ImageDescription {
+  UInt type = kImageOfBuffer;
+  std::size_t width = 0;
+  std::size_t height = 0;
+  std::size_t depth = 0;
+  std::size_t array_size = 0;
+  std::size_t row_pitch = 0;
+  std::size_t slice_pitch = 0;
+  UInt mip_levels = 0;
+  UInt samples = 0;
+  Memory buffer = nullptr;
+};
+
 // How far a command has come; a negative number is the error that it ended with.
 inline constexpr Int kComplete = 0;
 
@@ -74,6 +97,8 @@ inline constexpr Int kComplete = 0;
   X(Int, clReleaseCommandQueue, (Queue))                                                         \
   X(Int, clFlush, (Queue))                                                                       \
   X(Memory, clCreateBuffer, (Context, Bits, std::size_t, void*, Int*))                           \
+  X(Memory, clCreateImage,                                                                       \
+    (Context, Bits, const ImageFormat*, const ImageDescription*, void*, Int*))                   \
   X(Int, clReleaseMemObject, (Memory))                                                           \
   X(Int, clEnqueueReadBuffer,                                                                    \
     (Queue, Memory, UInt, std::size_t, std::size_t, void*, UInt, const Event*, Event*))          \

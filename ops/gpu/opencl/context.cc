@@ -186,6 +186,17 @@ Buffer Context::use(std::span<const std::byte> memory, std::shared_ptr<const voi
   return {handle, memory.size(), nullptr};
 }
 
+Buffer Context::image_of(const Buffer& buffer) {
+  const cl::ImageFormat format;
+  const cl::ImageDescription description{.width = buffer.bytes() / DeviceFacts::kTexelBytes,
+                                         .buffer = buffer.handle()};
+  cl::Int code = 0;
+  cl::Memory handle =
+      opencl().clCreateImage(context_, cl::kReadOnly, &format, &description, nullptr, &code);
+  check(code, "clCreateImage", "an image of " + std::to_string(buffer.bytes()) + " bytes");
+  return {handle, buffer.bytes(), nullptr};
+}
+
 void Context::write(const Buffer& buffer, std::span<const std::byte> from, std::size_t offset) {
   if (from.empty()) return;
   wait();  // What comes now takes its own time only.

@@ -123,6 +123,9 @@ class Context {
   Buffer allocate(std::size_t bytes);
   // Memory of the host's, which kernels read where it is; its owner is kept as long as they may.
   Buffer use(std::span<const std::byte> memory, std::shared_ptr<const void> owner);
+  // An image of a buffer's bytes, in texels of four uint32, which kernels may read instead; it
+  // keeps the memory. For as many bytes as DeviceFacts::can_be_image says.
+  Buffer image_of(const Buffer& buffer);
   // Bytes of all buffers that were allocated and live.
   std::int64_t live_bytes() const { return *live_; }
   // All but copy() return when the bytes have been moved. Offsets are in bytes.

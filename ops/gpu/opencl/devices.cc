@@ -86,6 +86,7 @@ DeviceFacts facts_of(cl::Platform platform, cl::DeviceId id) {
   facts.allocation = number<cl::Bits>(id, cl::kDeviceAllocation);
   facts.unified_memory = number<cl::UInt>(id, cl::kDeviceUnifiedMemory) != 0;
   facts.has_images = number<cl::UInt>(id, cl::kDeviceImages) != 0;
+  if (facts.has_images) facts.texels = number<std::size_t>(id, cl::kDeviceTexels);
   facts.has_half = has("cl_khr_fp16");
   facts.has_integer_dot = has("cl_khr_integer_dot_product");
   facts.has_subgroups = has("cl_khr_subgroups") || has("cl_intel_subgroups");

@@ -13,6 +13,9 @@ namespace flownpu::gpu {
 enum class DeviceKind : std::uint8_t { kGpu, kCpu, kOther };
 
 struct DeviceFacts {
+  // Of an image of memory: four uint32.
+  static constexpr std::size_t kTexelBytes = 16;
+
   std::string platform;
   std::string platform_version;
   std::string name;
@@ -29,6 +32,8 @@ struct DeviceFacts {
   std::int64_t allocation = 0;
   bool unified_memory = false;
   bool has_images = false;
+  // The most texels of an image of memory; 0 without images.
+  std::int64_t texels = 0;
   // By extension: arithmetic in half precision, dot products of four 8-bit integers, subgroups.
   bool has_half = false;
   bool has_integer_dot = false;
@@ -36,6 +41,10 @@ struct DeviceFacts {
 
   // A CPU that computes what a GPU would: right numbers, no speed.
   bool is_software() const { return kind == DeviceKind::kCpu; }
+  // Whether an image holds a buffer of so many bytes.
+  bool can_be_image(std::size_t bytes) const {
+    return bytes % kTexelBytes == 0 && static_cast<std::int64_t>(bytes / kTexelBytes) <= texels;
+  }
   // "pthread-... (Portable Computing Language)".
   std::string title() const { return name + " (" + platform + ")"; }
   // What a user had better know; empty if there is nothing.

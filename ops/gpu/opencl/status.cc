@@ -15,7 +15,7 @@ struct Code {
 };
 
 // Those of OpenCL 1.2 and of the ICD loader that calls of ours can end with.
-constexpr std::array<Code, 40> kCodes{{
+constexpr std::array<Code, 44> kCodes{{
     {-1, "CL_DEVICE_NOT_FOUND"},
     {-2, "CL_DEVICE_NOT_AVAILABLE"},
     {-3, "CL_COMPILER_NOT_AVAILABLE"},
@@ -23,6 +23,7 @@ constexpr std::array<Code, 40> kCodes{{
     {-5, "CL_OUT_OF_RESOURCES"},
     {-6, "CL_OUT_OF_HOST_MEMORY"},
     {-7, "CL_PROFILING_INFO_NOT_AVAILABLE"},
+    {-10, "CL_IMAGE_FORMAT_NOT_SUPPORTED"},
     {-11, "CL_BUILD_PROGRAM_FAILURE"},
     {-13, "CL_MISALIGNED_SUB_BUFFER_OFFSET"},
     {-14, "CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST"},
@@ -35,6 +36,8 @@ constexpr std::array<Code, 40> kCodes{{
     {-36, "CL_INVALID_COMMAND_QUEUE"},
     {-37, "CL_INVALID_HOST_PTR"},
     {-38, "CL_INVALID_MEM_OBJECT"},
+    {-39, "CL_INVALID_IMAGE_FORMAT_DESCRIPTOR"},
+    {-40, "CL_INVALID_IMAGE_SIZE"},
     {-42, "CL_INVALID_BINARY"},
     {-43, "CL_INVALID_BUILD_OPTIONS"},
     {-44, "CL_INVALID_PROGRAM"},
@@ -55,6 +58,7 @@ constexpr std::array<Code, 40> kCodes{{
     {-59, "CL_INVALID_OPERATION"},
     {-61, "CL_INVALID_BUFFER_SIZE"},
     {-63, "CL_INVALID_GLOBAL_WORK_SIZE"},
+    {-65, "CL_INVALID_IMAGE_DESCRIPTOR"},
     {-1001, "CL_PLATFORM_NOT_FOUND_KHR"},
 }};
 
@@ -80,6 +84,12 @@ Meaning meaning_of(cl::Int code) {
       return {Failure::kProgram,
               "the driver's compiler refused a kernel: `flownpu selftest --device gpu` shows which "
               "kernels it takes; update the driver, or use device = cpu"};
+    case -10:
+    case -39:
+    case -40:
+    case -65:
+      return {Failure::kCommand,
+              "the driver does not make images of memory: set the option gpu_weights to buffer"};
     case -1001:
       return {Failure::kNoPlatform,
               "no OpenCL implementation is installed: `flownpu doctor` names the command"};

@@ -30,7 +30,7 @@ Gating gating_of(const Node& node) {
 
 class Product final : public HostCheckedStep {
  public:
-  Product(const Node& node, Activations activations, Making making)
+  Product(const Node& node, Activations activations, GpuWeights weights, Making making)
       : HostCheckedStep(std::move(making)),
         shape_{.rows = node.required_integer("M"),
                .columns = node.required_integer("K"),
@@ -41,6 +41,8 @@ class Product final : public HostCheckedStep {
         rounds_(activations == Activations::kInt8),
         weight_(upload(context(), *node.input(kProductWeight))) {
     shape_.teams = teams_for(shape_, context().facts()).front();
+    shape_.storage = storages_for(weights, weight_.bytes(), context().facts()).front();
+    if (shape_.storage == Storage::kImage) image_ = context().image_of(weight_);
   }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
@@ -50,7 +52,8 @@ class Product final : public HostCheckedStep {
     Run run(context());
     const Buffer* x = run.input(inputs[kProductX]);
     const Buffer* y = run.output(outputs[0].bytes());
-    std::vector<const Buffer*> buffers{x, &weight_, y};
+    const Buffer* weight = shape_.storage == Storage::kImage ? &image_ : &weight_;
+    std::vector<const Buffer*> buffers{x, weight, y};
     if (shape_.has_bias) buffers.push_back(run.input(inputs[kProductBias]));
     if (shape_.has_residual) buffers.push_back(run.input(inputs[kProductResidual]));
     if (tokens == 1 || !rounds_) {
@@ -79,6 +82,7 @@ class Product final : public HostCheckedStep {
   ProductShape shape_;
   bool rounds_;
   Buffer weight_;
+  Buffer image_;  // of the weight, where kernels read that
 };
 
 class Gather final : public HostCheckedStep {
@@ -127,7 +131,8 @@ class Gather final : public HostCheckedStep {
 
 std::unique_ptr<Step> make_product(const Node& node, Making making) {
   const Activations activations = making.activations;
-  return std::make_unique<Product>(node, activations, std::move(making));
+  const GpuWeights weights = making.weights;
+  return std::make_unique<Product>(node, activations, weights, std::move(making));
 }
 
 std::unique_ptr<Step> make_gather(const Node& node, Making making) {

@@ -22,6 +22,7 @@ struct Making {
   // The same node's, on the CPU.
   std::unique_ptr<Step> host;
   Activations activations = Activations::kInt8;
+  GpuWeights weights = GpuWeights::kAuto;
   // The host's kernels and threads.
   cpu::Context host_context;
 };

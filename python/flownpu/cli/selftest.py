@@ -122,11 +122,11 @@ def _try_gpu(patterns: list[str], folder: Path, as_json: str | None) -> None:
     """Every kernel on the OpenCL device that `device="gpu"` means."""
     from flownpu.selftest.gpu.trials import Devices, document, run_variant, variants  # noqa: PLC0415 other commands do without
 
-    chosen = _chosen(variants(), patterns)
     try:
         devices = Devices()
     except ValueError as error:
         raise FlowNPUError(str(error)) from None
+    chosen = _chosen(variants(images=devices.first.facts.texels > 0), patterns)
     results = []
     with progress_bar(*_COLUMNS) as bar:
         task = bar.add_task("kernels", total=len(chosen))
@@ -162,6 +162,7 @@ def _show_gpu(device: "_native.GpuDevice", results: "list[KernelResult]", folder
         )
     console.print(table)
     console.print(f"{sum(result.passed for result in results)} of {len(results)} kernels passed.", markup=False)
+    console.print(f"Decoders store activations as {device.stored_type()}.", markup=False)
     if device.cache_problem:
         console.print(f"Compiled kernels are not kept: {device.cache_problem}", markup=False)
     path = folder / "report.json"

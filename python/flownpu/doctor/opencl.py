@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from flownpu import _native
 from flownpu.doctor.checks import JOIN_THE_GROUP, Check, Host, Status
@@ -51,12 +51,14 @@ class OpenCl:
         platforms: names of the implementations.
         devices: of all of them.
         failure: what a call said that went wrong; "": none did.
+        stored_type: as what a GPU's kernels store activations, and why; "": there is no GPU.
     """
 
     problem: str = ""
     platforms: Sequence[str] = ()
     devices: Sequence[Device] = ()
     failure: str = ""
+    stored_type: str = ""
 
 
 def find_opencl() -> OpenCl:
@@ -65,8 +67,12 @@ def find_opencl() -> OpenCl:
     if problem := _native.problem_of_opencl_loader():
         return OpenCl(problem)
     try:
-        return OpenCl("", _native.opencl_platforms(), _native.opencl_devices())
-    except ValueError as error:
+        devices = _native.opencl_devices()
+        has_gpu = any(device.kind == "gpu" for device in devices)
+        # By the driver's conversions to and from float16, which are tried once and remembered.
+        stored = cast("_native.GpuDevice", _native.make_device("gpu", {})).stored_type() if has_gpu else ""
+        return OpenCl("", _native.opencl_platforms(), devices, stored_type=stored)
+    except (RuntimeError, ValueError) as error:
         return OpenCl(failure=str(error))
 
 
@@ -91,7 +97,8 @@ def diagnose_opencl(host: Host, found: OpenCl) -> Check:
         remedy = _remedy_of_no_gpu(host)
         return Check(name, Status.NOTE, text, f"{packages}, and {remedy}" if packages else remedy)
     shown = "; ".join(f"{one.title}, driver {one.driver}, {one.compute_units} compute units" for one in gpus)
-    return Check(name, Status.GOOD, shown)
+    stored = f"; activations are stored as {found.stored_type}" if found.stored_type else ""
+    return Check(name, Status.GOOD, shown + stored)
 
 
 def _remedy_of_no_gpu(host: Host) -> str:

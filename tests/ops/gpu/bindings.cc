@@ -13,6 +13,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -55,11 +56,16 @@ void run(Context& context, const KernelDescription& kernel,
          const std::array<std::int64_t, 3>& groups, const std::vector<Array>& arrays,
          const std::vector<std::int64_t>& parameters) {
   Run run(context);
-  std::vector<const Buffer*> buffers;
-  for (const Array& array : arrays)
-    buffers.push_back(run.input(std::span<const std::byte>(bytes_of(array))));
-  run.launch(kernel, {.groups = groups, .lanes = kernel.lanes}, buffers, parameters);
   const std::vector<TensorDescription> tensors = kernel.arguments();
+  std::vector<const Buffer*> buffers;
+  std::deque<Buffer> images;
+  for (const Array& array : arrays) {
+    const std::size_t i = buffers.size();
+    buffers.push_back(run.input(std::span<const std::byte>(bytes_of(array))));
+    if (i < tensors.size() && tensors[i].storage == Storage::kImage)
+      buffers.back() = &images.emplace_back(context.image_of(*buffers.back()));
+  }
+  run.launch(kernel, {.groups = groups, .lanes = kernel.lanes}, buffers, parameters);
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (tensors[i].access == Access::kWrite) run.read(buffers[i], bytes_of(arrays[i]));
 }
@@ -69,16 +75,18 @@ void bind_language(nb::module_& module) {
       .def(
           "__init__",
           [](TensorDescription* made, const std::string& name, const std::string& element,
-             const std::vector<Size>& sizes, bool written, int group_bits, bool has_minima) {
+             const std::vector<Size>& sizes, bool written, int group_bits, bool has_minima,
+             bool in_image) {
             new (made)
                 TensorDescription{.name = name,
                                   .element = element_of(element),
                                   .access = written ? Access::kWrite : Access::kRead,
                                   .sizes = sizes,
-                                  .layout = {.group_bits = group_bits, .has_minima = has_minima}};
+                                  .layout = {.group_bits = group_bits, .has_minima = has_minima},
+                                  .storage = in_image ? Storage::kImage : Storage::kBuffer};
           },
           nb::arg("name"), nb::arg("element"), nb::arg("sizes"), nb::arg("written") = false,
-          nb::arg("group_bits") = 0, nb::arg("has_minima") = true);
+          nb::arg("group_bits") = 0, nb::arg("has_minima") = true, nb::arg("in_image") = false);
   nb::class_<Link>(module, "Link")
       .def(
           "__init__",
@@ -163,6 +171,10 @@ void bind_gpu(nb::module_& module) {
         {"device_info.VERSION", cl::kDeviceVersion},
         {"device_info.EXTENSIONS", cl::kDeviceExtensions},
         {"device_info.HOST_UNIFIED_MEMORY", cl::kDeviceUnifiedMemory},
+        {"device_info.IMAGE_MAX_BUFFER_SIZE", cl::kDeviceTexels},
+        {"channel_order.RGBA", cl::kRgba},
+        {"channel_type.UNSIGNED_INT32", cl::kUnsigned32},
+        {"mem_object_type.IMAGE1D_BUFFER", cl::kImageOfBuffer},
         {"command_queue_properties.PROFILING_ENABLE", cl::kProfiling},
         {"mem_flags.READ_WRITE", cl::kReadWrite},
         {"program_info.BINARY_SIZES", cl::kProgramBinarySizes},

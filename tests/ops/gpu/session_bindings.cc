@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // flownpu_testing.gpu: the device of a session, and what lies below it.
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -9,11 +10,13 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ops/gpu/decoder/shared_buffers.h"
+#include "ops/gpu/decoder/stored_type.h"
 #include "ops/gpu/kernels/kernels.h"
 #include "ops/gpu/operators/run.h"
 #include "ops/gpu/session_device.h"
@@ -38,20 +41,34 @@ std::map<std::string, std::int64_t> counts_of(const SessionDevice& device) {
           {"from_cache", counts.from_cache}};
 }
 
+flownpu::GpuDtype dtype_of(std::optional<bool> half) {
+  if (!half) return flownpu::GpuDtype::kAuto;
+  return *half ? flownpu::GpuDtype::kFloat16 : flownpu::GpuDtype::kFloat32;
+}
+
+flownpu::GpuWeights weights_of(std::optional<bool> image) {
+  if (!image) return flownpu::GpuWeights::kAuto;
+  return *image ? flownpu::GpuWeights::kImage : flownpu::GpuWeights::kBuffer;
+}
+
 }  // namespace
 
 void bind_gpu_session(nb::module_& module) {
   nb::class_<SessionDevice>(module, "SessionDevice")
       .def(
           "__init__",
-          [](SessionDevice* device, bool rounds, const std::string& opencl_device) {
+          [](SessionDevice* device, bool rounds, const std::string& opencl_device,
+             std::optional<bool> half, std::optional<bool> image) {
             flownpu::DeviceOptions options;
             options.activations =
                 rounds ? flownpu::Activations::kInt8 : flownpu::Activations::kBFloat16;
             options.opencl_device = opencl_device;
+            options.gpu_dtype = dtype_of(half);
+            options.gpu_weights = weights_of(image);
             new (device) SessionDevice(options);
           },
-          nb::arg("rounds") = false, nb::arg("opencl_device") = "")
+          nb::arg("rounds") = false, nb::arg("opencl_device") = "", nb::arg("half") = nb::none(),
+          nb::arg("image") = nb::none())
       .def_prop_ro("description", &SessionDevice::description)
       .def_prop_ro("warning", &SessionDevice::warning)
       .def(
@@ -67,6 +84,33 @@ void bind_gpu_session(nb::module_& module) {
              device.restore(flownpu::native::tensors_of(tensors));
            })
       .def("counts", &counts_of);
+  // half: gpu_dtype is fp16 or fp32, None: auto
+  module.def(
+      "stored_type_of",
+      [](bool has_half, std::optional<bool> half, std::int64_t wrong) {
+        DeviceFacts facts;
+        facts.has_half = has_half;
+        return stored_type_of(facts, dtype_of(half), [=] { return wrong; }).text();
+      },
+      nb::arg("has_half"), nb::arg("half"), nb::arg("wrong"));
+  module.def("storages_for", [](std::optional<bool> image, std::size_t bytes, std::int64_t texels) {
+    DeviceFacts facts;
+    facts.texels = texels;
+    std::vector<std::string> names;
+    for (const Storage storage : storages_for(weights_of(image), bytes, facts))
+      names.emplace_back(storage == Storage::kImage ? "image" : "buffer");
+    return names;
+  });
+  // with a piece of its text changed
+  module.def("convert_halves", [](const std::string& piece, const std::string& by) {
+    KernelDescription kernel = convert_halves();
+    if (!piece.empty()) kernel.body.replace(kernel.body.find(piece), piece.size(), by);
+    return kernel;
+  });
+  module.def("wrong_halves", [](Context& context, const KernelDescription& kernel) {
+    const std::lock_guard lock(context.mutex());
+    return wrong_halves(context, kernel);
+  });
   // values: bytes, and first and last step of each time that one lives
   module.def(
       "share_buffers",

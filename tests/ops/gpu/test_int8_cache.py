@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """int8 KV caches on an OpenCL device: rows as ops/definitions/int8_cache.py has them, written and read by kernels."""
 
+import copy
+
 import numpy as np
 import pytest
+import torch
+import transformers
 
-from flownpu.ops.definitions.int8_cache import quantise_rows
+from flownpu.ops.definitions.int8_cache import dequantise_rows, quantise_rows
+from tests.decoding import float32_tolerance
 from tests.npu.decoders import Session, read_nodes
 from tests.ops.device import _argument, testing
 from tests.ops.gpu.test_session import hidden_of
@@ -20,6 +25,47 @@ def restored(session, past):
     kept = [part.copy() for part in past]
     session.device.restore([_argument(part) for part in kept])
     return kept
+
+
+class Int8Cache(transformers.DynamicCache):
+    """transformers' cache, whose keys and values are rows of int8, whatever the arithmetic around them is."""
+
+    def update(self, key, value, *args, **keywords):
+        rounded = (torch.from_numpy(dequantise_rows(quantise_rows(each.numpy()))).to(each) for each in (key, value))
+        return super().update(*rounded, *args, **keywords)
+
+
+def logits_in_float64(models, ids, cache):
+    """Of all tokens, after each of which keys and values are those of `cache`."""
+    model = copy.deepcopy(models.checkpoint("trained").reference).double()
+    with torch.no_grad():
+        return model(torch.from_numpy(ids)[None], past_key_values=cache).logits[0].numpy()
+
+
+def test_a_session_is_float64_s_with_int8_rows(models):
+    """A prompt beyond the window of 64, a token, a second prompt and a token: logits of transformers in float64, whose
+    keys and values alone are rounded.
+
+    A code may be its neighbour where an element is near the middle of two. Until a layer's keys are rounded, float32 is
+    off by some 2^-20 of a row's largest: 2^-13 of a step to either side of a middle, where one code in 2^12 is. As
+    rounding has a variance of step^2 / 12, those have step^2 / 2^12, in the rms sqrt(12 / 2^12) = 0.054 of what int8
+    changes; the factor of 4, as in float32_tolerance, makes that 0.22.
+    """
+    ids = np.random.default_rng(5).integers(3, 250, 101)
+    expected, unrounded = (
+        logits_in_float64(models, ids, cache) for cache in (Int8Cache(), transformers.DynamicCache())
+    )
+    session = Session(gpu.SessionDevice(), *read_nodes(models.converted("trained", kv_dtype="int8")))
+    hidden, past = hidden_of(models, "trained", ids), session.past(110, np.int8)
+    stops = [90, 91, 100, 101]
+    lasts = [stop - 1 for stop in stops]
+    found = [session.run(hidden[begin:end], end, past)[0] for begin, end in zip([0, *stops[:-1]], stops, strict=True)]
+    changed = np.abs(expected[lasts] - unrounded[lasts]).max()
+    sizes = session.attributes
+    of_float32 = float32_tolerance(expected[lasts], sizes["layers"], sizes["feed_forward"])
+    assert changed > 4 * of_float32  # so that rounding is seen at all
+    error = np.abs(np.array(found)[:, : expected.shape[1]] - expected[lasts]).max()
+    assert error <= of_float32 + 0.22 * changed
 
 
 def test_rows_are_the_format_s(pocl, rng):

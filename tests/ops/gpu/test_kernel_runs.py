@@ -66,8 +66,9 @@ def test_dots_of_integers_are_exact(context):
     np.testing.assert_array_equal(y, (a.astype(int) * b).sum(axis=1) + np.arange(7))
 
 
+@pytest.mark.parametrize("in_image", [False, True])
 @pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC, q4nx.WIDE], ids=["narrow", "symmetric", "wide"])
-def test_words_of_a_weight(context, layout):
+def test_words_of_a_weight(context, layout, in_image):
     """Every element of a weight of several blocks, by Read and by 8 rows at once, is the host's."""
     rows, columns = 70, 300
     rng = np.random.default_rng(2)
@@ -78,7 +79,9 @@ def test_words_of_a_weight(context, layout):
     blocks = q4nx.pack(rng.integers(0, 16, (rows, columns)).astype(np.uint8), scale, minimum, layout)
     expected = q4nx.dequantize(blocks, 96, columns)
     bits_of_groups = layout.groups.bit_length() - 1
-    weight = Tensor("w", "q4nx", [rows, columns], group_bits=bits_of_groups, has_minima=layout.minima)
+    weight = Tensor(
+        "w", "q4nx", [rows, columns], group_bits=bits_of_groups, has_minima=layout.minima, in_image=in_image
+    )
     tensors = [weight, *(Tensor(name, "float", [96, columns], written=True) for name in ("one", "strip", "byte"))]
     body = """
       const int row = group(1) * 16, k = group(0);

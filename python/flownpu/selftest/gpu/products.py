@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Rng = np.random.Generator
 
-__all__ = ["large_products", "products"]
+__all__ = ["large_products", "products", "products_of_images"]
 
 LAYOUTS = {"narrow": q4nx.NARROW, "symmetric": q4nx.SYMMETRIC, "wide": q4nx.WIDE}
 _GROUP = 32
@@ -50,9 +50,18 @@ def products() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
     yield "q4nx_matmul int8, geglu", partial(_product, "narrow", 45, 130, 17, gating="geglu")
 
 
-def large_products() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
+def products_of_images() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
+    """Cases whose weight is read out of an image."""
+    for layout in LAYOUTS:
+        yield f"fused_dqp, {layout}, image", partial(_product, layout, 77, 345, 1, weights="image")
+        yield f"q4nx_matmul int8, {layout}, image", partial(_product, layout, 77, 345, 19, weights="image")
+
+
+def large_products(*, images: bool) -> Iterator[tuple[str, Callable[[Rng], Case]]]:
     """Cases large enough for a rate."""
     yield "fused_dqp, 2048 x 2048", partial(_product, "narrow", 2048, 2048, 1)
+    if images:
+        yield "fused_dqp, 2048 x 2048, image", partial(_product, "narrow", 2048, 2048, 1, weights="image")
     yield "q4nx_matmul int8, 64 rows x 1024 x 1024", partial(_product, "narrow", 1024, 1024, 64)
 
 
@@ -70,7 +79,7 @@ def _weight(rng: Rng, layout: q4nx.Layout, rows: int, columns: int) -> tuple[q4n
 
 def _product(
     layout: str, rows: int, columns: int, tokens: int, rng: Rng, *, gating: str = "none", bias: bool = False,
-    residual: bool = False, activations: str = "int8",
+    residual: bool = False, activations: str = "int8", weights: str = "auto",
 ) -> Case:  # fmt: skip
     x = rng.standard_normal((tokens, columns), dtype=np.float32)
     parts = 1 if gating == "none" else 2
@@ -90,7 +99,9 @@ def _product(
     return Case(
         name="", op_type="FusedDQP" if tokens == 1 else "Q4NXMatMul", inputs=[x, blocks, *addends.values()],
         expected={0: Expected(y, tolerance)}, attributes={"M": rows, "K": columns, "gating": gating}, constants=[1],
-        options={} if activations == "int8" else {"activations": activations}, read=blocks.nbytes,
+        options={name: chosen for name, chosen, usual in (
+            ("activations", activations, "int8"), ("gpu_weights", weights, "auto")
+        ) if chosen != usual}, read=blocks.nbytes,
         operations=2 * tokens * parts * rows * columns,
     )  # fmt: skip
 

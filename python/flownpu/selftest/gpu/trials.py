@@ -17,7 +17,7 @@ from flownpu.ops.opencl_loader import use_installed_packages
 from flownpu.selftest.gpu.attention import attention
 from flownpu.selftest.gpu.case import PreparedCase
 from flownpu.selftest.gpu.dense import dense_products
-from flownpu.selftest.gpu.products import large_products, products
+from flownpu.selftest.gpu.products import large_products, products, products_of_images
 from flownpu.selftest.gpu.rows import rows
 from flownpu.selftest.outcome import Outcome, finite
 from flownpu.selftest.reference.case import compare
@@ -100,9 +100,13 @@ class Devices:
         return self._made[key]
 
 
-def variants(*, large: bool = True) -> list[Variant]:
-    """All variants of all kernels; `large` ones are for their rates."""
-    parts = [products(), dense_products(), large_products() if large else iter(()), attention(), rows()]
+def variants(*, large: bool = True, images: bool = True) -> list[Variant]:
+    """All variants of all kernels; `large` ones are for their rates, those of `images` for devices that have them."""
+    parts = [products(), dense_products(), attention(), rows()]
+    if images:
+        parts.insert(1, products_of_images())
+    if large:
+        parts.insert(-2, large_products(images=images))
     return [Variant(name, make) for part in parts for name, make in part]
 
 
@@ -155,6 +159,7 @@ def document(device: _native.GpuDevice, results: Sequence[Result]) -> dict[str, 
         "passed": all(result.passed for result in results),
         "opencl": facts_of(device.facts),
         "is_software": device.facts.kind == "cpu",
+        "stored_type": device.stored_type(),
         "counts": device.counts(),
         "cache_problem": device.cache_problem,
         "machine": asdict(describe_machine()),

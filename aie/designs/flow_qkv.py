@@ -8,9 +8,10 @@ by chunk, keys and values in turn on one stream: with the queries, these are the
     tile:  start; for every chunk: scores of the keys, values; for every part of the columns: finish
 
 Each tile reads all keys and values of its sweep, so what bounds long prompts is their stream unless a tile holds many
-rows. Bytes of L1 for each row and element of it: 2 of q, 4 of y, 2 of o. Heads of 128 elements or more leave in parts
+rows. Bytes of L1 for each row and element of it: 2 of q, 4 of y, 2 of o. Where more rows follow, heads leave in parts
 of their columns: in eight, o takes 1/4, and there are 64 rows of d = 128 instead of 48; in four, it takes 1/2, and
-there are 32 rows of d = 256 instead of 16, with chunks of 8 keys.
+there are 32 rows of d = 256 instead of 16, with chunks of 8 keys. Each part is a task and a call more, so there are no
+more than the rows ask for: a group of three heads keeps 48 rows of d = 128, and these leave whole.
 
 One *round* gives every column an item (KV head, block of tokens); its run-time parameters say which chunks it sweeps,
 so they may only change when the round's outputs are there.
@@ -54,19 +55,14 @@ __all__ = ["FlowQKV"]
 
 # The default tile's largest size: a block is padded with tokens up to it, and longer chunks make no kernel much faster.
 _MOST_ROWS, _MOST_KEYS = 64, 32
+# Ways to part a head's columns: eight are what 64 rows of d = 128 ask for, no default tile asks for more.
+_PARTS = 1, 2, 4, 8
 _CORE_BYTES = 64 + 12  # of a core's run-time parameters, and the words that count its three fifos' objects
 
 
-def _output_parts(d: int) -> int:
-    """How many parts of their columns the outputs of a tile leave in: as few as its rows ask for."""
-    if d == 128:
-        return 8
-    return 4 if d > 128 and d % 32 == 0 else 1
-
-
-def _tile_bytes(rows: int, keys: int, d: int) -> int:
+def _tile_bytes(rows: int, keys: int, d: int, parts: int) -> int:
     """L1 of a tile: q, y in f32, a part of o, two chunks of keys or values; F, state, correction, scratch of scores."""
-    held = rows * d * (2 + 4) + 2 * rows * d // _output_parts(d) + 2 * 2 * keys * d
+    held = rows * d * (2 + 4) + 2 * rows * d // parts + 2 * 2 * keys * d
     return held + 2 * rows * keys + 4 * (2 * rows + 16 + rows) + 4 * 16 * keys
 
 
@@ -120,12 +116,25 @@ class FlowQKV:
         """Query heads of a KV head."""
         return self.heads // self.kv_heads
 
-    def _most_rows(self, step: int) -> int:
-        """The rows that L1 holds, in multiples of a step."""
+    def _fits(self, rows: int, parts: int) -> bool:
         limits = limits_of(self.target)
         room = limits.compute.memory_bytes - limits.stack_bytes - limits.constant_bytes - _CORE_BYTES
-        fitting = (n for n in range(step, _MOST_ROWS + 1, step) if _tile_bytes(n, self.keys, self.d) <= room)
-        return max(fitting, default=0)
+        return _tile_bytes(rows, self.keys, self.d, parts) <= room
+
+    def _possible_parts(self) -> list[int]:
+        """Into how many parts of whole sub-tiles the columns of a head can be divided, the fewest first."""
+        return [parts for parts in _PARTS if self.d % (8 * parts) == 0]
+
+    def _most_rows(self, step: int) -> int:
+        """The rows that L1 holds, in multiples of a step."""
+        most_parts = self._possible_parts()[-1]
+        return max((n for n in range(step, _MOST_ROWS + 1, step) if self._fits(n, most_parts)), default=0)
+
+    @property
+    def output_parts(self) -> int:
+        """How many parts of their columns the outputs of a tile leave in: as few as its rows ask for."""
+        parts = self._possible_parts()
+        return next((few for few in parts if self._fits(self.rows, few)), parts[-1])
 
     @property
     def queries(self) -> int:
@@ -199,7 +208,7 @@ class FlowQKV:
             RunTimeParameters([f"tile_{column}_{row}" for row in range(TILES)]) for column in range(self.columns)
         ]
         queries, chunks, outputs, workers = self._array(parameters)
-        block, parts, queue = TILES * self.queries, _output_parts(self.d), limits_of(self.target).task_queue
+        block, parts, queue = TILES * self.queries, self.output_parts, limits_of(self.target).task_queue
         items = [(head, top) for top in range(0, self.padded(tokens), block) for head in range(self.kv_heads)]
 
         def sequence(q: Any, kv: Any, o: Any, q_ends: Any, kv_ends: Any, o_ends: Any) -> None:
@@ -250,7 +259,7 @@ class FlowQKV:
         self, parameters: list[RunTimeParameters]
     ) -> tuple[list[ObjectFifo], list[ObjectFifo], list[ObjectFifo], list[Worker]]:
         size, chunk = self.rows * self.d, self.keys * self.d
-        columns = self.d // _output_parts(self.d)
+        columns = self.d // self.output_parts
         part = self.rows * columns
         offsets, part_offsets = ([row * n for row in range(TILES)] for n in (size, part))
         queries, chunks, outputs = list[ObjectFifo](), list[ObjectFifo](), list[ObjectFifo]()
@@ -275,7 +284,7 @@ class FlowQKV:
     def _worker(
         self, column: int, row: int, ends: tuple[ObjectFifoHandle, ...], parameters: RunTimeParameters
     ) -> Worker:
-        rows, keys, d, parts = self.rows, self.keys, self.d, _output_parts(self.d)
+        rows, keys, d, parts = self.rows, self.keys, self.d, self.output_parts
         columns = d // parts
         q_kind, chunk, rtp = tensor(rows * d), tensor(keys * d), tensor(PARAMETERS, I32)
         kinds = {

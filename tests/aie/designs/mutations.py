@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from flownpu.aie.check import check
@@ -142,6 +143,22 @@ def missing_transfers(plan: Plan) -> Mutants:
             if left_out.name not in {getattr(step, "name", ""), getattr(step, "transfer", "")}
         ]
         yield left_out.name, with_steps(plan, *steps)
+
+
+def swapped_transfers(plan: Plan) -> Mutants:
+    """Two transfers of a fifo that follow one another are in the other order: the first that differ."""
+    of_fifo: dict[str, list[tuple[int, Transfer]]] = {}
+    for place, step in enumerate(plan.sequence.steps):
+        if isinstance(step, Transfer):
+            of_fifo.setdefault(step.fifo, []).append((place, step))
+    for name in _one_of_each(of_fifo):
+        for (place, first), (next_place, second) in pairwise(of_fifo[name]):
+            if (first.buffer, first.tap) != (second.buffer, second.tap):
+                steps = list(plan.sequence.steps)
+                steps[place] = dataclasses.replace(first, buffer=second.buffer, tap=second.tap)
+                steps[next_place] = dataclasses.replace(second, buffer=first.buffer, tap=first.tap)
+                yield f"{first.name}, {second.name}", with_steps(plan, *steps)
+                break
 
 
 def ends_that_do_not_wait(plan: Plan) -> Mutants:
@@ -327,6 +344,7 @@ MUTATIONS: tuple[Callable[[Plan], Mutants], ...] = (
     swapped_dimensions_of_transfers,
     shorter_transfers,
     missing_transfers,
+    swapped_transfers,
     ends_that_do_not_wait,
     wrong_parameters,
     missing_starts,

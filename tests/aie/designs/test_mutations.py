@@ -52,6 +52,8 @@ CASES = {
     "flow_kv": lambda rng: flow_kv_case(FlowKV("npu1", 8, 4, 64, keys=16), 101, 128, rng, window=40),
     "flow_qkv": lambda rng: flow_qkv_case(FlowQKV("npu1", 4, 2, 64, 16, 16), 94, 17, 128, rng, window=40),
     "flow_qkv non-causal": lambda rng: flow_qkv_case(FlowQKV("npu2", 2, 1, 64, 16, 16), 94, 0, 128, rng, causal=False),
+    # 64 rows of d = 128: outputs leave in eight parts, more than a channel's queue holds.
+    "flow_qkv in parts": lambda rng: flow_qkv_case(FlowQKV("npu2", 8, 1, 128), 30, 17, 48, rng, window=20),
     "rms_norm": lambda rng: rms_norm_case(RMSNorm("npu1", 96, 3), 17, rng),
     "residual_rms_norm": lambda rng: [
         residual_rms_norm_case(ResidualRMSNorm("npu1", 96, cores=3), 17, rng, output=output) for output in "sy"
@@ -86,6 +88,7 @@ EQUIVALENT = {
         "wrong_parameters k_0_parameters[5]": "a token at the end sees every key, causal or not",
     },
     "flow_qkv": {"wrong_parameters tile_0_0_parameters[3]": "as in flow_kv"},
+    "flow_qkv in parts": {"wrong_parameters tile_0_0_parameters[3]": "as in flow_kv"},
     "flow_qkv non-causal": {
         "wrong_parameters tile_0_0_parameters[1]": "where the queries are counts for causality and windows only",
         "wrong_parameters tile_0_0_parameters[7]": "and so does which rows are the same token",

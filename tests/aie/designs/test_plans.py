@@ -153,11 +153,16 @@ def test_flow_qkv(name, tokens, past, capacity):
     assert violations(design.program(tokens, past, capacity, causal=False)) == []
 
 
-@pytest.mark.parametrize(("heads", "d", "rows"), [(4, 64, 64), (4, 72, 64), (2, 128, 64), (3, 128, 48), (2, 256, 32)])
-def test_flow_qkv_takes_the_rows_that_a_tile_holds(heads, d, rows):
-    """Up to 64, in multiples of 16 and of a group: with more of them the checker finds too little memory."""
+@pytest.mark.parametrize(
+    ("heads", "d", "rows", "parts"), [(4, 64, 64, 1), (4, 72, 64, 1), (2, 128, 64, 8), (3, 128, 48, 1), (2, 256, 32, 4)]
+)
+def test_flow_qkv_takes_the_rows_that_a_tile_holds(heads, d, rows, parts):
+    """Up to 64, in multiples of 16 and of a group: with more of them the checker finds too little memory.
+
+    Outputs leave in parts only where these rows ask for it.
+    """
     design = FlowQKV("npu2", heads, 1, d)
-    assert design.rows == rows
+    assert (design.rows, design.output_parts) == (rows, parts)
     more = FlowQKV("npu2", heads, 1, d, rows=rows + (24 if heads == 3 else 16), keys=design.keys)
     found = violations(more.program(1, 0, design.keys))
     assert not found if d == 64 else "memory" in found[0]

@@ -55,6 +55,34 @@ MUTATIONS = {
         ("attention.h", "if (!rescale) return", "return"),
         lambda kernels, rng: attention.test_flow_kv_of_grouped_heads(kernels, rng, 4),
     ),
+    "a short exponential that is a line": (
+        ("float_math.h", "aie::mac(line, square, curve)", "line"),
+        lambda kernels, rng: attention.test_flow_qkv_of_a_prompt(kernels, rng, 64, 17),
+    ),
+    "a short exponential without its cube": (
+        ("float_math.h", "f.high, third).template", "f.high, aie::zeros<bfloat16, N>()).template"),
+        lambda kernels, rng: attention.test_flow_qkv_of_a_prompt(kernels, rng, 64, 17),
+    ),
+    "a maximum that is the sub-tile's beside it": (
+        ("attention.h", "aie::sub(t, m[p])", "aie::sub(t, m[0])"),
+        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
+    ),
+    "a correction that is the sub-tile's beside it": (
+        ("attention.h", "aie::load_v<R>(correction_of_rows + p * R), y", "aie::load_v<R>(correction_of_rows), y"),
+        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
+    ),
+    "values that are the sub-tile's beside it": (
+        ("attention.h", "(p * key_tiles + c) * Mmul::size_A", "c * Mmul::size_A"),
+        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
+    ),
+    "a sub-tile of rows that is left alone": (
+        ("flow_qkv.cc", "if (row < count) step", "if (row > count) step"),
+        lambda kernels, rng: attention.test_flow_qkv_of_odd_numbers_of_sub_tiles(kernels, rng, 24, 8),
+    ),
+    "a part of the outputs that is the first": (
+        ("flow_qkv.cc", "y + row * d + part * columns * kRows", "y + row * d"),
+        attention.test_flow_qkv_gives_outputs_in_parts,
+    ),
     "a low part that is left out": (
         ("fused_dqp.cc", "total = aie::mac(total, parts.low, scale);", ""),
         lambda kernels, rng: vectors.test_fused_dqp(kernels, rng, 32, 256),
@@ -126,7 +154,9 @@ ENTRIES = {
         "flow_kv_split_start", "flow_kv_split", "flow_kv_split_meet", "flow_kv_split_give", "flow_kv_split_store",
     ],
 }  # fmt: skip
+# Other sources include float_math.h, too, but not for 2^x of attention.
 INCLUDERS = {
+    "float_math.h": ["flow_qkv.cc", "flow_kv.cc"],
     "attention.h": ["flow_qkv.cc", "flow_kv.cc"],
     "q4nx.h": ["fused_dqp.cc", "q4nx_dequant.cc"],
 }

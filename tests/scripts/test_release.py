@@ -175,6 +175,22 @@ def test_the_folder_of_sources_changes_where_they_do(tmp_path):
     assert (old / "a").stat().st_mtime_ns == before
 
 
+def test_what_was_compiled_is_kept_for_the_next_python(tmp_path):
+    """scikit-build-core removes it where the environment is another, as those of two Pythons are."""
+    from scikit_build_core.cmake import CMake, CMaker
+
+    build = tmp_path / "build"
+    build.joinpath("CMakeFiles").mkdir(parents=True)
+    compiled_before, found_before = build / "CMakeFiles" / "a.o", build / "CMakeCache.txt"
+    notes = {"source_dir": str(tmp_path), "skbuild_path": "/another/environment"}
+    for file, text in ((compiled_before, ""), (found_before, ""), (build / ".skbuild-info.json", json.dumps(notes))):
+        file.write_text(text)
+    building.forget_python(build)
+    CMaker(CMake.default_search(), source_dir=tmp_path, build_dir=build, build_type="Release")
+    assert compiled_before.exists()
+    assert not found_before.exists()
+
+
 def test_a_python_that_is_missing(monkeypatch):
     monkeypatch.setattr(building, "STABLE_ABI", ("3.98", "3.99"))
     monkeypatch.setattr(building, "OWN_ABI", "{}.{}".format(*sys.version_info))

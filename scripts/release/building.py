@@ -18,6 +18,7 @@ __all__ = [
     "STABLE_ABI",
     "commit",
     "environment",
+    "forget_python",
     "glibc_platforms",
     "pip_wheel",
     "prefix_maps",
@@ -127,6 +128,16 @@ def prefix_maps(folders: dict[Path | str, str], pythons: list[Path]) -> str:
     return " ".join(f"-ffile-prefix-map={folder}={name}" for folder, name in names.items())
 
 
+def forget_python(build: Path) -> None:
+    """Has CMake look for Python anew in a folder that was another's, and keeps what was compiled there.
+
+    What CMake has found of one Python would be taken for the next one's. scikit-build-core, where its notes name
+    another environment than its own, removes all that was compiled; without notes it does not.
+    """
+    for name in ("CMakeCache.txt", ".skbuild-info.json"):
+        (build / name).unlink(missing_ok=True)
+
+
 def pip_wheel(
     python: Path, source: Path, build: Path, dist: Path, *, platform: str, defines: dict[str, object], **variables: str
 ) -> Path:
@@ -149,8 +160,7 @@ def pip_wheel(
     """
     plain = build.with_name(f"{build.name}-wheel")
     shutil.rmtree(plain, ignore_errors=True)
-    # What CMake has found of another Python would be taken for this one's.
-    (build / "CMakeCache.txt").unlink(missing_ok=True)
+    forget_python(build)
     settings = {f"cmake.define.{name}": value for name, value in defines.items()} | {"build-dir": build}
     options = [f"--config-settings={name}={value}" for name, value in settings.items()]
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"

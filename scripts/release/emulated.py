@@ -63,7 +63,7 @@ def main() -> None:
     except UnavailableError as error:
         sys.exit(f"error: {error}")
     site = installed(wheel)
-    build_tests()
+    modules = build_tests()
     fixture = ROOT / old_system.FIXTURE
     expected = old_system.generated(["flownpu"], fixture, FOLDER / "model")
     failed = False
@@ -71,7 +71,8 @@ def main() -> None:
         processor, features = PROCESSORS[kernels]
         show(root, features)
         command = [emulator, "-cpu", processor, "-L", str(root), str(root / "usr/bin" / f"python{PYTHON}")]
-        wrong = faults(["env", f"PYTHONPATH={site}:{ROOT}", "ORT_DISABLE_TELEMETRY=1", *command], kernels, expected)
+        variables = (f"PYTHONPATH={site}:{ROOT}", f"FLOWNPU_TESTING_DIR={modules}", "ORT_DISABLE_TELEMETRY=1")
+        wrong = faults(["env", *variables, *command], kernels, expected)
         failed = failed or bool(wrong)
         sys.stdout.write(f"{kernels}, emulated: {'; '.join(wrong) or 'tests passed, the same text'}\n")
         sys.stdout.flush()
@@ -89,8 +90,7 @@ def faults(python: list[str], kernels: str, expected: str) -> list[str]:
     ask = "from flownpu import _native; print(_native.instruction_sets()[0])"
     said = subprocess.run([*python, "-c", ask], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     found = [] if said == kernels else [f"expected the kernels {kernels}, found {said}"]
-    modules = {"FLOWNPU_TESTING_DIR": str(WHEELS / aarch64.FOLDER)}
-    tests = subprocess.run([*python, "-m", "pytest", *PYTEST, *TESTS], cwd=ROOT, env=os.environ | modules, check=False)
+    tests = subprocess.run([*python, "-m", "pytest", *PYTEST, *TESTS], cwd=ROOT, check=False)
     if tests.returncode:
         found.append("tests failed")
     flownpu = [*python, "-c", "import sys; from flownpu.cli import main; sys.exit(main())"]
@@ -143,8 +143,13 @@ def installed(wheel: Path) -> Path:
     return site
 
 
-def build_tests() -> None:
-    """Compiles the module through which tests call C++ with what the wheel was made of."""
+def build_tests() -> Path:
+    """Compiles the module through which tests call C++ with what the wheel was made of.
+
+    Returns:
+        A folder with it alone. Beside it CMake has flownpu._native of each Python, and tests take those that they find
+        beside it: here it is the wheel's that is tried.
+    """
     build = WHEELS / aarch64.FOLDER
     builder = building.environment(WHEELS, building.pythons()[0], "release", "zig")
     environment = os.environ | Zig.of(builder, WHEELS, aarch64.TARGET).variables()
@@ -152,6 +157,12 @@ def build_tests() -> None:
     (source,) = (WHEELS / "source").iterdir()
     subprocess.run([cmake, "-S", source, "-B", build, "-DFLOWNPU_TESTING=ON"], env=environment, check=True)
     subprocess.run([cmake, "--build", build, "--target", "flownpu_testing"], env=environment, check=True)
+    folder = FOLDER / "testing"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (module,) = build.glob("flownpu_testing*.so")
+    shutil.copy(module, folder)
+    return folder
 
 
 if __name__ == "__main__":

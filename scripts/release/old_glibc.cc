@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the C++ run time of GCC 12, which is linked into each library of a wheel, calls of
-// glibc 2.32 to 2.36, for systems whose glibc is older. Linked into the libraries of wheels only
+// glibc 2.30 to 2.36, for systems whose glibc is older. Linked into the libraries of wheels only
 // (wheels.py), and seen by nothing outside of them.
 #include <elf.h>
 #include <link.h>
+#include <pthread.h>
 #include <sys/random.h>
+#include <time.h>
 
 #include <cerrno>
 #include <cstddef>
@@ -14,6 +16,25 @@
 #define HIDDEN __attribute__((visibility("hidden")))
 
 extern "C" {
+
+// glibc 2.30: waits until a clock of choice says `deadline`, for std::condition_variable::wait_for.
+// Here it is the system's time that has to say so, as in libstdc++ before it had this: who sets the
+// clock back meanwhile makes the wait as much longer.
+HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex,
+                                  clockid_t clock, const timespec* deadline) {
+  constexpr long kSecond = 1'000'000'000;
+  timespec now{}, until{};
+  clock_gettime(clock, &now);
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_sec += deadline->tv_sec - now.tv_sec;
+  until.tv_nsec += deadline->tv_nsec - now.tv_nsec;  // more than -1 s, less than 2 s
+  if (until.tv_nsec < 0 || until.tv_nsec >= kSecond) {
+    const long carried = until.tv_nsec < 0 ? -1 : 1;
+    until.tv_sec += carried;
+    until.tv_nsec -= carried * kSecond;
+  }
+  return pthread_cond_timedwait(condition, mutex, &until);
+}
 
 // glibc 2.32: "no second thread has been started". Never said here, so shared_ptr counts with
 // atomic operations always.

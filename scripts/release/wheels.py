@@ -114,7 +114,8 @@ def _wheel(python: Path, pythons: list[Path], work: Path, dist: Path) -> None:
         source: source.name,
     }
     flags = f"--sysroot={sysroot.ROOT} -g1 {prefix_maps(folders, pythons)}"
-    old_glibc = work / "old_glibc.o"
+    # By its contents: what was linked to another is linked again.
+    old_glibc = work / f"old_glibc-{hashlib.sha256(SHIMS.read_bytes()).hexdigest()[:12]}.o"
     compiler = os.environ.get("CXX", "g++")
     subprocess.run(
         [compiler, *flags.split(), "-O2", "-fPIC", "-std=c++20", "-c", SHIMS, "-o", old_glibc],

@@ -2,6 +2,7 @@
 """What makes a release (scripts/release/): what may be in a wheel, functions for older glibcs, versions, the list."""
 
 import ctypes
+import errno
 import json
 import re
 import subprocess
@@ -16,11 +17,14 @@ from scripts.debian_packages import UnavailableError
 from scripts.release import building, checklist, contents, kernels, old_system, wheels
 
 ROOT = Path(__file__).parents[2]
+SHIMS = {"arc4random", "_dl_find_object", "__libc_single_threaded", "pthread_cond_clockwait"}
 MACHINES = ("x86_64", "aarch64")
 OLD_GLIBC = ROOT / "scripts/release/old_glibc.cc"
 # What glibc had elsewhere before it got a new version: libpthread and libdl until 2.34, libc_nonshared.a until 2.33.
-# Wheels are linked to the older one.
-MOVED = re.compile(r"(__)?pthread_\w+|dl(open|close|sym|addr|error)|[fl]?stat(at)?(64)?")
+# Wheels are linked to the older one. Waits by a clock of choice are new in 2.30 and 2.31.
+MOVED = re.compile(
+    r"(__)?pthread_(?!(cond|mutex|rwlock)_clock|clockjoin)\w+|dl(open|close|sym|addr|error)|[fl]?stat(at)?(64)?"
+)
 
 
 def compiled(folder, source, *flags, name="library.so"):
@@ -33,12 +37,17 @@ def compiled(folder, source, *flags, name="library.so"):
     return library
 
 
-def test_no_library_needs_what_old_systems_lack():
+def test_no_library_needs_what_old_systems_lack(tmp_path):
     """The build that is tested here is linked to a newer glibc; what wheels are linked to must have all else."""
-    defined = set(
-        re.findall(r'^HIDDEN.*?(\w+)(?:\(\) \{|;|"\);)$', OLD_GLIBC.read_text(encoding="utf-8"), re.MULTILINE)
+    subprocess.run(["g++", "-std=c++20", "-fPIC", "-c", OLD_GLIBC, "-o", tmp_path / "shims.o"], check=True)
+    said = subprocess.run(
+        ["nm", "--extern-only", "--defined-only", "--format=posix", tmp_path / "shims.o"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
-    assert defined == {"arc4random", "_dl_find_object", "__libc_single_threaded"}
+    defined = {line.split()[0] for line in said.stdout.splitlines()}
+    assert defined == SHIMS
     folder = Path(get_library_path()).parent
     libraries = [file for file in folder.glob("*.so") if file.name.split(".")[0] in contents.LIBRARIES]
     assert len(libraries) >= len(contents.LIBRARIES) - 1  # without XRT one is not built
@@ -58,9 +67,15 @@ def test_a_newer_symbol_is_found(tmp_path):
 def shims(tmp_path):
     """A library that has the functions for older glibcs, and the C++ run time that calls them, in it."""
     source = """
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <pthread.h>
+#include <time.h>
 extern "C" int caught(int x) {
   try {
     if (x > 1) throw std::runtime_error(std::string(x, 'x'));
@@ -70,6 +85,38 @@ extern "C" int caught(int x) {
   return 0;
 }
 extern "C" unsigned random_bits() { return std::random_device("default")(); }
+// What a wait of 125 ms that nobody ends says.
+extern "C" int expired() {
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+  timespec until{};
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_nsec += 125'000'000;
+  if (until.tv_nsec >= 1'000'000'000) ++until.tv_sec, until.tv_nsec -= 1'000'000'000;
+  pthread_mutex_lock(&mutex);
+  int said = 0;
+  while (said == 0) said = pthread_cond_clockwait(&changed, &mutex, CLOCK_MONOTONIC, &until);
+  pthread_mutex_unlock(&mutex);
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec < until.tv_sec || (now.tv_sec == until.tv_sec && now.tv_nsec < until.tv_nsec) ? -1 : said;
+}
+// Whether a wait of ten minutes that another thread ends says so.
+extern "C" bool woken() {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  std::unique_lock lock(mutex);
+  std::thread other([&] {
+    const std::lock_guard held(mutex);
+    done = true;
+    changed.notify_all();
+  });
+  const bool said = changed.wait_for(lock, std::chrono::minutes(10), [&] { return done; });
+  lock.unlock();
+  other.join();
+  return said;
+}
 """
     flags = ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL")
     library = compiled(tmp_path, source, OLD_GLIBC, *flags)
@@ -79,9 +126,12 @@ extern "C" unsigned random_bits() { return std::random_device("default")(); }
 def test_the_functions_for_older_glibcs(shims):
     library, loaded = shims
     taken = contents.newer_symbols(library.read_bytes(), (2, 28))
-    assert {"arc4random", "_dl_find_object", "__libc_single_threaded"} & set(taken) == set()
+    assert SHIMS & set(taken) == set()
     assert [loaded.caught(x) for x in (1, 3)] == [0, 3]  # the unwinder finds its table through ours
     assert len({loaded.random_bits() for _ in range(4)}) > 1  # but for one of 2**96 times
+    # Of eight waits of an eighth of a second some carry a second and some do not.
+    assert {loaded.expired() for _ in range(8)} == {errno.ETIMEDOUT}
+    assert loaded.woken()
 
 
 WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp312-abi3-manylinux_2_28_x86_64\n"
@@ -173,6 +223,22 @@ def test_the_folder_of_sources_changes_where_they_do(tmp_path):
         "b/c": "2",
     }
     assert (old / "a").stat().st_mtime_ns == before
+
+
+def test_what_was_compiled_is_kept_for_the_next_python(tmp_path):
+    """scikit-build-core removes it where the environment is another, as those of two Pythons are."""
+    from scikit_build_core.cmake import CMake, CMaker
+
+    build = tmp_path / "build"
+    build.joinpath("CMakeFiles").mkdir(parents=True)
+    compiled_before, found_before = build / "CMakeFiles" / "a.o", build / "CMakeCache.txt"
+    notes = {"source_dir": str(tmp_path), "skbuild_path": "/another/environment"}
+    for file, text in ((compiled_before, ""), (found_before, ""), (build / ".skbuild-info.json", json.dumps(notes))):
+        file.write_text(text)
+    building.forget_python(build)
+    CMaker(CMake.default_search(), source_dir=tmp_path, build_dir=build, build_type="Release")
+    assert compiled_before.exists()
+    assert not found_before.exists()
 
 
 def test_a_python_that_is_missing(monkeypatch):

@@ -14,6 +14,8 @@ TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 
 export ORT_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# The tests start hundreds of Pythons, which would each compile all that they import: half of what a command takes.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test environment sanitizers tools tests check site lint mlir-opt xrt-headers xrt chromium client-suites sanitize fuzz
 .PHONY: figures clean

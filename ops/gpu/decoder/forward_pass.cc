@@ -151,17 +151,20 @@ ForwardPass::CompiledProduct ForwardPass::compile_product(const ProductShape& sh
   return product;
 }
 
-// All ways of a product, in teams and in what holds its weight; first the rule's.
+// Ways of a product, in teams and in what holds its weight; first the rule's. Another storage is
+// tried with the rule's teams alone: how many read and what they read through are apart.
 std::vector<ProductShape> ForwardPass::ways_of(const CompiledProduct& product) const {
   std::vector<ProductShape> ways;
   const DeviceFacts& facts = context_->facts();
-  for (const Storage storage : storages_for(weights_, product.weight->bytes(), facts)) {
-    for (const std::int64_t teams : teams_for(product.shape, facts)) {
-      ways.push_back(product.shape);
-      ways.back().storage = storage;
-      ways.back().teams = teams;
-    }
-  }
+  const std::vector<std::int64_t> teams = teams_for(product.shape, facts);
+  const std::vector<Storage> storages = storages_for(weights_, product.weight->bytes(), facts);
+  const auto add = [&](Storage storage, std::int64_t of) {
+    ways.push_back(product.shape);
+    ways.back().storage = storage;
+    ways.back().teams = of;
+  };
+  for (const std::int64_t of : teams) add(storages.front(), of);
+  for (std::size_t other = 1; other < storages.size(); ++other) add(storages[other], teams.front());
   return ways;
 }
 

@@ -35,7 +35,7 @@ struct Segment {
   bool has_blocks = false;
 };
 
-// Of how its kernels compute, beside the decoder's sizes.
+// How its kernels compute, beside the decoder's sizes.
 struct PassOptions {
   DataType cache = DataType::kFloat32;  // the type of keys and values
   Activations activations = Activations::kInt8;

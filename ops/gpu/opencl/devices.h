@@ -13,7 +13,7 @@ namespace flownpu::gpu {
 enum class DeviceKind : std::uint8_t { kGpu, kCpu, kOther };
 
 struct DeviceFacts {
-  // Of an image of memory: four uint32.
+  // Bytes of a texel of an image of memory: four uint32.
   static constexpr std::size_t kTexelBytes = 16;
 
   std::string platform;

@@ -36,7 +36,7 @@ class Int8Cache(transformers.DynamicCache):
 
 
 def logits_in_float64(models, ids, cache):
-    """Of all tokens, after each of which keys and values are those of `cache`."""
+    """Logits of all tokens, whose keys and values are kept in `cache`."""
     model = copy.deepcopy(models.checkpoint("trained").reference).double()
     with torch.no_grad():
         return model(torch.from_numpy(ids)[None], past_key_values=cache).logits[0].numpy()

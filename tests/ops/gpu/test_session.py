@@ -97,13 +97,17 @@ def test_a_cache_that_grows_seldom_moves(models, opened):
 
 
 def test_going_back_and_branching(models, opened):
-    """A past that others went on from is a branch; a position is gone back to in place."""
+    """A past that others went on from is a branch, which leaves theirs; a position is gone back to in place."""
     session = opened("llama")
-    ids = np.random.default_rng(1).integers(3, 250, 30)
+    ids = np.random.default_rng(1).integers(3, 250, 31)
     hidden = hidden_of(models, "llama", ids)
     past = session.past(0, np.float32)
     _, past = session.run(hidden[:20], 20, past, share=False)
-    straight, _ = session.run(hidden[20:30], 30, past, share=False)
+    straight, first = session.run(hidden[20:30], 30, past, share=False)
+    alone, _ = session.run(hidden[30:31], 31, first, share=False)
+    session.run(hidden[5:15], 30, past, share=False)  # a branch of other tokens
+    beside_it, _ = session.run(hidden[30:31], 31, first, share=False)
+    np.testing.assert_array_equal(beside_it, alone)
     branched, _ = session.run(hidden[20:30], 30, past, share=False)
     np.testing.assert_array_equal(straight, branched)
     shared = session.past(40, np.float32)

@@ -53,15 +53,15 @@ def products() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
 def products_of_images() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
     """Cases whose weight is read out of an image."""
     for layout in LAYOUTS:
-        yield f"fused_dqp, {layout}, image", partial(_product, layout, 77, 345, 1, weights="image")
-        yield f"q4nx_matmul int8, {layout}, image", partial(_product, layout, 77, 345, 19, weights="image")
+        yield f"fused_dqp, {layout}, image", partial(_product, layout, 77, 345, 1, storage="image")
+        yield f"q4nx_matmul int8, {layout}, image", partial(_product, layout, 77, 345, 19, storage="image")
 
 
 def large_products(*, images: bool) -> Iterator[tuple[str, Callable[[Rng], Case]]]:
     """Cases large enough for a rate."""
     yield "fused_dqp, 2048 x 2048", partial(_product, "narrow", 2048, 2048, 1)
     if images:
-        yield "fused_dqp, 2048 x 2048, image", partial(_product, "narrow", 2048, 2048, 1, weights="image")
+        yield "fused_dqp, 2048 x 2048, image", partial(_product, "narrow", 2048, 2048, 1, storage="image")
     yield "q4nx_matmul int8, 64 rows x 1024 x 1024", partial(_product, "narrow", 1024, 1024, 64)
 
 
@@ -79,7 +79,7 @@ def _weight(rng: Rng, layout: q4nx.Layout, rows: int, columns: int) -> tuple[q4n
 
 def _product(
     layout: str, rows: int, columns: int, tokens: int, rng: Rng, *, gating: str = "none", bias: bool = False,
-    residual: bool = False, activations: str = "int8", weights: str = "auto",
+    residual: bool = False, activations: str = "int8", storage: str = "auto",
 ) -> Case:  # fmt: skip
     x = rng.standard_normal((tokens, columns), dtype=np.float32)
     parts = 1 if gating == "none" else 2
@@ -100,7 +100,7 @@ def _product(
         name="", op_type="FusedDQP" if tokens == 1 else "Q4NXMatMul", inputs=[x, blocks, *addends.values()],
         expected={0: Expected(y, tolerance)}, attributes={"M": rows, "K": columns, "gating": gating}, constants=[1],
         options={name: chosen for name, chosen, usual in (
-            ("activations", activations, "int8"), ("gpu_weights", weights, "auto")
+            ("activations", activations, "int8"), ("gpu_weights", storage, "auto")
         ) if chosen != usual}, read=blocks.nbytes,
         operations=2 * tokens * parts * rows * columns,
     )  # fmt: skip

@@ -211,17 +211,21 @@ _START = 1 << 16  # what the tile that sharing starts with is multiplied with in
 _LAYERS = 13  # the word that says how many layers there are, after those of four phases
 
 
-def projecting_words(phases: Sequence[Phase], column: int, layers: int) -> list[int]:
+def projecting_words(phases: Sequence[Phase], column: int, layers: int) -> list[int | None]:
     """The words of a column's tiles, for so many layers alike: phases, those of each, layers.
+
+    Those of phases that there are not stay as they were (None). A column without a row in a layer's last projection
+    gives nothing that the host could await: when the LM head's words are written it may still be to read that
+    projection's.
 
     Those of a phase: blocks of a row; rows of a stream; rows that the span shares. The last two are plain + 1024 gated
     ones, and the last has 65536 times the tile that sharing starts with.
     """
-    words = [len(phases)]
+    words: list[int | None] = [len(phases)]
     for phase in phases:
         rows, kind = phase.columns[column], _GATED if phase.projection.gated else 1
         words += [phase.projection.blocks, rows.rows * kind, rows.shared * kind + rows.start * _START]
-    return [*words, *[0] * (_LAYERS - len(words)), layers]
+    return [*words, *[None] * (_LAYERS - len(words)), layers]
 
 
 def _tile(

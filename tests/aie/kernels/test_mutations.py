@@ -59,10 +59,6 @@ MUTATIONS = {
         ("float_math.h", "aie::mac(line, square, curve)", "line"),
         lambda kernels, rng: attention.test_flow_qkv_of_a_prompt(kernels, rng, 64, 17),
     ),
-    "a short exponential without its cube": (
-        ("float_math.h", "f.high, third).template", "f.high, aie::zeros<bfloat16, N>()).template"),
-        lambda kernels, rng: attention.test_flow_qkv_of_a_prompt(kernels, rng, 64, 17),
-    ),
     "a maximum that is the sub-tile's beside it": (
         ("attention.h", "aie::sub(t, m[p])", "aie::sub(t, m[0])"),
         lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),

@@ -14,7 +14,7 @@ from flownpu.aie.cost.parameters import VALUES, Values
 from flownpu.bench.plot import draw
 from flownpu.errors import FlowNPUError
 from flownpu.predict.prices import Prediction
-from flownpu.predict.published import CONTEXTS, TABLES, power
+from flownpu.predict.published import CONTEXTS, TABLES, watts
 from flownpu.predict.validation import ERRORS
 
 if TYPE_CHECKING:
@@ -165,8 +165,8 @@ def _parts(cost: Cost) -> dict[str, float]:
 
 
 def _joules(model: str, phase: str, cost: Cost) -> float | None:
-    watts = power(model, phase)
-    return None if watts is None else watts.total * cost.total
+    taken = watts(model, phase)
+    return None if taken is None else taken * cost.total
 
 
 def published_of(model: str, context: int, quantity: str) -> dict[str, float]:

@@ -35,6 +35,7 @@ __all__ = ["GemmPrediction", "Order", "Tiling", "predict_design", "predict_gemm"
 ROWS = 4  # of compute tiles in a column, on both generations
 _VECTOR = {"npu1": 32, "npu2": 64}  # bytes a core stores in a cycle (AMD AM020)
 _PANEL = 32  # columns of B that lie together in `panels` order (kernels/README.md)
+_ABOUT = 4096
 
 
 class Order(StrEnum):
@@ -94,6 +95,11 @@ class Tiling:
     def native(self, target: str) -> tuple[int, int, int]:
         """M, K, N that sizes are padded to multiples of (section 4.2.2); of N, columns that are stored."""
         return ROWS * self.e_y * self.m, self.k_mt, LIMITS[target].columns * self.e_x * self.n
+
+    def nearest(self, target: str) -> tuple[int, int, int]:
+        """M, K, N of the paper's "about 4K square": in each dimension the multiple of `native` that is nearest."""
+        m, k, n = (round(_ABOUT / unit) * unit for unit in self.native(target))
+        return m, k, n
 
 
 @dataclass(frozen=True)

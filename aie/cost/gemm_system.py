@@ -25,7 +25,6 @@ from flownpu.aie.plan.limits import LIMITS
 
 __all__ = ["Candidate", "GemmSearch", "l2_bytes"]
 
-_ABOUT = 4096  # M, K and N where none are given: the paper's "about 4K square"
 # The smallest k_mt within this of the best is taken: what a longer run of memory gains is little by then, and K is
 # padded to k_mt (section 5.2.2).
 _SATURATED = 0.02
@@ -85,8 +84,7 @@ class GemmSearch:
 
     def predict(self, tiling: Tiling) -> GemmPrediction:
         """A tiling at the search's size."""
-        m, k, n = self.size or (round(_ABOUT / unit) * unit for unit in tiling.native(self.target))
-        return predict_gemm(self.target, self.precision, m, k, n, tiling)
+        return predict_gemm(self.target, self.precision, *(self.size or tiling.nearest(self.target)), tiling)
 
     def candidates(self) -> list[Candidate]:
         """The best tiles of every k, the fastest first.

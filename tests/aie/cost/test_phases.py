@@ -148,7 +148,10 @@ def test_counting_finds_what_following_finds(design):
         pytest.skip("another generation than the device's")
     cost, followed = call_cost(plan, DEVICE), simulate(plan, DEVICE)
     assert (cost.read_bytes, cost.written_bytes) == (followed.read_bytes, followed.written_bytes)
-    cores = {tile: seconds for (tile, lane), seconds in followed.busy.items() if lane == "core"}
+    cores = Counter()
+    for span in followed.spans:
+        if span.lane == "core":
+            cores[span.tile] += span.cycles / DEVICE.clock
     counted = core_cycles(plan, array_flow(plan.array, moved(plan)), DEVICE, VALUES)
     for tile, seconds in cores.items():
         assert counted[tile] / DEVICE.clock == pytest.approx(seconds), tile

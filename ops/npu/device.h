@@ -13,8 +13,7 @@
 
 #include "ops/layers/device_with_host.h"
 #include "ops/npu/artifacts/compiled_designs.h"
-#include "ops/npu/operators/shared_buffers.h"
-#include "ops/npu/run/host_operators.h"
+#include "ops/npu/operators/programs.h"
 
 namespace flownpu {
 

@@ -93,7 +93,7 @@ class OperatorLowering {
     std::vector<std::vector<const ProgramRecord*>> programs;
     bool any = false;
     for (const Node& sizes : found.sizes) {
-      programs.push_back(find_programs(artifacts_, sizes));
+      programs.push_back(artifacts_.programs(sizes.op_type, sizes));
       any = any || !programs.back().empty();
     }
     if (!any) {

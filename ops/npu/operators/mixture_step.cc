@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/npu/operators/mixture_step.h"
-
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -8,7 +6,7 @@
 
 #include "ops/cpu/products/q4nx_moe.h"
 #include "ops/formats/q4nx.h"
-#include "ops/npu/match/array_operator.h"
+#include "ops/npu/operators/steps.h"
 
 namespace flownpu::npu {
 namespace {

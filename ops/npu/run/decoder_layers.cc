@@ -69,11 +69,10 @@ DecoderPrograms DecoderPrograms::find(const Artifacts& artifacts, const Node& no
   found.decode = std::ranges::max(artifacts.require("decode", node), {}, context);
   for (const auto& [kind, programs] :
        {std::pair("prefill", &found.prefill), std::pair("block", &found.blocks)}) {
-    for (const ProgramRecord* program : artifacts.programs(kind, node)) {
-      if (program->context == found.decode->context && program->cache == found.decode->cache)
-        programs->push_back(program);
-    }
-    std::ranges::sort(*programs, {}, &ProgramRecord::tokens);
+    *programs = artifacts.programs(kind, node);
+    std::erase_if(*programs, [&](const ProgramRecord* program) {
+      return program->context != found.decode->context || program->cache != found.decode->cache;
+    });
   }
   return found;
 }

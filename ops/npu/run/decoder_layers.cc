@@ -65,15 +65,16 @@ std::string list_of_tokens(const std::vector<const ProgramRecord*>& programs) {
 
 DecoderPrograms DecoderPrograms::find(const Artifacts& artifacts, const Node& node) {
   DecoderPrograms found;
-  const auto context = [](const ProgramRecord* program) { return program->context; };
-  found.decode = std::ranges::max(artifacts.require("decode", node), {}, context);
-  for (const auto& [kind, programs] :
-       {std::pair("prefill", &found.prefill), std::pair("block", &found.blocks)}) {
-    *programs = artifacts.programs(kind, node);
-    std::erase_if(*programs, [&](const ProgramRecord* program) {
+  found.decode = std::ranges::max(artifacts.require("decode", node), {}, &ProgramRecord::context);
+  const auto beside = [&](std::string_view kind) {
+    std::vector<const ProgramRecord*> programs = artifacts.programs(kind, node);
+    std::erase_if(programs, [&](const ProgramRecord* program) {
       return program->context != found.decode->context || program->cache != found.decode->cache;
     });
-  }
+    return programs;
+  };
+  found.prefill = beside("prefill");
+  found.blocks = beside("block");
   return found;
 }
 

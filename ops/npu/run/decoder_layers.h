@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DecoderLayers: the step of the node of that name (match/decoder_layers.h). Prompts go through the
+// DecoderLayers: the step of the node of that name (match/layers.h). Prompts go through the
 // programs for prefill in chunks, all but their last token; that one, and each token of a reply,
 // goes through the program for decode, which ends with the LM head. Tokens that see one another in
 // both directions go through the program for a block of as many, whole, wherever it begins; a last

@@ -5,32 +5,9 @@
 #include <cstring>
 
 #include "ops/formats/numbers.h"
-#include "ops/formats/q4nx.h"
+#include "ops/formats/q4nx_layouts.h"
 
 namespace flownpu::npu {
-namespace {
-
-std::uint16_t minimum_of_symmetric(std::uint16_t scale) {
-  return to_bfloat16(q4nx::kMinimumOfSymmetric * from_bfloat16(scale));
-}
-
-// Writes the minima of the 32 rows of a group. Rows beyond `rows` are padding, whose minimum is 0,
-// as their scale is (-8 times which would be -0).
-void write_minima(const std::byte* scales, const q4nx::Layout& layout, std::int64_t rows,
-                  std::byte* minima) {
-  if (layout.has_minima) {
-    std::memcpy(minima, scales + layout.minimum_offset(), q4nx::kParameterBytes);
-    return;
-  }
-  for (std::int64_t row = 0; row < rows; ++row) {
-    std::uint16_t scale = 0;
-    std::memcpy(&scale, scales + row * 2, 2);
-    const std::uint16_t minimum = minimum_of_symmetric(scale);
-    std::memcpy(minima + row * 2, &minimum, 2);
-  }
-}
-
-}  // namespace
 
 std::size_t wide_row_bytes(const layers::Q4NXWeight& weight) {
   return static_cast<std::size_t>(q4nx::kWide.row_bytes(weight.columns));
@@ -66,18 +43,7 @@ void write_wide_row(const layers::Q4NXWeight& weight, std::int64_t number,
   }
   const std::int64_t first = number % q4nx::row_blocks(weight.rows) * q4nx::kBlockRows;
   const std::int64_t rows = std::min(q4nx::kBlockRows, weight.rows - first);
-  std::memset(wide.data(), 0, wide.size());
-  for (std::int64_t group = 0; group < q4nx::groups_of(weight.columns); ++group) {
-    const std::byte* scales = row + layout.scales_at(group);
-    std::byte* wide_scales = wide.data() + q4nx::kWide.scales_at(group);
-    std::memcpy(wide_scales, scales, q4nx::kParameterBytes);
-    write_minima(scales, layout, rows, wide_scales + q4nx::kWide.minimum_offset());
-    const std::byte* codes = row + layout.codes_at(group);
-    std::byte* wide_codes = wide.data() + q4nx::kWide.codes_at(group);
-    std::memcpy(wide_codes, codes, q4nx::kGroupStripBytes);
-    std::memcpy(wide_codes + q4nx::kWide.strip_bytes(), codes + layout.strip_bytes(),
-                q4nx::kGroupStripBytes);
-  }
+  q4nx::convert_row(row, layout, wide.data(), q4nx::kWide, weight.columns, rows);
 }
 
 }  // namespace flownpu::npu

@@ -73,9 +73,7 @@ class PreparedCall {
 
   // The number of its array.
   std::size_t array() const { return call_->array; }
-  const std::string& name() const { return call_->name; }
   const std::string& file() const { return call_->file; }
-  std::int64_t positions() const { return family_->positions(); }
 
   // Its words for a position, until they are asked for at another in this slot, of which a dispatch
   // needs one for each position. Throws Error if there are none.

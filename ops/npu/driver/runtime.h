@@ -56,6 +56,7 @@ struct View {
   Buffer* buffer = nullptr;
   std::size_t offset = 0;
   std::size_t bytes = 0;
+  bool constant = false;  // no array writes it
 };
 
 // The words of a call, where the device reads them. A word may be changed between submissions.

@@ -89,27 +89,19 @@ std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
   }
 }
 
-std::unique_ptr<Step> NpuDevice::prepare_operator(const Node& node,
-                                                  std::shared_ptr<CompiledDesigns> designs) const {
+std::unique_ptr<Step> NpuDevice::prepare_operator(
+    const Node& node, const std::shared_ptr<CompiledDesigns>& designs) const {
   const Node of_graph = operator_of_graph(node);
   // Throws Error for what it does not take.
   std::unique_ptr<Step> on_host = host().prepare(of_graph);
-  if (layers::is(of_graph, kDomain, "Q4NXMoE")) return prepare_mixture(node, designs);
-  auto programs = std::make_unique<OperatorPrograms>(node, std::move(designs), shared_,
-                                                     host_compute_, threshold());
   const cpu::Context context = cpu::make_context(options());
-  if (layers::is_attention(of_graph))
-    return make_attention_step(node, std::move(programs), context);
-  return make_product_step(node, std::move(programs), std::move(on_host), context);
-}
-
-std::unique_ptr<Step> NpuDevice::prepare_mixture(
-    const Node& node, const std::shared_ptr<CompiledDesigns>& designs) const {
-  const auto programs_of = [&](const Node& product) {
-    return std::make_unique<OperatorPrograms>(product, designs, shared_, host_compute_,
-                                              threshold());
+  const auto programs_of = [&](const Node& of) {
+    return std::make_unique<OperatorPrograms>(of, designs, shared_, host_compute_, threshold());
   };
-  return make_mixture_step(node, programs_of, cpu::make_context(options()));
+  if (layers::is(of_graph, kDomain, "Q4NXMoE"))
+    return make_mixture_step(node, programs_of, context);
+  if (layers::is_attention(of_graph)) return make_attention_step(node, programs_of(node), context);
+  return make_product_step(node, programs_of(node), std::move(on_host), context);
 }
 
 std::int64_t NpuDevice::threshold() const {

@@ -60,9 +60,7 @@ class NpuDevice final : public layers::DeviceWithHost {
                                             const std::string& reason) const override;
 
   std::unique_ptr<Step> prepare_operator(const Node& node,
-                                         std::shared_ptr<CompiledDesigns> designs) const;
-  std::unique_ptr<Step> prepare_mixture(const Node& node,
-                                        const std::shared_ptr<CompiledDesigns>& designs) const;
+                                         const std::shared_ptr<CompiledDesigns>& designs) const;
   std::int64_t threshold() const;
 
   bool emulated_;

@@ -61,7 +61,7 @@ CompiledDesigns::CompiledDesigns(const std::string& folder, bool emulated)
 
 Array& CompiledDesigns::array(const CallRecord& call) {
   const std::lock_guard lock(mutex_);
-  std::unique_ptr<Array>& array = arrays_[call.array];
+  std::shared_ptr<Array>& array = arrays_[call.array];
   if (array == nullptr) array = runtime_->load(artifacts_.array_file(call));
   // XRT looks up an argument that is not there without asking.
   if (call.buffers.size() > array->most_buffers()) {

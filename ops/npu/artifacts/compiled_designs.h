@@ -60,7 +60,7 @@ class CompiledDesigns {
   std::chrono::milliseconds time_limit_;
   std::unique_ptr<Runtime> runtime_;
   std::mutex mutex_;  // for what follows
-  std::map<std::size_t, std::unique_ptr<Array>> arrays_;
+  std::map<std::size_t, std::shared_ptr<Array>> arrays_;
   std::map<const CallRecord*, std::weak_ptr<const CallFamily>> families_;
   std::string failure_;
   Counts told_;  // as of the last that was told of

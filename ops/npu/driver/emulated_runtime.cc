@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "aie/emulator/emulator.h"
-#include "ops/npu/driver/counters.h"
 #include "ops/system/library.h"
 #include "ops/system/memory.h"
 #include "ops/system/paths.h"
@@ -231,13 +230,13 @@ class EmulatedRuntime final : public Runtime {
 
   std::string description() const override { return target_ + ", emulated"; }
 
-  std::unique_ptr<npu::Array> load(const std::string& file) override {
+  std::shared_ptr<npu::Array> load(const std::string& file) override {
     try {
       emulator::Array array = emulator::read_array(words::read_words(path_of(file)));
       if (array.target != target_) {
         throw words::Error("expected an array of " + target_ + ", got one of " + array.target);
       }
-      return std::make_unique<EmulatedArray>(file, std::move(array), find_kernel_, counters_);
+      return std::make_shared<EmulatedArray>(file, std::move(array), find_kernel_, counters_);
     } catch (const words::Error& error) {
       throw DeviceError(Failure::kArtifact, "[FlowNPU] " + file + ": " + error.what() +
                                                 "; build the model's artifacts again");

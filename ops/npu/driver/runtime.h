@@ -6,6 +6,7 @@
 // instructions of the NPU's controller, one 32-bit word in each.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -97,13 +98,22 @@ class Submission {
 
 // Since the runtime was opened. Bytes are those of to_device and to_host, without the words of
 // calls, which are counted apart.
-struct Counts {
-  std::uint64_t dispatches = 0;
-  std::uint64_t calls = 0;
-  std::uint64_t bytes_to_device = 0;
-  std::uint64_t bytes_to_host = 0;
-  std::uint64_t word_bytes = 0;
-  std::uint64_t buffer_bytes = 0;  // allocated now
+template <typename Number>
+struct CountsOf {
+  Number dispatches = 0;
+  Number calls = 0;
+  Number bytes_to_device = 0;
+  Number bytes_to_host = 0;
+  Number word_bytes = 0;
+  Number buffer_bytes = 0;  // allocated now
+};
+using Counts = CountsOf<std::uint64_t>;
+
+// What a runtime made goes on counting after it is gone.
+struct Counters : CountsOf<std::atomic<std::uint64_t>> {
+  Counts read() const {
+    return {dispatches, calls, bytes_to_device, bytes_to_host, word_bytes, buffer_bytes};
+  }
 };
 
 class Runtime {
@@ -113,7 +123,7 @@ class Runtime {
   // For the placement line: "npu2, emulated", "NPU Strix, firmware 255.0.5.35, XRT 2.25".
   virtual std::string description() const = 0;
   // `file`: what the artifacts' index names for an array. Throws DeviceError (kArtifact).
-  virtual std::unique_ptr<Array> load(const std::string& file) = 0;
+  virtual std::shared_ptr<Array> load(const std::string& file) = 0;
   // 4096-byte aligned, zeros. Throws DeviceError (kMemory).
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
   // Calls over one array, one after the other in one dispatch; each sees what those before it left.

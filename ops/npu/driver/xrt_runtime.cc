@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "ops/npu/driver/counters.h"
 #include "ops/npu/driver/xrt_abi.h"
 #include "ops/npu/driver/xrt_plugin.h"
 
@@ -90,24 +89,25 @@ std::uint32_t word_of(std::int64_t value) {
   return static_cast<std::uint32_t>(value);
 }
 
-// An array in the plugin; what was made of it may outlive the runtime's.
-class SharedArray {
+// An array in the plugin, which what was made of it keeps.
+class XrtArray final : public Array, public std::enable_shared_from_this<XrtArray> {
  public:
-  SharedArray(std::shared_ptr<Connection> connection, xrt_abi::Device* device, std::string file)
+  XrtArray(std::shared_ptr<Connection> connection, xrt_abi::Device* device, std::string file)
       : connection_(std::move(connection)), file_(std::move(file)) {
     ErrorText error;
     error.check(connection_->table.load_array(device, file_.c_str(), &handle_, &most_buffers_,
                                               error.text()),
                 file_ + " on " + connection_->description);
   }
-  ~SharedArray() { connection_->table.free_array(handle_); }
-  SharedArray(const SharedArray&) = delete;
-  SharedArray& operator=(const SharedArray&) = delete;
+  ~XrtArray() override { connection_->table.free_array(handle_); }
+  XrtArray(const XrtArray&) = delete;
+  XrtArray& operator=(const XrtArray&) = delete;
 
+  std::unique_ptr<Sequence> sequence(std::span<const std::int64_t> words) override;
+  std::size_t most_buffers() const override { return most_buffers_; }
   Connection& connection() const { return *connection_; }
   const std::string& file() const { return file_; }
   xrt_abi::Array* handle() const { return handle_; }
-  std::size_t most_buffers() const { return most_buffers_; }
 
   // `name`: the call that left it in an unknown state.
   void fail_since(const std::string& name) {
@@ -130,7 +130,7 @@ class SharedArray {
 
 class XrtSequence final : public Sequence {
  public:
-  XrtSequence(std::shared_ptr<SharedArray> array, std::span<const std::int64_t> words)
+  XrtSequence(std::shared_ptr<XrtArray> array, std::span<const std::int64_t> words)
       : array_(std::move(array)), table_(array_->connection().table), size_(words.size()) {
     std::vector<std::uint32_t> narrow(words.size());
     std::transform(words.begin(), words.end(), narrow.begin(), word_of);
@@ -150,28 +150,19 @@ class XrtSequence final : public Sequence {
     error.check(table_.write_word(handle_, word, word_of(value), error.text()),
                 "word " + std::to_string(word) + " of a sequence");
   }
-  const SharedArray* array() const { return array_.get(); }
+  const XrtArray* array() const { return array_.get(); }
   xrt_abi::Sequence* handle() const { return handle_; }
 
  private:
-  std::shared_ptr<SharedArray> array_;
+  std::shared_ptr<XrtArray> array_;
   const xrt_abi::Table& table_;
   std::size_t size_;
   xrt_abi::Sequence* handle_ = nullptr;
 };
 
-class XrtArray final : public Array {
- public:
-  explicit XrtArray(std::shared_ptr<SharedArray> shared) : shared_(std::move(shared)) {}
-  std::unique_ptr<Sequence> sequence(std::span<const std::int64_t> words) override {
-    return std::make_unique<XrtSequence>(shared_, words);
-  }
-  std::size_t most_buffers() const override { return shared_->most_buffers(); }
-  const std::shared_ptr<SharedArray>& shared() const { return shared_; }
-
- private:
-  std::shared_ptr<SharedArray> shared_;
-};
+std::unique_ptr<Sequence> XrtArray::sequence(std::span<const std::int64_t> words) {
+  return std::make_unique<XrtSequence>(shared_from_this(), words);
+}
 
 [[noreturn]] void refuse_call(const std::string& name, const std::string& reason) {
   throw DeviceError(Failure::kSubmit, "[FlowNPU] " + name + ": " + reason);
@@ -180,7 +171,7 @@ class XrtArray final : public Array {
 // Calls as the plugin takes them.
 class FlatCalls {
  public:
-  FlatCalls(const SharedArray& array, std::span<const Call> calls) : views_(calls.size()) {
+  FlatCalls(const XrtArray& array, std::span<const Call> calls) : views_(calls.size()) {
     for (std::size_t i = 0; i < calls.size(); ++i) {
       auto& sequence = static_cast<XrtSequence&>(*calls[i].sequence);
       if (sequence.array() != &array) {
@@ -222,7 +213,7 @@ class FlatCalls {
 
 class XrtSubmission final : public Submission {
  public:
-  XrtSubmission(std::shared_ptr<SharedArray> array, std::span<const Call> calls)
+  XrtSubmission(std::shared_ptr<XrtArray> array, std::span<const Call> calls)
       : array_(std::move(array)), table_(array_->connection().table) {
     for (const Call& call : calls) names_.push_back(call.name);
     if (const std::string failed = array_->failed(); !failed.empty()) {
@@ -274,7 +265,7 @@ class XrtSubmission final : public Submission {
     return names_.size() == 1 ? names_.front() : names_.front() + " .. " + names_.back();
   }
 
-  std::shared_ptr<SharedArray> array_;
+  std::shared_ptr<XrtArray> array_;
   const xrt_abi::Table& table_;
   std::vector<std::string> names_;
   xrt_abi::Submission* handle_ = nullptr;
@@ -296,14 +287,15 @@ class XrtRuntime final : public Runtime {
   XrtRuntime& operator=(const XrtRuntime&) = delete;
 
   std::string description() const override { return connection_->description; }
-  std::unique_ptr<Array> load(const std::string& file) override {
-    return std::make_unique<XrtArray>(std::make_shared<SharedArray>(connection_, device_, file));
+  std::shared_ptr<Array> load(const std::string& file) override {
+    return std::make_shared<XrtArray>(connection_, device_, file);
   }
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
     return std::make_unique<XrtBuffer>(connection_, device_, bytes);
   }
   std::unique_ptr<Submission> submit(Array& array, std::span<const Call> calls) override {
-    return std::make_unique<XrtSubmission>(static_cast<XrtArray&>(array).shared(), calls);
+    return std::make_unique<XrtSubmission>(static_cast<XrtArray&>(array).shared_from_this(),
+                                           calls);
   }
   Counts counts() const override { return connection_->counters.read(); }
 

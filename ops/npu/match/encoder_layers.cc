@@ -12,7 +12,7 @@
 #include "ops/layers/graph_walk.h"
 #include "ops/layers/operators.h"
 #include "ops/npu/nodes/lowered_node.h"
-#include "ops/npu/weights/pack_encoder.h"
+#include "ops/npu/weights/pack.h"
 
 namespace flownpu::npu {
 namespace {

@@ -16,7 +16,7 @@
 #include "ops/npu/match/array_operator.h"
 #include "ops/npu/match/encoder_layers.h"
 #include "ops/npu/nodes/lowered_node.h"
-#include "ops/npu/weights/pack_decoder.h"
+#include "ops/npu/weights/pack.h"
 
 namespace flownpu::npu {
 namespace {
@@ -28,7 +28,7 @@ bool is_for_array(const Node& node) {
 }
 
 // The node DecoderLayers (ops/layers/decoder_sizes.h) is one sequence's, and has packed: weights,
-// vectors, rotary (weights/pack_decoder.h).
+// vectors, rotary (weights/pack.h).
 std::vector<Node> with_decoder_layers(const std::vector<Node>& nodes,
                                       const std::vector<std::string>& outputs) {
   static const layers::DecoderLimits limits{.who = "the array",

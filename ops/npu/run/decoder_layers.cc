@@ -35,7 +35,7 @@ std::unique_ptr<Buffer> upload_rotary(Runtime& runtime, const Node& node, const 
 }
 
 DecoderShape read_shape(const Node& node) {
-  DecoderShape shape = DecoderShape::read(node);
+  DecoderShape shape{layers::DecoderSizes::read(node)};
   layers::check_values_of_decoder(node, shape);
   return shape;
 }
@@ -233,7 +233,7 @@ void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
 }
 
 std::string describe_decoder(const Node& node, const CompiledDesigns& designs) {
-  const DecoderShape shape = DecoderShape::read(node);
+  const auto shape = layers::DecoderSizes::read(node);
   const DecoderPrograms programs = DecoderPrograms::find(designs.artifacts(), node);
   designs.artifacts().check(programs.all());
   const std::size_t dispatches = programs.decode->array_dispatches();

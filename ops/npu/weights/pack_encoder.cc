@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/npu/weights/pack_encoder.h"
+#include "ops/npu/weights/pack.h"
 
 #include <span>
 

@@ -58,9 +58,9 @@ std::string NpuDevice::obstacle(std::vector<Judged> graph,
 std::string NpuDevice::folder(const std::string& model_folder) const {
   if (!options().artifacts.empty()) return options().artifacts;
   if (model_folder.empty()) {
-    throw DeviceError(Failure::kArtifact,
-                      "[FlowNPU] expected the compiled designs of this model beside it, and it was "
-                      "not read from a file: set the provider option artifacts to their folder");
+    fail_device(Failure::kArtifact,
+                "expected the compiled designs of this model beside it, and it was not read from a "
+                "file: set the provider option artifacts to their folder");
   }
   return utf8_of(path_of(model_folder) / "artifacts" / (emulated_ ? "emulate" : "npu2"));
 }

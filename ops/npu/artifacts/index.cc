@@ -125,8 +125,7 @@ std::string Artifacts::build_command() const {
 }
 
 void Artifacts::refuse(const std::string& why, const std::string& what_to_do) const {
-  throw DeviceError(Failure::kArtifact,
-                    "[FlowNPU] " + why + "; " + what_to_do + ": `" + build_command() + "`");
+  fail_device(Failure::kArtifact, why, "; ", what_to_do, ": `", build_command(), "`");
 }
 
 bool Artifacts::has(std::string_view kind) const {

@@ -13,6 +13,7 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -41,6 +42,14 @@ class DeviceError : public DeviceFailed {
  private:
   Failure failure_;
 };
+
+// Throws DeviceError with the pieces joined, as fail() throws Error.
+template <typename... Pieces>
+[[noreturn]] void fail_device(Failure failure, const Pieces&... pieces) {
+  std::ostringstream text;
+  ((text << "[FlowNPU] ") << ... << pieces);
+  throw DeviceError(failure, text.str());
+}
 
 // Memory that both the host and the array reach. What one side wrote the other sees after it was
 // moved (`to_device`, `to_host`); a transfer of nothing does nothing.

@@ -81,10 +81,8 @@ class XrtBuffer final : public Buffer {
 // A word of the controller; words are kept wide for the emulator's sake.
 std::uint32_t word_of(std::int64_t value) {
   if (value < 0 || value > std::numeric_limits<std::uint32_t>::max()) {
-    throw DeviceError(Failure::kArtifact,
-                      "[FlowNPU] expected instructions of 32 bits for the NPU, got " +
-                          std::to_string(value) +
-                          "; build the designs with `flownpu build MODEL --for xclbin`");
+    fail_device(Failure::kArtifact, "expected instructions of 32 bits for the NPU, got ", value,
+                "; build the designs with `flownpu build MODEL --for xclbin`");
   }
   return static_cast<std::uint32_t>(value);
 }
@@ -164,52 +162,34 @@ std::unique_ptr<Sequence> XrtArray::sequence(std::span<const std::int64_t> words
   return std::make_unique<XrtSequence>(shared_from_this(), words);
 }
 
-[[noreturn]] void refuse_call(const std::string& name, const std::string& reason) {
-  throw DeviceError(Failure::kSubmit, "[FlowNPU] " + name + ": " + reason);
+// What a DMA's addresses are multiples of.
+constexpr std::size_t kDmaWord = 4;
+
+xrt_abi::View flatten(const View& view, const std::string& name) {
+  auto& buffer = static_cast<XrtBuffer&>(*view.buffer);
+  const std::size_t size = buffer.bytes().size();
+  if (view.bytes == 0 || view.offset % kDmaWord != 0 || view.offset > size ||
+      view.bytes > size - view.offset) {
+    fail_device(Failure::kSubmit, name, ": expected bytes of a buffer of ", size,
+                " from a multiple of ", kDmaWord, ", got ", view.bytes, " from byte ", view.offset);
+  }
+  return {buffer.handle(), view.offset, view.bytes};
 }
 
-// Calls as the plugin takes them.
-class FlatCalls {
- public:
-  FlatCalls(const XrtArray& array, std::span<const Call> calls) : views_(calls.size()) {
-    for (std::size_t i = 0; i < calls.size(); ++i) {
-      auto& sequence = static_cast<XrtSequence&>(*calls[i].sequence);
-      if (sequence.array() != &array) {
-        refuse_call(calls[i].name,
-                    "expected words for the array " + array.file() + ", got another's");
-      }
-      if (calls[i].arguments.size() > array.most_buffers()) {
-        refuse_call(calls[i].name,
-                    "the array " + array.file() + " takes " + std::to_string(array.most_buffers()) +
-                        " buffers, and the call has " + std::to_string(calls[i].arguments.size()));
-      }
-      for (const View& view : calls[i].arguments) views_[i].push_back(flatten(view, calls[i].name));
-      calls_.push_back({sequence.handle(), views_[i].data(), views_[i].size()});
-    }
+// A call as the plugin takes it, whose arguments are in `views`.
+xrt_abi::Call flatten(const Call& call, const XrtArray& array, std::vector<xrt_abi::View>& views) {
+  auto& sequence = static_cast<XrtSequence&>(*call.sequence);
+  if (sequence.array() != &array) {
+    fail_device(Failure::kSubmit, call.name, ": expected words for the array ", array.file(),
+                ", got another's");
   }
-  const xrt_abi::Call* data() const { return calls_.data(); }
-  std::size_t size() const { return calls_.size(); }
-
- private:
-  static xrt_abi::View flatten(const View& view, const std::string& name) {
-    auto& buffer = static_cast<XrtBuffer&>(*view.buffer);
-    const std::size_t size = buffer.bytes().size();
-    if (view.bytes == 0 || view.offset % kDmaWord != 0 || view.offset > size ||
-        view.bytes > size - view.offset) {
-      refuse_call(name, "expected bytes of a buffer of " + std::to_string(size) +
-                            " from a multiple of " + std::to_string(kDmaWord) + ", got " +
-                            std::to_string(view.bytes) + " from byte " +
-                            std::to_string(view.offset));
-    }
-    return {buffer.handle(), view.offset, view.bytes};
+  if (call.arguments.size() > array.most_buffers()) {
+    fail_device(Failure::kSubmit, call.name, ": the array ", array.file(), " takes ",
+                array.most_buffers(), " buffers, and the call has ", call.arguments.size());
   }
-
-  // What a DMA's addresses are multiples of.
-  static constexpr std::size_t kDmaWord = 4;
-
-  std::vector<std::vector<xrt_abi::View>> views_;
-  std::vector<xrt_abi::Call> calls_;
-};
+  for (const View& view : call.arguments) views.push_back(flatten(view, call.name));
+  return {sequence.handle(), views.data(), views.size()};
+}
 
 class XrtSubmission final : public Submission {
  public:
@@ -217,11 +197,14 @@ class XrtSubmission final : public Submission {
       : array_(std::move(array)), table_(array_->connection().table) {
     for (const Call& call : calls) names_.push_back(call.name);
     if (const std::string failed = array_->failed(); !failed.empty()) {
-      refuse_call(names_.empty() ? array_->file() : names_.front(),
-                  "the array is in an unknown state since " + failed +
-                      " failed; close the session and make it again");
+      fail_device(Failure::kSubmit, names_.empty() ? array_->file() : names_.front(),
+                  ": the array is in an unknown state since ", failed,
+                  " failed; close the session and make it again");
     }
-    const FlatCalls flat(*array_, calls);
+    std::vector<std::vector<xrt_abi::View>> views(calls.size());
+    std::vector<xrt_abi::Call> flat;
+    for (std::size_t i = 0; i < calls.size(); ++i)
+      flat.push_back(flatten(calls[i], *array_, views[i]));
     ErrorText error;
     std::size_t word_bytes = 0;
     const Status status = table_.submit(array_->handle(), flat.data(), flat.size(), &handle_,

@@ -51,12 +51,9 @@ void require_memory(const std::map<std::string, ProgramBuffer>& buffers) {
   std::size_t left = machine;
   for (const auto& [name, buffer] : buffers) {
     if (buffer.bytes > left) {
-      throw DeviceError(Failure::kMemory,
-                        "[FlowNPU] expected programs whose buffers fit the " +
-                            std::to_string(machine >> 20) + " MB of this machine, got " + name +
-                            " of " + std::to_string(buffer.bytes >> 20) + " MB where " +
-                            std::to_string(left >> 20) +
-                            " MB are left by others: build them for a shorter context");
+      fail_device(Failure::kMemory, "expected programs whose buffers fit the ", machine >> 20,
+                  " MB of this machine, got ", name, " of ", buffer.bytes >> 20, " MB where ",
+                  left >> 20, " MB are left by others: build them for a shorter context");
     }
     left -= buffer.bytes;
   }

@@ -22,7 +22,8 @@ struct Meaning {
 };
 constexpr Meaning kMeanings[] = {
     {Status::kNoDevice, Failure::kNoDevice,
-     "load the driver (sudo modprobe amdxdna); `flownpu doctor` tells whether the NPU, its driver or "
+     "load the driver (sudo modprobe amdxdna); `flownpu doctor` tells whether the NPU, its driver "
+     "or "
      "its firmware is missing"},
     {Status::kNotStarted, Failure::kNoDevice,
      "this machine has none, or the driver could not start it, as where its firmware is missing or "
@@ -52,8 +53,9 @@ constexpr Meaning kMeanings[] = {
 
 void ErrorText::check(Status status, std::string_view what) const {
   if (status == Status::kOk) return;
-  const Meaning* const meaning = std::find_if(std::begin(kMeanings), std::end(kMeanings) - 1,
-                                              [&](const Meaning& of) { return of.status == status; });
+  const Meaning* const meaning =
+      std::find_if(std::begin(kMeanings), std::end(kMeanings) - 1,
+                   [&](const Meaning& of) { return of.status == status; });
   fail_device(meaning->failure, what, ": ", buffer_.data(), "; ", meaning->advice);
 }
 

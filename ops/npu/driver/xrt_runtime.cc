@@ -277,8 +277,7 @@ class XrtRuntime final : public Runtime {
     return std::make_unique<XrtBuffer>(connection_, device_, bytes);
   }
   std::unique_ptr<Submission> submit(Array& array, std::span<const Call> calls) override {
-    return std::make_unique<XrtSubmission>(static_cast<XrtArray&>(array).shared_from_this(),
-                                           calls);
+    return std::make_unique<XrtSubmission>(static_cast<XrtArray&>(array).shared_from_this(), calls);
   }
   Counts counts() const override { return connection_->counters.read(); }
 

@@ -19,9 +19,9 @@ constexpr std::int64_t kInner = 256;
 constexpr std::int64_t kPanel = 32;
 constexpr std::int64_t kMegatileColumns = 256;
 
-// The sizes, and the largest of each that are read: some ten times those of the largest models there
-// are. Bytes that are computed of them are below 2^63: no product has more than 2^27 rows, or 2^22
-// columns.
+// The sizes, and the largest of each that are read: some ten times those of the largest models
+// there are. Bytes that are computed of them are below 2^63: no product has more than 2^27 rows, or
+// 2^22 columns.
 struct Size {
   const char* name;
   std::int64_t EncoderShape::* value;

@@ -110,8 +110,6 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
       });
 }
 
-std::int64_t DecoderLayers::multiply_adds() const { return shape_.multiply_adds(); }
-
 DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) const {
   layers::check_call(shape_, inputs);
   const Shape& hidden = inputs[layers::kHidden].shape;
@@ -129,21 +127,16 @@ DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) c
                       ": build them for a longer context (`flownpu build MODEL --context N`), or "
                       "set the provider option on_unsupported to cpu");
   }
-  tokens.blocks = blocks_of(inputs, tokens);
+  // Numbers of the blocks of the new tokens, without padding.
+  if (shape_.blocks)
+    tokens.blocks = {inputs.back().as<const std::int32_t>(),
+                     static_cast<std::size_t>(tokens.count)};
   check_blocks(tokens);
   return tokens;
 }
 
 std::int64_t DecoderLayers::Tokens::block(std::int64_t token) const {
   return blocks.empty() ? 1 : tokens_of_block(blocks.subspan(static_cast<std::size_t>(token)));
-}
-
-// Numbers of the blocks of the new tokens, without padding.
-std::span<const std::int32_t> DecoderLayers::blocks_of(std::span<const Tensor> inputs,
-                                                       const Tokens& tokens) const {
-  if (!shape_.blocks) return {};
-  const Tensor& blocks = inputs.back();
-  return {blocks.as<const std::int32_t>(), static_cast<std::size_t>(tokens.count)};
 }
 
 void DecoderLayers::check_blocks(const Tokens& tokens) const {

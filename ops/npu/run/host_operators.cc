@@ -147,8 +147,8 @@ class NormOfRows final : public HostOperator {
                       {"y", y}});
   }
 
-  void run(const HostCompute& compute, std::span<const View> arguments,
-           std::int64_t /*position*/, std::size_t rows) override {
+  void run(const HostCompute& compute, std::span<const View> arguments, std::int64_t /*position*/,
+           std::size_t rows) override {
     const bool adds = norm_ != Norm::kRms;
     const View& x = arguments[0];
     const View& y = arguments.back();
@@ -156,8 +156,7 @@ class NormOfRows final : public HostOperator {
     to_host(arguments[0], 0, x.bytes / rows_ * count);
     if (adds) to_host(arguments[1], 0, arguments[1].bytes / rows_ * count);
     weights_.resize(second_ + columns_);
-    widen(elements_of<std::uint16_t>(arguments[adds ? 2 : 1]), weights_.size(),
-          weights_.data());
+    widen(elements_of<std::uint16_t>(arguments[adds ? 2 : 1]), weights_.size(), weights_.data());
     for_rows(compute, count, 2 * columns_, scratch_, [&](std::size_t row, float* values) {
       widen(elements_of<std::uint16_t>(x) + row * x_line_, columns_, values);
       float* sums = values;
@@ -250,8 +249,7 @@ class NormRope final : public HostOperator {
     const std::size_t end = with_zeros(first + count, context_);
     to_host(arguments[0], 0, qkv.bytes / tokens_ * count);
     weights_.resize(norms_ ? 2 * size_ : 0);
-    if (norms_)
-      widen(elements_of<std::uint16_t>(arguments[2]), weights_.size(), weights_.data());
+    if (norms_) widen(elements_of<std::uint16_t>(arguments[2]), weights_.size(), weights_.data());
     const auto* angles =
         elements_of<std::uint16_t>(arguments[1]) + (table_ * context_ + first) * size_;
     for_rows(compute, count, 2 * size_, scratch_, [&](std::size_t token, float* scratch) {

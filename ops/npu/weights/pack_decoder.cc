@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/npu/weights/pack.h"
-
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "ops/formats/q4nx.h"
 #include "ops/npu/nodes/lowered_node.h"
+#include "ops/npu/weights/pack.h"
 #include "ops/npu/weights/q4nx.h"
 
 namespace flownpu::npu {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/npu/weights/pack.h"
-
 #include <span>
 
 #include "ops/npu/nodes/lowered_node.h"
+#include "ops/npu/weights/pack.h"
 
 namespace flownpu::npu {
 namespace {

@@ -22,8 +22,7 @@ from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import calls_of
 from flownpu.errors import FlowNPUError
 from flownpu.model.folder import locate_graph, other_graphs, read_genai_config
-from flownpu.npu.decoder import read_decoder
-from flownpu.npu.encoder import read_encoder
+from flownpu.npu.layers import read_decoder, read_encoder
 from flownpu.npu.operators import LeftOut, programs_of_graph
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ A file is JSON, an object of a parameter's name (parameters.py) and its value in
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.parameters import TABLE, VALUES
 from flownpu.errors import FlowNPUError
+from flownpu.predict.target import nearest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,9 +44,7 @@ def measured_values(path: Path) -> Values:
         raise FlowNPUError(f"{path}: expected {_REPORT!r} to be an object of parameters and their values, got {kind}")
     for name, value in measured.items():
         if name not in TABLE:
-            close = difflib.get_close_matches(name, TABLE, n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"parameters are {', '.join(TABLE)}"
-            raise FlowNPUError(f"{path}: {name!r} is no parameter of the cost model; {hint}")
+            raise FlowNPUError(f"{path}: {name!r} is no parameter of the cost model{nearest(name, TABLE)}")
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or value <= 0:
             raise FlowNPUError(f"{path}: expected {name} to be a positive number of {TABLE[name].unit}, got {value!r}")

@@ -14,7 +14,7 @@ from flownpu.aie.cost.parameters import VALUES, Values
 from flownpu.bench.plot import draw
 from flownpu.errors import FlowNPUError
 from flownpu.predict.prices import Prediction
-from flownpu.predict.published import CONTEXTS, TABLES, watts
+from flownpu.predict.published import TABLES, watts
 from flownpu.predict.validation import ERRORS
 
 if TYPE_CHECKING:
@@ -122,16 +122,12 @@ class PredictionReport:
 
 
 def predict(target: Target, device: Device, contexts: Sequence[int] = (), values: Values = VALUES) -> PredictionReport:
-    """Predicts a model at these lengths; without any, at 1k, 2k and so on, as far as the model goes.
+    """Predicts a model at these `Target.lengths`.
 
     Raises:
-        FlowNPUError: a length is not in 1 .. the model's longest context, or the NPU's designs have no place for it.
+        FlowNPUError: as `Target.lengths`, or the NPU's designs have no place for one.
     """
-    longest = target.decoder.positions
-    contexts = list(contexts) or [context for context in CONTEXTS if context <= longest] or [longest]
-    for context in contexts:
-        if not 0 < context <= longest:
-            raise FlowNPUError(f"expected contexts of 1 to {longest} tokens, which {target.name} has, got {context}")
+    contexts = target.lengths(contexts)
     prediction = Prediction(target, max(contexts), device, values)
     try:
         points = tuple(_point(prediction, context) for context in contexts)

@@ -21,7 +21,7 @@ from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import calls_of
 from flownpu.errors import FlowNPUError
 from flownpu.npu.artifacts import CHUNKS, build_artifacts, programs_of_model
-from flownpu.npu.decoder import read_decoder
+from flownpu.npu.layers import read_decoder
 from flownpu.npu.models import MODELS
 from tests.aie.words import read_family, read_index, words_of
 

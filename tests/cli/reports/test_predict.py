@@ -11,7 +11,7 @@ from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.parameters import TABLE, VALUES
 from flownpu.cli.predict import parse_contexts
 from flownpu.model.shapes import SHAPES
-from flownpu.npu.decoder import read_decoder
+from flownpu.npu.layers import read_decoder
 from flownpu.predict.fit import fit
 from flownpu.predict.prices import Prediction
 from flownpu.predict.published import CONTEXTS, TABLES, Role, Row, watts

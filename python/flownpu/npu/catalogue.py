@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which designs with which shapes `flownpu build` builds: those of the models that FlowNPU is for.
 
-A design is one function in `OPERATORS`: it yields the calls that a model makes of it. Calls of the same array have the
+A design is one function in `OPERATORS`: it yields the calls that a decoder makes of it; an encoder of images makes
+those of its program. Calls of the same array have the
 same name for it, across models too; that array is compiled once.
 
 Shapes: decoding makes calls of one token, prefilling of `CHUNK` tokens; attention looks back over `CONTEXT` positions.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.common import ceil_div, limits_of
@@ -37,6 +38,8 @@ from flownpu.npu.models import MODELS, Model
 
 if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Program
+    from flownpu.aie.programs.call import ArtifactCall
+    from flownpu.aie.programs.encoder_shape import EncoderShape
 
 __all__ = ["CHUNK", "CONTEXT", "OPERATORS", "Call", "catalogue"]
 
@@ -74,9 +77,15 @@ def catalogue(target: str, operators: Iterable[str] = (), models: Iterable[str] 
     chosen_models = _chosen("a model", models, MODELS)
     for operator in _chosen("an operator", operators, OPERATORS):
         for model in chosen_models:
-            for array, name, program in OPERATORS[operator](target, MODELS[model]):
+            for array, name, program in _calls(operator, target, MODELS[model]):
                 calls.setdefault((array, name), Call(operator, array, name, program))
     return list(calls.values())
+
+
+def _calls(operator: str, target: str, model: Model) -> _Calls:
+    if model.encoder is not None:
+        return _of_encoder(operator, target, model, model.encoder)
+    return OPERATORS[operator](target, model)
 
 
 def _chosen(what: str, names: Iterable[str], known: Mapping[str, object]) -> list[str]:
@@ -97,8 +106,6 @@ def _call(design: Callable[[], Any], *sizes: Any, **options: Any) -> Program:
 
 
 def _fused_dqp(target: str, model: Model) -> _Calls:
-    if not model.is_decoder:
-        return
     tiles = 32 if limits_of(target).columns >= 8 else 16
     k_max = ceil_div(max(k for _, k, _ in model.projections), 256) * 256
     for m, k, epilogue in [*model.projections, (model.vocabulary, model.hidden, "none")]:
@@ -112,8 +119,7 @@ def _weights(target: str) -> tuple[str, ...]:
 
 
 def _gemm(target: str, model: Model) -> _Calls:
-    yield from _of_encoder("gemm", target, model)
-    for weights in _weights(target) if model.is_decoder else ():
+    for weights in _weights(target):
         for n, k, epilogue in model.projections:
             design = partial(Gemm, target, weights, epilogue)
             padded = ceil_div(n, _SUB_TILE) * _SUB_TILE
@@ -121,7 +127,7 @@ def _gemm(target: str, model: Model) -> _Calls:
 
 
 def _dequant_engine(target: str, model: Model) -> _Calls:
-    for weights in _weights(target) if model.is_decoder else ():
+    for weights in _weights(target):
         for m, k, epilogue in model.projections:
             gated = epilogue in {"geglu", "swiglu"}
             name = f"m{m}-k{k}" + ("-gated" if gated else "")
@@ -130,8 +136,6 @@ def _dequant_engine(target: str, model: Model) -> _Calls:
 
 
 def _flow_kv(target: str, model: Model) -> _Calls:
-    if not model.is_decoder:
-        return
     design = partial(FlowKV, target, model.heads, model.kv_heads, model.head_size)
     array = f"flow_kv-h{model.heads}-g{model.kv_heads}-d{model.head_size}"
     for window, kind in _windows(model):
@@ -139,9 +143,6 @@ def _flow_kv(target: str, model: Model) -> _Calls:
 
 
 def _flow_qkv(target: str, model: Model) -> _Calls:
-    yield from _of_encoder("flow_qkv", target, model)
-    if not model.is_decoder:
-        return
     design = partial(FlowQKV, target, model.heads, model.kv_heads, model.head_size)
     array = f"flow_qkv-h{model.heads}-g{model.kv_heads}-d{model.head_size}"
     for past in (0, CONTEXT - CHUNK):
@@ -156,7 +157,7 @@ def _windows(model: Model) -> list[tuple[int | None, str]]:
 
 
 def _decode_layer(target: str, model: Model) -> _Calls:
-    if target != "npu2" or not model.is_decoder:  # what the design claims
+    if target != "npu2":  # what the design claims
         return
     heads, d = model.heads, model.head_size
     shape = partial(
@@ -177,8 +178,6 @@ def _decode_layer(target: str, model: Model) -> _Calls:
 
 
 def _rms_norm(target: str, model: Model) -> _Calls:
-    if not model.is_decoder:
-        return
     for tokens in (1, CHUNK):
         sizes = [(model.hidden, tokens)]
         if model.head_norms:
@@ -191,24 +190,7 @@ def _rms_norm(target: str, model: Model) -> _Calls:
         yield f"{kind}-n{model.hidden}", f"rows{tokens}", partial(_call, residual, tokens, _EPSILON)
 
 
-def _of_encoder(operator: str, target: str, model: Model) -> _Calls:
-    """The calls of an encoder of images; none of a decoder."""
-    if model.encoder is not None:
-        for call in calls_of([encode_program(model.encoder, target)]):
-            if call.operator == operator:
-                yield call.array, call.name, partial(call.program, 0)
-
-
-def _add_layer_norm(target: str, model: Model) -> _Calls:
-    if model.encoder is not None:
-        design = partial(ResidualLayerNorm, target, model.hidden, _CORES)
-        rows = model.encoder.patches
-        yield f"add_layer_norm-n{model.hidden}", f"rows{rows}", partial(_call, design, rows, _EPSILON)
-
-
 def _rope(target: str, model: Model) -> _Calls:
-    if not model.is_decoder:
-        return
     heads, d = model.heads + model.kv_heads, model.head_size
     for tokens in (1, CHUNK):
         design = partial(RotaryEmbedding, target, heads, d, cores=_CORES)
@@ -216,8 +198,6 @@ def _rope(target: str, model: Model) -> _Calls:
 
 
 def _norm_rope(target: str, model: Model) -> _Calls:
-    if not model.is_decoder:
-        return
     sizes = model.heads, model.kv_heads, model.head_size
     design = partial(NormRope, target, *sizes, model.head_norms, _CORES)
     array = "norm_rope-h{}-g{}-d{}".format(*sizes) + "-qk" * model.head_norms
@@ -233,9 +213,28 @@ def _gated(activation: str, target: str, model: Model) -> _Calls:
 
 
 def _softmax(target: str, model: Model) -> _Calls:
-    if model.is_decoder:
-        rows, design = model.heads * CHUNK, partial(Softmax, target, CONTEXT, _CORES)
-        yield f"softmax-{CONTEXT}", f"rows{rows}-n{CONTEXT}", partial(_call, design, rows, CONTEXT)
+    rows, design = model.heads * CHUNK, partial(Softmax, target, CONTEXT, _CORES)
+    yield f"softmax-{CONTEXT}", f"rows{rows}-n{CONTEXT}", partial(_call, design, rows, CONTEXT)
+
+
+def _of_images(_target: str, _model: Model) -> _Calls:
+    """A decoder's of what is for images alone: none."""
+    yield from ()
+
+
+def _of_encoder(operator: str, target: str, model: Model, encoder: EncoderShape) -> _Calls:
+    if operator == "add_layer_norm":
+        design = partial(ResidualLayerNorm, target, model.hidden, _CORES)
+        rows = encoder.patches
+        yield f"add_layer_norm-n{model.hidden}", f"rows{rows}", partial(_call, design, rows, _EPSILON)
+    for call in _encoder_calls(encoder, target):
+        if call.operator == operator:
+            yield call.array, call.name, partial(call.program, 0)
+
+
+@cache
+def _encoder_calls(encoder: EncoderShape, target: str) -> list[ArtifactCall]:
+    return calls_of([encode_program(encoder, target)])
 
 
 OPERATORS: dict[str, Callable[[str, Model], _Calls]] = {
@@ -246,11 +245,11 @@ OPERATORS: dict[str, Callable[[str, Model], _Calls]] = {
     "flow_kv": _flow_kv,
     "decode_layer": _decode_layer,
     "rms_norm": _rms_norm,
-    "add_layer_norm": _add_layer_norm,
+    "add_layer_norm": _of_images,
     "rope": _rope,
     "norm_rope": _norm_rope,
     "geglu": partial(_gated, "geglu"),
     "swiglu": partial(_gated, "swiglu"),
     "softmax": _softmax,
-    "patch_pooling": partial(_of_encoder, "patch_pooling"),
+    "patch_pooling": _of_images,
 }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from flownpu.aie.programs.encoder_shape import EncoderShape
 from flownpu.model.shapes import SHAPES
@@ -49,27 +50,20 @@ class Model:
         ]
 
 
-def _decoder(shape: dict[str, object]) -> Model:
+def _decoder(shape: dict[str, Any]) -> Model:
     """A decoder of `flownpu.model.shapes`."""
-
-    def size(name: str) -> int:
-        value = shape[name]
-        assert isinstance(value, int)
-        return value
-
-    window = shape.get("sliding_window")
-    assert window is None or isinstance(window, int)
+    is_gemma = shape["model_type"] == "gemma3_text"
     return Model(
-        size("hidden_size"),
-        size("intermediate_size"),
-        size("num_attention_heads"),
-        size("num_key_value_heads"),
-        size("head_dim"),
-        "geglu" if shape["model_type"] == "gemma3_text" else "swiglu",
-        window,
-        size("vocab_size"),
+        shape["hidden_size"],
+        shape["intermediate_size"],
+        shape["num_attention_heads"],
+        shape["num_key_value_heads"],
+        shape["head_dim"],
+        "geglu" if is_gemma else "swiglu",
+        shape.get("sliding_window"),
+        shape["vocab_size"],
         head_norms=shape["model_type"] != "llama",
-        post_norms=shape["model_type"] == "gemma3_text",
+        post_norms=is_gemma,
     )
 
 

@@ -4,7 +4,6 @@
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
 
 from flownpu.aie.cost.gemm_fit import left_out, rows
@@ -40,15 +39,11 @@ def _table(heading: str, lines: Iterable[Iterable[object]]) -> str:
 
 def parameters() -> str:
     """Every parameter, of both generations."""
-    lines: list[list[object]] = []
-    for field in (field.name for field in fields(GEMM["npu2"]) if field.name != "target"):
-        held = {target: getattr(known, field) for target, known in GEMM.items()}
-        if isinstance(held["npu2"], Parameter):
-            lines.append(_parameter(f"`{field}`", held))
-        else:
-            for unit in held["npu2"]:
-                of_unit = {target: units[unit] for target, units in held.items() if unit in units}
-                lines.append(_parameter(f"`{field}` of {unit}", of_unit))
+    lines = []
+    for name in dict.fromkeys(name for known in reversed(GEMM.values()) for name in known.table):
+        field, _, kind = name.partition(" ")
+        held = {target: known.table[name] for target, known in GEMM.items() if name in known.table}
+        lines.append(_parameter(f"`{field}` of {kind}" if kind else f"`{field}`", held))
     return _table("parameter | npu1 | npu2 | unit | source | fitted to", lines)
 
 

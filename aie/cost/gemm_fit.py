@@ -135,34 +135,25 @@ def _column_over_row(sweep: Sweep, known: Parameters, measured: bool) -> float:
 
 # --- The parameters that are fitted ---------------------------------------------------------------------------------
 
-_Name = tuple[str, ...]  # targets, then the field, and the entry of `macs`
-_CORE = [(target, field, "") for target in GEMM for field in ("element", "accumulator_byte")]
-_CORE += [("npu2", "macs", "bf16")]
-_ARRAY = [(target, field, "") for target in GEMM for field in ("read", "neighbour_run")]
-_ARRAY += [("", field, "") for field in ("run", "call", "synchronise")]  # of both generations
+_Name = tuple[str, str]  # generation, or "" of both, and parameter
+_CORE: list[_Name] = [(target, name) for target in GEMM for name in ("element", "accumulator_byte")]
+_CORE += [("npu2", "macs bf16")]
+_ARRAY: list[_Name] = [(target, name) for target in GEMM for name in ("read", "neighbour_run")]
+_ARRAY += [("", name) for name in ("run", "call", "synchronise")]
 _STEPS = ((1, _CORE), (2, _ARRAY))
 
 
-def fitted(known: Parameters) -> dict[tuple[str, str, str], float]:
-    """The fitted parameters' values by (generation or "", field, entry of `macs` or "")."""
-    return {name: _get(known, name) for name in (*_CORE, *_ARRAY)}
+def fitted(known: Parameters) -> dict[_Name, float]:
+    """The fitted parameters' values by (generation or "", parameter)."""
+    return {(target, name): known[target or "npu1"][name] for target, name in (*_CORE, *_ARRAY)}
 
 
-def _get(known: Parameters, name: tuple[str, str, str]) -> float:
-    target, field, entry = name
-    held = getattr(known[target or "npu1"], field)
-    value: float = (held[entry] if entry else held).value
-    return value
-
-
-def _set(known: Parameters, names: Sequence[tuple[str, str, str]], values: Sequence[float]) -> Parameters:
-    changed = dict(known)
-    for (target, field, entry), value in zip(names, values, strict=True):
-        for one in [target] if target else list(known):
-            held = getattr(changed[one], field)
-            new = held | {entry: replace(held[entry], value=value)} if entry else replace(held, value=value)
-            changed[one] = replace(changed[one], **{field: new})
-    return changed
+def with_values(known: Parameters, values: Mapping[_Name, float]) -> Parameters:
+    """Parameters of which some have these values."""
+    return {
+        target: of.with_values({name: value for (place, name), value in values.items() if place in {target, ""}})
+        for target, of in known.items()
+    }
 
 
 def fit(chosen: Sequence[Row]) -> Parameters:
@@ -187,14 +178,14 @@ def left_out(found: Sequence[Row]) -> dict[tuple[str, str, str], Parameters]:
     return fits
 
 
-def _fit(chosen: Sequence[Row], names: Sequence[tuple[str, str, str]], known: Parameters) -> Parameters:
+def _fit(chosen: Sequence[Row], names: Sequence[_Name], known: Parameters) -> Parameters:
     """Gauss-Newton on the logarithms of the parameters, which so stay positive."""
 
     def errors(logarithms: np.ndarray) -> np.ndarray:
-        changed = _set(known, names, np.exp(logarithms).tolist())
+        changed = with_values(known, dict(zip(names, np.exp(logarithms).tolist(), strict=True)))
         return np.array([row.error(changed, measured=True) for row in chosen])
 
-    at = np.log([_get(known, name) for name in names])
+    at = np.log([fitted(known)[name] for name in names])
     for _ in range(_PASSES):
         now = errors(at)
         slopes = np.stack([(errors(at + _PROBE * unit) - now) / _PROBE for unit in np.eye(len(names))], axis=1)
@@ -202,4 +193,4 @@ def _fit(chosen: Sequence[Row], names: Sequence[tuple[str, str, str]], known: Pa
         at = at + np.clip(step, -0.3, 0.3)
         if np.abs(step).max() < _SMALL:
             break
-    return _set(known, names, np.exp(at).tolist())
+    return with_values(known, dict(zip(names, np.exp(at).tolist(), strict=True)))

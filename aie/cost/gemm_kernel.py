@@ -40,7 +40,7 @@ class Precision:
 
     Attributes:
         name: as the paper names it, input-output; `bf16` and `bfp16` are those of our own design.
-        unit: of `gemm_parameters.GemmParameters.macs`.
+        unit: a kind of `macs` (parameters.toml).
         a: of A, in main memory and on the array.
         b: of B. Block floating point holds 8 values in 9 bytes.
         accumulator: of C while it is reduced.
@@ -95,7 +95,7 @@ def precision_of(target: str, name: str) -> Precision:
     Raises:
         ValueError: there is no such precision, or the generation has no unit for it.
     """
-    units = gemm_parameters(target).macs
+    units = gemm_parameters(target).kinds("macs")
     known = [precision.name for precision in PRECISIONS.values() if precision.unit in units]
     if name not in known:
         raise ValueError(f"[gemm cost] expected a precision of {', '.join(known)} on {target}, got {name!r}")
@@ -108,8 +108,8 @@ def call_cycles(known: GemmParameters, precision: Precision, size: KernelSize) -
     The inner loop over k does the unit's multiply-adds. For each element of C it is filled and drained once, and the
     partial sum is loaded and stored: what a larger k makes less of.
     """
-    c = known.element.value + known.accumulator_byte.value * precision.accumulator
-    return size.macs / known.macs[precision.unit].value + c * size.m * size.n
+    c = known["element"] + known["accumulator_byte"] * precision.accumulator
+    return size.macs / known[f"macs {precision.unit}"] + c * size.m * size.n
 
 
 def macs_per_cycle(known: GemmParameters, precision: Precision, size: KernelSize) -> float:
@@ -169,7 +169,7 @@ def single_core_kernel(known: GemmParameters, precision: Precision, *, measured:
         for m, n in _sides()
         if (size := _deepest(precision, m, n)) is not None
         and is_compute_bound(
-            known, precision, size, known.core_input.value, measured or efficiency(known, precision, size)
+            known, precision, size, known["core_input"], measured or efficiency(known, precision, size)
         )
     ]
     return min(found, key=lambda size: (size.m * size.n, -size.macs))
@@ -189,7 +189,7 @@ def largest_kernels(
         before = measured or efficiency(known, precision, KernelSize(m, k + DEPTH, n))
         if not fits(precision, size, output_buffers=output_buffers):
             continue
-        if not is_compute_bound(known, precision, size, known.stream.value, before):
+        if not is_compute_bound(known, precision, size, known["stream"], before):
             continue
         product = best[0].m * best[0].n if best else 0
         if m * n >= product:

@@ -58,7 +58,7 @@ class Tiling:
         e_y: tiles of C that a compute tile reduces together, down.
         e_x: across.
         gates: 2: pairs of tiles, a gate and its up projection, become one when they are stored.
-        epilogue: what the stores make of the sums: none, or one of `GemmParameters.epilogue`.
+        epilogue: what the stores make of the sums: none, or a kind of `epilogue` (parameters.toml).
         b_order: how B lies in main memory.
         output_buffers: 1 or 2 of C's tile.
         overlapped: descriptors are written while transfers go on (section 4.4).
@@ -188,9 +188,9 @@ def predict_gemm(
     if min(m, k, n) < 1:
         raise ValueError(f"[gemm cost] expected M, K and N of 1 or more, got {m}, {k} and {n}")
     kind, known = precision_of(target, precision), known or gemm_parameters(target)
-    if tiling.epilogue not in {"none", *known.epilogue}:
+    if tiling.epilogue not in {"none", *known.kinds("epilogue")}:
         raise ValueError(
-            f"[gemm cost] expected an epilogue of none, {', '.join(known.epilogue)}, got {tiling.epilogue!r}"
+            f"[gemm cost] expected an epilogue of none, {', '.join(known.kinds('epilogue'))}, got {tiling.epilogue!r}"
         )
     native = tiling.native(target)
     padded = (_up(m, native[0]), _up(k, native[1]), _up(n, native[2]))
@@ -201,8 +201,8 @@ def predict_gemm(
     ends = megatile.fill + megatile.flush
     apart = 0.0
     if not tiling.overlapped:
-        apart = (count - 1) * (ends + known.synchronise.value / known.clock.value)
-    dispatch = known.dispatch.value + ends
+        apart = (count - 1) * (ends + known["synchronise"] / known["clock"])
+    dispatch = known["dispatch"] + ends
     seconds = slowest[1] + apart + dispatch
     return GemmPrediction(
         seconds=seconds,
@@ -232,7 +232,7 @@ class _Megatile:
         self, known: GemmParameters, precision: Precision, tiling: Tiling, depth: int, measured: float
     ) -> None:
         columns, vector = LIMITS[known.target].columns, _VECTOR[known.target]
-        clock, stream = known.clock.value, known.stream.value * known.clock.value
+        clock, stream = known["clock"], known["stream"] * known["clock"]
         tile = tiling.m * tiling.n
         # What a row of compute tiles has of A, a column of B and of C.
         a, b = tiling.e_y * tiling.m * precision.a, tiling.gates * tiling.e_x * tiling.n * precision.b
@@ -240,11 +240,11 @@ class _Megatile:
 
         self.call_cycles = tiling.size.macs / measured if measured else call_cycles(known, precision, tiling.size)
         steps = depth // tiling.k
-        each = steps * (self.call_cycles + known.call.value) + tile * precision.accumulator / vector
+        each = steps * (self.call_cycles + known["call"]) + tile * precision.accumulator / vector
         cycles = tiling.accumulators * each
         if precision.staged:  # the stores: sums in, rounded values out
             passed = tiling.gates * precision.accumulator + precision.output
-            made = known.epilogue[tiling.epilogue].value if tiling.epilogue != "none" else 0.0
+            made = known[f"epilogue {tiling.epilogue}"] if tiling.epilogue != "none" else 0.0
             cycles += tiling.e_y * tiling.e_x * tile * (passed / vector + made)
         # A core waits while its tiles leave; with a buffer besides, for all but the last of them.
         waiting = tiling.e_y * tiling.e_x - (1 if precision.staged or tiling.output_buffers > 1 else 0)
@@ -262,12 +262,12 @@ class _Megatile:
     def _main_memory(self, known: GemmParameters, tiling: Tiling, depth: int) -> float:
         """Reading A and B: all bytes through main memory, each stream's runs in turn; both limits at once."""
         lines = depth / tiling.k_mt
-        a_runs = tiling.e_y * tiling.m * lines * known.run.value
+        a_runs = tiling.e_y * tiling.m * lines * known["run"]
         b_columns = tiling.gates * tiling.e_x * tiling.n
         if tiling.b_order == Order.COLUMN:
-            b_runs = b_columns * lines * known.run.value
+            b_runs = b_columns * lines * known["run"]
         elif tiling.b_order == Order.ROW:
-            b_runs = depth * known.neighbour_run.value
+            b_runs = depth * known["neighbour_run"]
         else:
-            b_runs = b_columns / _PANEL * lines * known.run.value
-        return math.hypot(self.read_bytes / known.read.value, max(a_runs, b_runs) / known.clock.value)
+            b_runs = b_columns / _PANEL * lines * known["run"]
+        return math.hypot(self.read_bytes / known["read"], max(a_runs, b_runs) / known["clock"])

@@ -55,12 +55,12 @@ def published_cycles(device: Device, values: Values, kernel: str, integers: list
         cycles = values[_BLOCKS[kernel]]
     elif kernel in _GEMM:
         known = gemm_parameters(device.limits.name)
-        cycles = call_cycles(known, precision_of(known.target, _GEMM[kernel]), KernelSize(*integers)) + known.call.value
+        cycles = call_cycles(known, precision_of(known.target, _GEMM[kernel]), KernelSize(*integers)) + known["call"]
     elif kernel in _FLOW_QKV:
         rows, keys, d = (size // _SIDE for size in integers)
         of_block = _FLOW_QKV[kernel]
         blocks = rows // 2 * of_block(values, 2, keys, d) + rows % 2 * of_block(values, 1, keys, d)
-        cycles = blocks + gemm_parameters(device.limits.name).call.value
+        cycles = blocks + gemm_parameters(device.limits.name)["call"]
     elif kernel in _FLOW_KV:
         cycles = _flow_kv_cycles(device, values, kernel, integers)
     elif kernel in _ELEMENTS:

@@ -155,17 +155,18 @@ def test_parameters_are_what_the_fit_finds():
 
 def test_fitted_parameters_say_so():
     for target, known in GEMM.items():
-        for name in {field for place, field, _ in gemm_fit.fitted(GEMM) if place in {target, ""}} - {"macs"}:
-            assert getattr(known, name).fitted_from, name
+        for name in {name for place, name in gemm_fit.fitted(GEMM) if place in {target, ""}}:
+            assert known.table[name].fitted_from, name
 
 
 def test_fit_finds_what_made_its_rows():
     """Rows that other parameters predict, and the parameters again: what the published ones are near is no accident."""
-    other = gemm_fit._set(GEMM, [("npu1", "read", ""), ("npu2", "element", ""), ("", "call", "")], [25e9, 0.06, 150.0])
+    changed = {("npu1", "read"): 25e9, ("npu2", "element"): 0.06, ("", "call"): 150.0}
+    other = gemm_fit.with_values(GEMM, changed)
     made = [replace(row, published=row.predict(other, True)) for row in ROWS if row.unit != "factor"]
     found = gemm_fit.fitted(gemm_fit.fit(made))
-    for name in (("npu1", "read", ""), ("npu2", "element", ""), ("", "call", "")):
-        assert found[name] == pytest.approx(gemm_fit.fitted(other)[name], rel=0.02), name
+    for name, value in changed.items():
+        assert found[name] == pytest.approx(value, rel=0.02), name
 
 
 # --- Properties -----------------------------------------------------------------------------------------------------
@@ -235,21 +236,16 @@ def test_prediction_agrees_with_the_plan_followed_in_time(kind, epilogue):
 
     def cycles(kernel, integers, buffer_bytes):
         if kernel.startswith("store_"):
-            made = known.epilogue[epilogue].value if epilogue != "none" else 0.0
+            made = known[f"epilogue {epilogue}"] if epilogue != "none" else 0.0
             return buffer_bytes / vector + integers[0] * made
         if not kernel.startswith("gemm_"):
             return buffer_bytes / vector
-        return call_cycles(known, precision, KernelSize(*integers)) + known.call.value
+        return call_cycles(known, precision, KernelSize(*integers)) + known["call"]
 
     m, k, n = 2 * design.height, 2 * design.k_mt, 2 * design.width
     spans = TimedDataflow(design.program(m, k, n).resolve_program("gemm"), limits, cycles).run()
-    followed = max(span.start + span.cycles for span in spans) / known.clock.value
-    free = replace(
-        known,
-        read=replace(known.read, value=1e18),
-        run=replace(known.run, value=0.0),
-        dispatch=replace(known.dispatch, value=0.0),
-    )
+    followed = max(span.start + span.cycles for span in spans) / known["clock"]
+    free = known.with_values({"read": 1e18, "run": 0.0, "dispatch": 0.0})
     predicted = predict_gemm(design.target, design.weights, m, k, n, tiling_of(design), known=free)
     assert predicted.seconds == pytest.approx(followed, rel=0.05)
 

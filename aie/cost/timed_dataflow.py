@@ -124,7 +124,6 @@ class _Barrier(_Waitable):
     value: int = 0
 
 
-
 class TimedDataflow:
     """Processes for cores, streams and the sequence, run in the order of their times."""
 

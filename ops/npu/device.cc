@@ -49,11 +49,6 @@ std::string NpuDevice::unsupported(const Node& node, const Producer& producer) c
   return is_layers(node) || is_operator_on_array(node) ? "" : host().unsupported(node, producer);
 }
 
-std::string NpuDevice::obstacle(std::vector<Judged> graph,
-                                const std::vector<std::string>& outputs) const {
-  return obstacle_of_layers(std::move(graph), outputs);
-}
-
 // Beside the model, unless the option says where.
 std::string NpuDevice::folder(const std::string& model_folder) const {
   if (!options().artifacts.empty()) return options().artifacts;
@@ -109,24 +104,12 @@ std::int64_t NpuDevice::threshold() const {
       default_threshold(options().activations, cpu::make_context(options()).pool->threads()));
 }
 
-bool NpuDevice::is_own(const Node& node) const { return is_layers(node); }
-
-Lowered NpuDevice::lower_own(std::vector<Node> nodes,
-                             const std::vector<std::string>& outputs) const {
-  return lower_layers(std::move(nodes), outputs);
-}
-
 std::string NpuDevice::describe(const std::vector<Node>& nodes,
                                 const std::string& model_folder) const {
   const Node& layers = *std::ranges::find_if(nodes, is_layers);
   const std::shared_ptr<CompiledDesigns> designs = open(model_folder);
   return is_encoder_layers(layers) ? describe_encoder(layers, *designs)
                                    : describe_decoder(layers, *designs);
-}
-
-std::vector<Lowered::OnHost> NpuDevice::left_on_host(const std::vector<Node>& nodes,
-                                                     const std::string& reason) const {
-  return npu::left_on_host(nodes, reason);
 }
 
 Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) const {
@@ -149,8 +132,6 @@ std::string NpuDevice::compatibility(const Lowering& lowering) const {
   return std::string(name()) + ", " + std::string(kLayout) + ", artifacts " +
          open(lowering.model_folder)->artifacts().identity();
 }
-
-void NpuDevice::restore(std::span<const Tensor> tensors) const { caches().restore(tensors); }
 
 Counts NpuDevice::counts() const {
   const std::lock_guard lock(mutex_);

@@ -23,9 +23,8 @@
 #include "ops/formats/crc32.h"
 #include "ops/npu/artifacts/call_family.h"
 #include "ops/npu/artifacts/index.h"
-#include "ops/npu/driver/emulated_runtime.h"
 #include "ops/npu/driver/runtime.h"
-#include "ops/npu/driver/xrt_runtime.h"
+#include "ops/npu/driver/runtimes.h"
 
 namespace nb = nanobind;
 using namespace flownpu::npu;  // NOLINT(google-build-using-namespace): the module is its face

@@ -4,8 +4,7 @@
 #include <utility>
 
 #include "ops/dispatch_observer.h"
-#include "ops/npu/driver/emulated_runtime.h"
-#include "ops/npu/driver/xrt_runtime.h"
+#include "ops/npu/driver/runtimes.h"
 #include "ops/system/variables.h"
 
 namespace flownpu::npu {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/npu/driver/emulated_runtime.h"
-
 #include <atomic>
 #include <cstring>
 #include <filesystem>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "aie/emulator/emulator.h"
+#include "ops/npu/driver/runtimes.h"
 #include "ops/system/library.h"
 #include "ops/system/memory.h"
 #include "ops/system/paths.h"

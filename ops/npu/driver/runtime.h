@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runtime: all the NPU path knows of an array and its driver. XRT drives a real one
-// (xrt_runtime.h), the emulator stands in for it everywhere else (emulated_runtime.h).
+// (xrt_runtime.cc), the emulator stands in for it everywhere else (emulated_runtime.cc).
 //
 // The words of a call are what the host sends for it: the emulator's flat sequence, or the
 // instructions of the NPU's controller, one 32-bit word in each.

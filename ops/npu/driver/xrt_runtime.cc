@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/npu/driver/xrt_runtime.h"
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -10,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/npu/driver/runtimes.h"
 #include "ops/npu/driver/xrt_abi.h"
 #include "ops/npu/driver/xrt_plugin.h"
 

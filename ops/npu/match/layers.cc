@@ -5,7 +5,6 @@
 #include <iterator>
 #include <memory>
 #include <string_view>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -121,14 +120,8 @@ Node layers_of(std::vector<Judged> graph, const std::vector<std::string>& output
 // What a session that reads no more than the file would say of each node.
 std::vector<Judged> judge(const std::vector<Node>& nodes) {
   const std::unique_ptr<Device> host = make_cpu_device({});
-  std::unordered_map<std::string_view, const Node*> makers;
-  for (const Node& node : nodes) {
-    for (const Value& output : node.outputs) makers.emplace(output.name, &node);
-  }
-  const Producer producer = [&](std::string_view value) {
-    const auto found = makers.find(value);
-    return found == makers.end() ? nullptr : found->second;
-  };
+  const layers::GraphWalk graph_walk(nodes, {});
+  const Producer producer = [&](std::string_view value) { return graph_walk.producer(value); };
   std::vector<Judged> graph;
   graph.reserve(nodes.size());
   for (const Node& node : nodes) graph.push_back({node, host->unsupported_in_file(node, producer)});

@@ -7,6 +7,7 @@ A[m, k] by B[k, n] and adds the product to C[m, n], which stays in L1; A and B a
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,6 @@ from flownpu.aie.cost.gemm_parameters import gemm_parameters
 from flownpu.aie.plan.limits import LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from flownpu.aie.cost.gemm_parameters import GemmParameters
 
 
@@ -31,6 +30,7 @@ L1_BYTES = 63 * 1024
 # unit, two (four) of them down and across in registers.
 SIDE, DEPTH = 16, 8
 _LARGEST = 512  # of m and n: L1 holds no 512 columns of C by 16 rows of the smallest type, with k of 8
+_SIDES = list(itertools.product(range(SIDE, _LARGEST, SIDE), repeat=2))  # m, n
 _ROUNDED = 2  # decimals of an efficiency: all throughputs of tables 1 to 3 are whole percents of the unit's rate
 
 
@@ -166,7 +166,7 @@ def single_core_kernel(known: GemmParameters, precision: Precision, *, measured:
     """
     found = [
         size
-        for m, n in _sides()
+        for m, n in _SIDES
         if (size := _deepest(precision, m, n)) is not None
         and is_compute_bound(
             known, precision, size, known["core_input"], measured or efficiency(known, precision, size)
@@ -184,7 +184,7 @@ def largest_kernels(
     the step before, of k + 8, as the paper estimates it, or the one that was `measured` there.
     """
     best: list[KernelSize] = []
-    for m, n in _sides():
+    for m, n in _SIDES:
         size = KernelSize(m, k, n)
         before = measured or efficiency(known, precision, KernelSize(m, k + DEPTH, n))
         if not fits(precision, size, output_buffers=output_buffers):
@@ -195,12 +195,6 @@ def largest_kernels(
         if m * n >= product:
             best = [*best, size] if m * n == product else [size]
     return best
-
-
-def _sides() -> Iterator[tuple[int, int]]:
-    for m in range(SIDE, _LARGEST, SIDE):
-        for n in range(SIDE, _LARGEST, SIDE):
-            yield m, n
 
 
 def _deepest(precision: Precision, m: int, n: int) -> KernelSize | None:

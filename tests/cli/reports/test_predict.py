@@ -12,12 +12,11 @@ from flownpu.aie.cost.parameters import TABLE, VALUES
 from flownpu.cli.predict import parse_contexts
 from flownpu.model.shapes import SHAPES
 from flownpu.npu.layers import read_decoder
-from flownpu.predict.fit import fit
 from flownpu.predict.prices import Prediction
 from flownpu.predict.published import CONTEXTS, TABLES, Role, Row, watts
 from flownpu.predict.published.implementation import image_seconds, prompt_seconds, token_seconds
 from flownpu.predict.target import known, target
-from flownpu.predict.validation import ERRORS, FITTED, fitted, fitted_tables, summary, validate
+from flownpu.predict.validation import ERRORS, FITTED, fit, fitted, fitted_tables, summary, validate
 from flownpu.selftest.climb import Outcome, Result
 from flownpu.selftest.report import SelftestReport
 

@@ -15,7 +15,7 @@ from flownpu.aie.cost.gemm_tuner import rank_for_shapes
 from flownpu.aie.cost.parameters import Parameter
 from flownpu.aie.cost.published_gemm import CORES, GEMMS, OTHERS
 from flownpu.aie.designs.gemm import Gemm
-from flownpu.npu.models import MODELS
+from flownpu.npu.models import MODELS, projections
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "model-gemm.md"
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
@@ -138,7 +138,7 @@ def defaults() -> str:
             groups = [
                 [
                     (_TOKENS, k, -(-n // 32) * 32)
-                    for n, k, kind in model.projections
+                    for n, k, kind in projections(model)
                     if (kind in _GATED) == (epilogue in _GATED)
                 ]
                 for model in MODELS.values()

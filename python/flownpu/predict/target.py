@@ -16,7 +16,7 @@ from flownpu.model.folder import locate_graph, read_json
 from flownpu.model.onnx_file import load_model, reading
 from flownpu.model.shapes import SHAPES
 from flownpu.npu.layers import decoder_of_model, placing, read_encoder
-from flownpu.npu.models import MODELS
+from flownpu.npu.models import ENCODERS
 from flownpu.predict.published import CONTEXTS
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def target(text: str) -> Target:
 @cache
 def known(name: str) -> Target:
     """One of `SHAPES`; FlowNPUError if the NPU's designs have no place for it."""
-    encoder = MODELS[_ENCODERS[name]].encoder if name in _ENCODERS else None
+    encoder = ENCODERS[_ENCODERS[name]] if name in _ENCODERS else None
     with placing(name):
         return Target(name, _of_configuration(SHAPES[name], name, encoder.tokens if encoder else 0), encoder)
 

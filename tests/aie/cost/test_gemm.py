@@ -29,7 +29,7 @@ from flownpu.aie.cost.published_gemm import CORES, GEMMS
 from flownpu.aie.cost.timed_dataflow import TimedDataflow
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.plan.limits import LIMITS
-from flownpu.npu.models import MODELS
+from flownpu.npu.models import MODELS, projections
 
 TABLES = [gemm for gemm in GEMMS if gemm.l2]
 TABLE_1 = [core for core in CORES if core.source == "table 1"]
@@ -254,7 +254,11 @@ def test_prediction_agrees_with_the_plan_followed_in_time(kind, epilogue):
 def test_defaults_are_what_the_tuner_finds(kind, epilogue):
     """For the projections of all models in chunks of 512 tokens, as `rank_for_shapes` weighs them; ties are ties."""
     groups = [
-        [(512, k, -(-n // 32) * 32) for n, k, kind_of in model.projections if (kind_of in {"geglu", "swiglu"}) == gated]
+        [
+            (512, k, -(-n // 32) * 32)
+            for n, k, kind_of in projections(model)
+            if (kind_of in {"geglu", "swiglu"}) == gated
+        ]
         for gated in [epilogue == "swiglu"]
         for model in MODELS.values()
     ]

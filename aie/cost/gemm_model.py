@@ -136,11 +136,6 @@ class GemmPrediction:
     macs_per_cycle: float
     bound: str
 
-    @property
-    def read_bytes_per_second(self) -> float:
-        """What is read of main memory, on average."""
-        return self.read_bytes / self.seconds
-
 
 def predict_design(design: Gemm, m: int, k: int, n: int) -> GemmPrediction:
     """What a call of our own GEMM is predicted to take: M rows of A, N columns of C (gated: of 2 N of B)."""

@@ -35,13 +35,11 @@ def measured_values(path: Path) -> Values:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise FlowNPUError(f"{path}: expected a JSON file of measured parameters: {error}") from error
-    if not isinstance(document, dict):
-        kind = type(document).__name__
-        raise FlowNPUError(f"{path}: expected an object of parameters and their values, got {kind}")
-    measured = document.get(_REPORT, document)
+    measured = document.get(_REPORT, document) if isinstance(document, dict) else document
     if not isinstance(measured, dict):
+        expected = f"{_REPORT!r} to be an object" if isinstance(document, dict) else "an object"
         kind = type(measured).__name__
-        raise FlowNPUError(f"{path}: expected {_REPORT!r} to be an object of parameters and their values, got {kind}")
+        raise FlowNPUError(f"{path}: expected {expected} of parameters and their values, got {kind}")
     for name, value in measured.items():
         if name not in TABLE:
             raise FlowNPUError(f"{path}: {name!r} is no parameter of the cost model{nearest(name, TABLE)}")

@@ -6,6 +6,7 @@ Everything here is **predicted**. What others published of the same model and ch
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -95,30 +96,20 @@ class PredictionReport:
 
     def plots(self) -> dict[str, str]:
         """SVG drawings by name: predicted beside published."""
-        decoding = {
-            "predicted": [(float(point.context), point.decode_tokens_per_second) for point in self.points],
-            **self._published("decode"),
-        }
-        first = {
-            "predicted": [(float(point.context), point.ttft_seconds) for point in self.points],
-            **self._published("ttft"),
-        }
         roof = [(float(point.context), point.roof) for point in self.points]
+        decoding, first = self._series("decode", "decode_tokens_per_second"), self._series("ttft", "ttft_seconds")
         return {
             "decode": draw(f"{self.model}: decode, tokens/s (predicted)", decoding, roof),
             "ttft": draw(f"{self.model}: time to the first token, s (predicted)", first, []),
         }
 
-    def _published(self, quantity: str) -> dict[str, list[tuple[float, float]]]:
-        names = dict.fromkeys(name for point in self.points for name in point.published[quantity])
-        return {
-            name: [
-                (float(point.context), point.published[quantity][name])
-                for point in self.points
-                if name in point.published[quantity]
-            ]
-            for name in names
-        }
+    def _series(self, quantity: str, predicted: str) -> dict[str, list[tuple[float, float]]]:
+        """By name, value over context: what is predicted, and each table's."""
+        series = defaultdict[str, list[tuple[float, float]]](list)
+        for point in self.points:
+            for name, value in {"predicted": getattr(point, predicted), **point.published[quantity]}.items():
+                series[name].append((float(point.context), value))
+        return series
 
 
 def predict(target: Target, device: Device, contexts: Sequence[int] = (), values: Values = VALUES) -> PredictionReport:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flownpu.aie.cost.gemm_fit import left_out, rows
-from flownpu.aie.cost.gemm_kernel import PRECISIONS, KernelSize, macs_per_cycle, peak_macs, single_core_kernel
+from flownpu.aie.cost.gemm_kernel import PRECISIONS, macs_per_cycle, peak_macs, single_core_kernel
 from flownpu.aie.cost.gemm_model import predict_gemm
 from flownpu.aie.cost.gemm_parameters import GEMM
 from flownpu.aie.cost.gemm_system import GemmSearch
@@ -58,7 +58,7 @@ def cores() -> str:
     """The single-core programme beside table 1."""
     lines = []
     for core in (core for core in CORES if core.source == "table 1"):
-        known, kind, size = GEMM[core.target], PRECISIONS[core.precision], KernelSize(core.m, core.k, core.n)
+        known, kind, size = GEMM[core.target], PRECISIONS[core.precision], core.size
         measured = single_core_kernel(known, kind, measured=core.macs_per_cycle / peak_macs(known, kind))
         modelled = single_core_kernel(known, kind)
         rate = macs_per_cycle(known, kind, size)

@@ -15,6 +15,7 @@ import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flownpu.aie.cost.gemm_kernel import KernelSize
 from flownpu.aie.cost.gemm_model import Order, Tiling
 
 __all__ = ["CORES", "GEMMS", "OTHERS", "SWEEPS", "Core", "Measured", "Sweep"]
@@ -29,9 +30,7 @@ class Core:
     source: str
     target: str
     precision: str
-    m: int
-    k: int
-    n: int
+    size: KernelSize
     macs_per_cycle: float
     l1: float
 
@@ -68,23 +67,21 @@ class Measured:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Over 400 sizes to 8K with one tiling (section 5.2.3): the best TOPS, and column- over row-major on average."""
+    """Over 400 sizes to 8K with a table's tiles (section 5.2.3): best TOPS, and column- over row-major on average."""
 
-    target: str
-    precision: str
-    tiling: Tiling
+    gemm: Measured
     best_tops: float
     column_over_row: float  # 0: not said
 
 
 _TABLE = {"npu1": "table 2", "npu2": "table 3"}
 CORES: tuple[Core, ...] = (
-    *(Core("table 1", *row) for row in _DATA["table_1"]),
-    *(Core(_TABLE[row[0]], *row[:7]) for row in _DATA["tables_2_and_3"]),
+    *(Core("table 1", *kind, KernelSize(*size), *found) for *kind, size, found in _DATA["table_1"]),
+    *(Core(_TABLE[kind[0]], *kind, KernelSize(*size), *found) for *kind, size, found, _ in _DATA["tables_2_and_3"]),
 )
 _TABLES = tuple(
-    Measured(_TABLE[target], target, precision, Tiling(m, k, n, k_mt), tuple(size), tops, rate, l2)
-    for target, precision, m, k, n, rate, _, k_mt, size, tops, l2 in _DATA["tables_2_and_3"]
+    Measured(_TABLE[target], target, precision, Tiling(*tile, k_mt), tuple(size), tops, rate, l2)
+    for target, precision, tile, (rate, _), (k_mt, size, tops, l2) in _DATA["tables_2_and_3"]
 )
 # Numbers of the text; factors are of the table's row of the same kernel.
 _SINGLE_CORE = Tiling(64, 216, 64, 432)
@@ -114,9 +111,7 @@ _TEXT: tuple[Measured, ...] = (
     ),
 )  # fmt: skip
 GEMMS: tuple[Measured, ...] = (*_TABLES, *_TEXT)
-SWEEPS = tuple(
-    Sweep(target, precision, Tiling(*tiling), *rates) for target, precision, tiling, *rates in _DATA["sweeps"]
-)
+SWEEPS = tuple(Sweep(_TABLES[row], *found) for row, *found in _DATA["sweeps"])
 
 # Other designs on other machines, in other power modes; nothing is fitted to them. Those of amd/IRON have C in f32 in
 # L1, 64 x 64 on each tile, A in chunks of 32 rows and prepacked B; how deep their calls are is not said: 64 is taken.

@@ -12,7 +12,6 @@ Other lengths are other sequences over the same arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from flownpu.aie.designs.vector_operators import (
     Softmax,
     gated_activation,
 )
+from flownpu.aie.programs.call import fixed_call
 from flownpu.aie.programs.encode import encode_program
 from flownpu.aie.programs.program import calls_of
 from flownpu.npu.models import MODELS, Decoder, projections
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.call import ArtifactCall
     from flownpu.aie.programs.encoder_shape import EncoderShape
 
-__all__ = ["CHUNK", "CONTEXT", "OPERATORS", "Call", "catalogue"]
+__all__ = ["CHUNK", "CONTEXT", "OPERATORS", "catalogue"]
 
 CHUNK = 512  # tokens that are prefilled at a time
 CONTEXT = 4096  # positions of the KV cache
@@ -56,29 +56,19 @@ _Make = Callable[[], "Program"]
 _Calls = Iterator[tuple[str, str, _Make]]
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of a design."""
-
-    operator: str
-    array: str
-    name: str
-    program: _Make
-
-
-def catalogue(target: str, operators: Iterable[str] = (), models: Iterable[str] = ()) -> list[Call]:
+def catalogue(target: str, operators: Iterable[str] = (), models: Iterable[str] = ()) -> list[ArtifactCall]:
     """The calls of some operators in some models, each once; all of them if none are named.
 
     Raises:
         ValueError: there is no such target, operator or model; the message lists those there are.
     """
     limits_of(target)
-    calls: dict[tuple[str, str], Call] = {}
+    calls: dict[tuple[str, str], ArtifactCall] = {}
     chosen_models = _chosen("a model", models, MODELS)
     for operator in _chosen("an operator", operators, OPERATORS):
         for model in chosen_models:
             for array, name, program in _calls(operator, target, MODELS[model]):
-                calls.setdefault((array, name), Call(operator, array, name, program))
+                calls.setdefault((array, name), fixed_call(operator, array, name, program))
     return list(calls.values())
 
 

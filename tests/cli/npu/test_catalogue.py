@@ -15,7 +15,7 @@ from scripts import mlir_opt
 
 
 def plan_of(call):
-    return call.program().resolve_program("main")
+    return call.program(0).resolve_program("main")
 
 
 def test_the_models_are_those_that_can_be_converted_and_the_encoder():

@@ -13,7 +13,7 @@ from flownpu.npu.models import MODELS, projections
 
 def best_gemm(*kind_and_sizes):
     """The fastest design that passes the checker."""
-    for design in (choice.design for choice in rank(*kind_and_sizes)):
+    for design, _ in rank(*kind_and_sizes):
         call = design.program(design.height, design.k_mt, design.width)
         if not check(call.resolve_program("gemm")):
             return design

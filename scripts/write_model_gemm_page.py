@@ -77,11 +77,12 @@ def tiles() -> str:
         # The efficiency of the step before is a little higher than that of this kernel.
         found = [*search.kernels(size.k), *search.kernels(size.k, throughput=1.02 * gemm.macs_per_cycle)]
         programme = "the same" if size in found else " or ".join(map(str, found[:1]))
-        k_mt = next((one.tiling.k_mt for one in [search.with_k_mt(size)] if one is not None), "–")
-        best = search.candidates()[0]
-        chosen = f"{best.tiling.size}: {best.prediction.tops:.2f}"
+        saturated = search.with_k_mt(size)
+        best, of_best = search.candidates()[0]
+        chosen = f"{best.size}: {of_best.tops:.2f}"
         lines.append([
-            gemm.target, gemm.precision, size, programme, gemm.tiling.k_mt, k_mt, gemm.tops,
+            gemm.target, gemm.precision, size, programme, gemm.tiling.k_mt,
+            saturated[0].k_mt if saturated else "–", gemm.tops,
             f"{search.predict(gemm.tiling).tops:.2f}", chosen,
         ])  # fmt: skip
     heading = (

@@ -100,7 +100,7 @@ def _kernels(
 
     search = GemmSearch(target.value, precision, size, Order(b_order), output_buffers, overlapped)
     try:
-        return [(one.tiling, one.prediction) for one in search.candidates()]
+        return search.candidates()
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -29,7 +29,7 @@ OPERATORS = {
 def pictures() -> dict[Path, str]:
     """The SVG of each file: of every operator the first call in the catalogue."""
     calls = {operator: catalogue(TARGET, [operator], [model])[0] for operator, model in OPERATORS.items()}
-    plans = {operator: call.program().resolve_program(f"{call.array}.{call.name}") for operator, call in calls.items()}
+    plans = {operator: call.program(0).resolve_program(f"{call.array}.{call.name}") for operator, call in calls.items()}
     return {
         FOLDER / f"npu-{operator}.svg": draw(require_valid(plan), LIMITS[TARGET]) for operator, plan in plans.items()
     }

@@ -4,11 +4,10 @@
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
 
 from flownpu.aie.cost.gemm_fit import left_out, rows
-from flownpu.aie.cost.gemm_kernel import PRECISIONS, KernelSize, macs_per_cycle, peak_macs, single_core_kernel
+from flownpu.aie.cost.gemm_kernel import PRECISIONS, macs_per_cycle, peak_macs, single_core_kernel
 from flownpu.aie.cost.gemm_model import predict_gemm
 from flownpu.aie.cost.gemm_parameters import GEMM
 from flownpu.aie.cost.gemm_system import GemmSearch
@@ -16,7 +15,7 @@ from flownpu.aie.cost.gemm_tuner import rank_for_shapes
 from flownpu.aie.cost.parameters import Parameter
 from flownpu.aie.cost.published_gemm import CORES, GEMMS, OTHERS
 from flownpu.aie.designs.gemm import Gemm
-from flownpu.npu.models import MODELS
+from flownpu.npu.models import MODELS, projections
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "model-gemm.md"
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
@@ -40,15 +39,11 @@ def _table(heading: str, lines: Iterable[Iterable[object]]) -> str:
 
 def parameters() -> str:
     """Every parameter, of both generations."""
-    lines: list[list[object]] = []
-    for field in (field.name for field in fields(GEMM["npu2"]) if field.name != "target"):
-        held = {target: getattr(known, field) for target, known in GEMM.items()}
-        if isinstance(held["npu2"], Parameter):
-            lines.append(_parameter(f"`{field}`", held))
-        else:
-            for unit in held["npu2"]:
-                of_unit = {target: units[unit] for target, units in held.items() if unit in units}
-                lines.append(_parameter(f"`{field}` of {unit}", of_unit))
+    lines = []
+    for name in dict.fromkeys(name for known in reversed(GEMM.values()) for name in known.table):
+        field, _, kind = name.partition(" ")
+        held = {target: known.table[name] for target, known in GEMM.items() if name in known.table}
+        lines.append(_parameter(f"`{field}` of {kind}" if kind else f"`{field}`", held))
     return _table("parameter | npu1 | npu2 | unit | source | fitted to", lines)
 
 
@@ -63,7 +58,7 @@ def cores() -> str:
     """The single-core programme beside table 1."""
     lines = []
     for core in (core for core in CORES if core.source == "table 1"):
-        known, kind, size = GEMM[core.target], PRECISIONS[core.precision], KernelSize(core.m, core.k, core.n)
+        known, kind, size = GEMM[core.target], PRECISIONS[core.precision], core.size
         measured = single_core_kernel(known, kind, measured=core.macs_per_cycle / peak_macs(known, kind))
         modelled = single_core_kernel(known, kind)
         rate = macs_per_cycle(known, kind, size)
@@ -82,11 +77,12 @@ def tiles() -> str:
         # The efficiency of the step before is a little higher than that of this kernel.
         found = [*search.kernels(size.k), *search.kernels(size.k, throughput=1.02 * gemm.macs_per_cycle)]
         programme = "the same" if size in found else " or ".join(map(str, found[:1]))
-        k_mt = next((one.tiling.k_mt for one in [search.with_k_mt(size)] if one is not None), "–")
-        best = search.candidates()[0]
-        chosen = f"{best.tiling.size}: {best.prediction.tops:.2f}"
+        saturated = search.with_k_mt(size)
+        best, of_best = search.candidates()[0]
+        chosen = f"{best.size}: {of_best.tops:.2f}"
         lines.append([
-            gemm.target, gemm.precision, size, programme, gemm.tiling.k_mt, k_mt, gemm.tops,
+            gemm.target, gemm.precision, size, programme, gemm.tiling.k_mt,
+            saturated[0].k_mt if saturated else "–", gemm.tops,
             f"{search.predict(gemm.tiling).tops:.2f}", chosen,
         ])  # fmt: skip
     heading = (
@@ -143,7 +139,7 @@ def defaults() -> str:
             groups = [
                 [
                     (_TOKENS, k, -(-n // 32) * 32)
-                    for n, k, kind in model.projections
+                    for n, k, kind in projections(model)
                     if (kind in _GATED) == (epilogue in _GATED)
                 ]
                 for model in MODELS.values()

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flownpu.aie.cost.gemm_kernel import PRECISIONS, KernelSize, macs_per_cycle
+from flownpu.aie.cost.gemm_kernel import PRECISIONS, macs_per_cycle
 from flownpu.aie.cost.gemm_model import Order, predict_gemm
 from flownpu.aie.cost.gemm_parameters import GEMM
-from flownpu.aie.cost.published_gemm import CORES, GEMMS, SWEEPS, Core, Measured, Sweep
+from flownpu.aie.cost.published_gemm import CORES, GEMMS, SWEEPS, Core, Measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,16 +47,16 @@ class Row:
         what: for people.
         step: of the fit: 1, cores; 2, the array.
         published: the number.
-        predict: what the model says, with which parameters, with the cores' throughput as measured or as modelled.
         unit: of the number.
+        predict: what the model says, with which parameters, with the cores' throughput as measured or as modelled.
     """
 
     group: tuple[str, str, str]
     what: str
     step: int
     published: float
-    predict: Callable[[Parameters, bool], float]
     unit: str
+    predict: Callable[[Parameters, bool], float]
 
     def error(self, known: Parameters, *, measured: bool = False) -> float:
         """(Predicted - published) / published."""
@@ -66,103 +66,74 @@ class Row:
 def rows() -> list[Row]:
     """All rows."""
     found = [
-        Row(
-            (core.source, core.target, core.precision),
-            f"{core.m} x {core.k} x {core.n}",
-            1,
-            core.macs_per_cycle,
-            partial(_throughput, core),
-            "MACs/cycle",
-        )
+        Row(_group(core), str(core.size), 1, core.macs_per_cycle, "MACs/cycle", partial(_throughput, core))
         for core in CORES
     ]
-    found += [
-        Row(
-            (gemm.source, gemm.target, gemm.precision),
-            f"{gemm.tiling.size}, k_mt {gemm.tiling.k_mt}: {' x '.join(map(str, gemm.sizes))}",
-            2,
-            gemm.tops,
-            partial(_tops, gemm),
-            "TOPS",
-        )
-        for gemm in GEMMS
-    ]
+    for gemm in GEMMS:
+        what = f"{gemm.tiling.size}, k_mt {gemm.tiling.k_mt}: {' x '.join(map(str, gemm.sizes))}"
+        found.append(Row(_group(gemm), what, 2, gemm.tops, "TOPS", partial(_tops, gemm)))
     for sweep in SWEEPS:
-        group = ("section 5.2.3, sweeps", sweep.target, sweep.precision)
-        what = f"{sweep.tiling.size}, k_mt {sweep.tiling.k_mt}"
-        found.append(Row(group, f"{what}: best to 8K", 2, sweep.best_tops, partial(_best, sweep), "TOPS"))
+        group = ("section 5.2.3, sweeps", *_group(sweep.gemm)[1:])
+        what = f"{sweep.gemm.tiling.size}, k_mt {sweep.gemm.tiling.k_mt}"
+        found.append(Row(group, f"{what}: best to 8K", 2, sweep.best_tops, "TOPS", partial(_best, sweep.gemm)))
         if sweep.column_over_row:
-            ratio = partial(_column_over_row, sweep)
-            found.append(Row(group, f"{what}: B in columns over rows", 2, sweep.column_over_row, ratio, "factor"))
+            ratio = partial(_column_over_row, sweep.gemm)
+            found.append(Row(group, f"{what}: B in columns over rows", 2, sweep.column_over_row, "factor", ratio))
     return found
+
+
+def _group(of: Core | Measured) -> tuple[str, str, str]:
+    return of.source, of.target, of.precision
 
 
 def _throughput(core: Core, known: Parameters, measured: bool) -> float:
     del measured
-    return macs_per_cycle(known[core.target], PRECISIONS[core.precision], KernelSize(core.m, core.k, core.n))
+    return macs_per_cycle(known[core.target], PRECISIONS[core.precision], core.size)
 
 
 def _tops(gemm: Measured, known: Parameters, measured: bool) -> float:
-    rate = gemm.macs_per_cycle if measured else 0.0
-    target = gemm.target
-    return predict_gemm(target, gemm.precision, *gemm.sizes, gemm.tiling, measured=rate, known=known[target]).tops
+    rate, of = gemm.macs_per_cycle if measured else 0.0, known[gemm.target]
+    return predict_gemm(gemm.target, gemm.precision, *gemm.sizes, gemm.tiling, measured=rate, known=of).tops
 
 
-def _swept(sweep: Sweep, known: Parameters, measured: bool, order: Order) -> list[float]:
+def _swept(gemm: Measured, known: Parameters, measured: bool, order: Order) -> list[float]:
     """TOPS of `_SWEPT` of a sweep's sizes, the largest among them."""
-    tiling = replace(sweep.tiling, b_order=order)
-    sizes = [range(unit, _LARGEST + 1, unit) for unit in tiling.native(sweep.target)]
-    rate = 0.0
-    if measured:
-        of_size = (core for core in CORES if (core.target, core.precision) == (sweep.target, sweep.precision))
-        rate = next(core.macs_per_cycle for core in of_size if KernelSize(core.m, core.k, core.n) == tiling.size)
-    grid = list(itertools.product(*sizes))
+    tiling = replace(gemm.tiling, b_order=order)
+    grid = list(itertools.product(*(range(unit, _LARGEST + 1, unit) for unit in tiling.native(gemm.target))))
     chosen = grid[:: -(len(grid) // _SWEPT)]
-    return [
-        predict_gemm(sweep.target, sweep.precision, m, k, n, tiling, measured=rate, known=known[sweep.target]).tops
-        for m, k, n in chosen
-    ]
+    return [_tops(replace(gemm, tiling=tiling, size=size), known, measured) for size in chosen]
 
 
-def _best(sweep: Sweep, known: Parameters, measured: bool) -> float:
-    return max(_swept(sweep, known, measured, Order.COLUMN))
+def _best(gemm: Measured, known: Parameters, measured: bool) -> float:
+    return max(_swept(gemm, known, measured, Order.COLUMN))
 
 
-def _column_over_row(sweep: Sweep, known: Parameters, measured: bool) -> float:
-    columns, lines = (_swept(sweep, known, measured, order) for order in (Order.COLUMN, Order.ROW))
+def _column_over_row(gemm: Measured, known: Parameters, measured: bool) -> float:
+    columns, lines = (_swept(gemm, known, measured, order) for order in (Order.COLUMN, Order.ROW))
     return float(np.mean(np.divide(columns, lines)))
 
 
 # --- The parameters that are fitted ---------------------------------------------------------------------------------
 
-_Name = tuple[str, ...]  # targets, then the field, and the entry of `macs`
-_CORE = [(target, field, "") for target in GEMM for field in ("element", "accumulator_byte")]
-_CORE += [("npu2", "macs", "bf16")]
-_ARRAY = [(target, field, "") for target in GEMM for field in ("read", "neighbour_run")]
-_ARRAY += [("", field, "") for field in ("run", "call", "synchronise")]  # of both generations
+_Name = tuple[str, str]  # generation, or "" of both, and parameter
+_CORE: list[_Name] = [(target, name) for target in GEMM for name in ("element", "accumulator_byte")]
+_CORE += [("npu2", "macs bf16")]
+_ARRAY: list[_Name] = [(target, name) for target in GEMM for name in ("read", "neighbour_run")]
+_ARRAY += [("", name) for name in ("run", "call", "synchronise")]
 _STEPS = ((1, _CORE), (2, _ARRAY))
 
 
-def fitted(known: Parameters) -> dict[tuple[str, str, str], float]:
-    """The fitted parameters' values by (generation or "", field, entry of `macs` or "")."""
-    return {name: _get(known, name) for name in (*_CORE, *_ARRAY)}
+def fitted(known: Parameters) -> dict[_Name, float]:
+    """The fitted parameters' values by (generation or "", parameter)."""
+    return {(target, name): known[target or "npu1"][name] for target, name in (*_CORE, *_ARRAY)}
 
 
-def _get(known: Parameters, name: tuple[str, str, str]) -> float:
-    target, field, entry = name
-    held = getattr(known[target or "npu1"], field)
-    value: float = (held[entry] if entry else held).value
-    return value
-
-
-def _set(known: Parameters, names: Sequence[tuple[str, str, str]], values: Sequence[float]) -> Parameters:
-    changed = dict(known)
-    for (target, field, entry), value in zip(names, values, strict=True):
-        for one in [target] if target else list(known):
-            held = getattr(changed[one], field)
-            new = held | {entry: replace(held[entry], value=value)} if entry else replace(held, value=value)
-            changed[one] = replace(changed[one], **{field: new})
-    return changed
+def with_values(known: Parameters, values: Mapping[_Name, float]) -> Parameters:
+    """Parameters of which some have these values."""
+    return {
+        target: of.with_values({name: value for (place, name), value in values.items() if place in {target, ""}})
+        for target, of in known.items()
+    }
 
 
 def fit(chosen: Sequence[Row]) -> Parameters:
@@ -187,14 +158,14 @@ def left_out(found: Sequence[Row]) -> dict[tuple[str, str, str], Parameters]:
     return fits
 
 
-def _fit(chosen: Sequence[Row], names: Sequence[tuple[str, str, str]], known: Parameters) -> Parameters:
+def _fit(chosen: Sequence[Row], names: Sequence[_Name], known: Parameters) -> Parameters:
     """Gauss-Newton on the logarithms of the parameters, which so stay positive."""
 
     def errors(logarithms: np.ndarray) -> np.ndarray:
-        changed = _set(known, names, np.exp(logarithms).tolist())
+        changed = with_values(known, dict(zip(names, np.exp(logarithms).tolist(), strict=True)))
         return np.array([row.error(changed, measured=True) for row in chosen])
 
-    at = np.log([_get(known, name) for name in names])
+    at = np.log([fitted(known)[name] for name in names])
     for _ in range(_PASSES):
         now = errors(at)
         slopes = np.stack([(errors(at + _PROBE * unit) - now) / _PROBE for unit in np.eye(len(names))], axis=1)
@@ -202,4 +173,4 @@ def _fit(chosen: Sequence[Row], names: Sequence[tuple[str, str, str]], known: Pa
         at = at + np.clip(step, -0.3, 0.3)
         if np.abs(step).max() < _SMALL:
             break
-    return _set(known, names, np.exp(at).tolist())
+    return with_values(known, dict(zip(names, np.exp(at).tolist(), strict=True)))

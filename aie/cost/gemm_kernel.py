@@ -7,6 +7,7 @@ A[m, k] by B[k, n] and adds the product to C[m, n], which stays in L1; A and B a
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,6 @@ from flownpu.aie.cost.gemm_parameters import gemm_parameters
 from flownpu.aie.plan.limits import LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from flownpu.aie.cost.gemm_parameters import GemmParameters
 
 
@@ -31,6 +30,7 @@ L1_BYTES = 63 * 1024
 # unit, two (four) of them down and across in registers.
 SIDE, DEPTH = 16, 8
 _LARGEST = 512  # of m and n: L1 holds no 512 columns of C by 16 rows of the smallest type, with k of 8
+_SIDES = list(itertools.product(range(SIDE, _LARGEST, SIDE), repeat=2))  # m, n
 _ROUNDED = 2  # decimals of an efficiency: all throughputs of tables 1 to 3 are whole percents of the unit's rate
 
 
@@ -40,7 +40,7 @@ class Precision:
 
     Attributes:
         name: as the paper names it, input-output; `bf16` and `bfp16` are those of our own design.
-        unit: of `gemm_parameters.GemmParameters.macs`.
+        unit: a kind of `macs` (parameters.toml).
         a: of A, in main memory and on the array.
         b: of B. Block floating point holds 8 values in 9 bytes.
         accumulator: of C while it is reduced.
@@ -95,7 +95,7 @@ def precision_of(target: str, name: str) -> Precision:
     Raises:
         ValueError: there is no such precision, or the generation has no unit for it.
     """
-    units = gemm_parameters(target).macs
+    units = gemm_parameters(target).kinds("macs")
     known = [precision.name for precision in PRECISIONS.values() if precision.unit in units]
     if name not in known:
         raise ValueError(f"[gemm cost] expected a precision of {', '.join(known)} on {target}, got {name!r}")
@@ -108,8 +108,8 @@ def call_cycles(known: GemmParameters, precision: Precision, size: KernelSize) -
     The inner loop over k does the unit's multiply-adds. For each element of C it is filled and drained once, and the
     partial sum is loaded and stored: what a larger k makes less of.
     """
-    c = known.element.value + known.accumulator_byte.value * precision.accumulator
-    return size.macs / known.macs[precision.unit].value + c * size.m * size.n
+    c = known["element"] + known["accumulator_byte"] * precision.accumulator
+    return size.macs / known[f"macs {precision.unit}"] + c * size.m * size.n
 
 
 def macs_per_cycle(known: GemmParameters, precision: Precision, size: KernelSize) -> float:
@@ -166,10 +166,10 @@ def single_core_kernel(known: GemmParameters, precision: Precision, *, measured:
     """
     found = [
         size
-        for m, n in _sides()
+        for m, n in _SIDES
         if (size := _deepest(precision, m, n)) is not None
         and is_compute_bound(
-            known, precision, size, known.core_input.value, measured or efficiency(known, precision, size)
+            known, precision, size, known["core_input"], measured or efficiency(known, precision, size)
         )
     ]
     return min(found, key=lambda size: (size.m * size.n, -size.macs))
@@ -184,23 +184,17 @@ def largest_kernels(
     the step before, of k + 8, as the paper estimates it, or the one that was `measured` there.
     """
     best: list[KernelSize] = []
-    for m, n in _sides():
+    for m, n in _SIDES:
         size = KernelSize(m, k, n)
         before = measured or efficiency(known, precision, KernelSize(m, k + DEPTH, n))
         if not fits(precision, size, output_buffers=output_buffers):
             continue
-        if not is_compute_bound(known, precision, size, known.stream.value, before):
+        if not is_compute_bound(known, precision, size, known["stream"], before):
             continue
         product = best[0].m * best[0].n if best else 0
         if m * n >= product:
             best = [*best, size] if m * n == product else [size]
     return best
-
-
-def _sides() -> Iterator[tuple[int, int]]:
-    for m in range(SIDE, _LARGEST, SIDE):
-        for n in range(SIDE, _LARGEST, SIDE):
-            yield m, n
 
 
 def _deepest(precision: Precision, m: int, n: int) -> KernelSize | None:

@@ -35,6 +35,7 @@ __all__ = ["GemmPrediction", "Order", "Tiling", "predict_design", "predict_gemm"
 ROWS = 4  # of compute tiles in a column, on both generations
 _VECTOR = {"npu1": 32, "npu2": 64}  # bytes a core stores in a cycle (AMD AM020)
 _PANEL = 32  # columns of B that lie together in `panels` order (kernels/README.md)
+_ABOUT = 4096
 
 
 class Order(StrEnum):
@@ -57,7 +58,7 @@ class Tiling:
         e_y: tiles of C that a compute tile reduces together, down.
         e_x: across.
         gates: 2: pairs of tiles, a gate and its up projection, become one when they are stored.
-        epilogue: what the stores make of the sums: none, or one of `GemmParameters.epilogue`.
+        epilogue: what the stores make of the sums: none, or a kind of `epilogue` (parameters.toml).
         b_order: how B lies in main memory.
         output_buffers: 1 or 2 of C's tile.
         overlapped: descriptors are written while transfers go on (section 4.4).
@@ -95,6 +96,11 @@ class Tiling:
         """M, K, N that sizes are padded to multiples of (section 4.2.2); of N, columns that are stored."""
         return ROWS * self.e_y * self.m, self.k_mt, LIMITS[target].columns * self.e_x * self.n
 
+    def nearest(self, target: str) -> tuple[int, int, int]:
+        """M, K, N of the paper's "about 4K square": in each dimension the multiple of `native` that is nearest."""
+        m, k, n = (round(_ABOUT / unit) * unit for unit in self.native(target))
+        return m, k, n
+
 
 @dataclass(frozen=True)
 class GemmPrediction:
@@ -129,11 +135,6 @@ class GemmPrediction:
     padded: tuple[int, int, int]
     macs_per_cycle: float
     bound: str
-
-    @property
-    def read_bytes_per_second(self) -> float:
-        """What is read of main memory, on average."""
-        return self.read_bytes / self.seconds
 
 
 def predict_design(design: Gemm, m: int, k: int, n: int) -> GemmPrediction:
@@ -182,9 +183,9 @@ def predict_gemm(
     if min(m, k, n) < 1:
         raise ValueError(f"[gemm cost] expected M, K and N of 1 or more, got {m}, {k} and {n}")
     kind, known = precision_of(target, precision), known or gemm_parameters(target)
-    if tiling.epilogue not in {"none", *known.epilogue}:
+    if tiling.epilogue not in {"none", *known.kinds("epilogue")}:
         raise ValueError(
-            f"[gemm cost] expected an epilogue of none, {', '.join(known.epilogue)}, got {tiling.epilogue!r}"
+            f"[gemm cost] expected an epilogue of none, {', '.join(known.kinds('epilogue'))}, got {tiling.epilogue!r}"
         )
     native = tiling.native(target)
     padded = (_up(m, native[0]), _up(k, native[1]), _up(n, native[2]))
@@ -195,8 +196,8 @@ def predict_gemm(
     ends = megatile.fill + megatile.flush
     apart = 0.0
     if not tiling.overlapped:
-        apart = (count - 1) * (ends + known.synchronise.value / known.clock.value)
-    dispatch = known.dispatch.value + ends
+        apart = (count - 1) * (ends + known["synchronise"] / known["clock"])
+    dispatch = known["dispatch"] + ends
     seconds = slowest[1] + apart + dispatch
     return GemmPrediction(
         seconds=seconds,
@@ -226,7 +227,7 @@ class _Megatile:
         self, known: GemmParameters, precision: Precision, tiling: Tiling, depth: int, measured: float
     ) -> None:
         columns, vector = LIMITS[known.target].columns, _VECTOR[known.target]
-        clock, stream = known.clock.value, known.stream.value * known.clock.value
+        clock, stream = known["clock"], known["stream"] * known["clock"]
         tile = tiling.m * tiling.n
         # What a row of compute tiles has of A, a column of B and of C.
         a, b = tiling.e_y * tiling.m * precision.a, tiling.gates * tiling.e_x * tiling.n * precision.b
@@ -234,11 +235,11 @@ class _Megatile:
 
         self.call_cycles = tiling.size.macs / measured if measured else call_cycles(known, precision, tiling.size)
         steps = depth // tiling.k
-        each = steps * (self.call_cycles + known.call.value) + tile * precision.accumulator / vector
+        each = steps * (self.call_cycles + known["call"]) + tile * precision.accumulator / vector
         cycles = tiling.accumulators * each
         if precision.staged:  # the stores: sums in, rounded values out
             passed = tiling.gates * precision.accumulator + precision.output
-            made = known.epilogue[tiling.epilogue].value if tiling.epilogue != "none" else 0.0
+            made = known[f"epilogue {tiling.epilogue}"] if tiling.epilogue != "none" else 0.0
             cycles += tiling.e_y * tiling.e_x * tile * (passed / vector + made)
         # A core waits while its tiles leave; with a buffer besides, for all but the last of them.
         waiting = tiling.e_y * tiling.e_x - (1 if precision.staged or tiling.output_buffers > 1 else 0)
@@ -256,12 +257,12 @@ class _Megatile:
     def _main_memory(self, known: GemmParameters, tiling: Tiling, depth: int) -> float:
         """Reading A and B: all bytes through main memory, each stream's runs in turn; both limits at once."""
         lines = depth / tiling.k_mt
-        a_runs = tiling.e_y * tiling.m * lines * known.run.value
+        a_runs = tiling.e_y * tiling.m * lines * known["run"]
         b_columns = tiling.gates * tiling.e_x * tiling.n
         if tiling.b_order == Order.COLUMN:
-            b_runs = b_columns * lines * known.run.value
+            b_runs = b_columns * lines * known["run"]
         elif tiling.b_order == Order.ROW:
-            b_runs = depth * known.neighbour_run.value
+            b_runs = depth * known["neighbour_run"]
         else:
-            b_runs = b_columns / _PANEL * lines * known.run.value
-        return math.hypot(self.read_bytes / known.read.value, max(a_runs, b_runs) / known.clock.value)
+            b_runs = b_columns / _PANEL * lines * known["run"]
+        return math.hypot(self.read_bytes / known["read"], max(a_runs, b_runs) / known["clock"])

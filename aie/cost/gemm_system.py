@@ -10,6 +10,7 @@ memory is the bound until its measurements get worse; a prediction takes no time
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from flownpu.aie.cost.gemm_kernel import (
     DEPTH,
@@ -23,9 +24,8 @@ from flownpu.aie.cost.gemm_model import ROWS, GemmPrediction, Order, Tiling, pre
 from flownpu.aie.cost.gemm_parameters import gemm_parameters
 from flownpu.aie.plan.limits import LIMITS
 
-__all__ = ["Candidate", "GemmSearch", "l2_bytes"]
+__all__ = ["GemmSearch", "l2_bytes"]
 
-_ABOUT = 4096  # M, K and N where none are given: the paper's "about 4K square"
 # The smallest k_mt within this of the best is taken: what a longer run of memory gains is little by then, and K is
 # padded to k_mt (section 5.2.2).
 _SATURATED = 0.02
@@ -33,12 +33,7 @@ _SATURATED = 0.02
 _LONGEST_K_MT = 448
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """Tiles, and what is predicted of them."""
-
-    tiling: Tiling
-    prediction: GemmPrediction
+Candidate: TypeAlias = tuple[Tiling, GemmPrediction]
 
 
 @dataclass(frozen=True)
@@ -79,14 +74,13 @@ class GemmSearch:
             tiling = replace(tiling, k_mt=k_mt)
             if l2_bytes(self.target, self.precision, tiling) > room:
                 break
-            tried.append(Candidate(tiling, self.predict(tiling)))
-        best = max((one.prediction.tops for one in tried), default=0.0)
-        return next((one for one in tried if one.prediction.tops >= (1 - _SATURATED) * best), None)
+            tried.append((tiling, self.predict(tiling)))
+        best = max((prediction.tops for _, prediction in tried), default=0.0)
+        return next((one for one in tried if one[1].tops >= (1 - _SATURATED) * best), None)
 
     def predict(self, tiling: Tiling) -> GemmPrediction:
         """A tiling at the search's size."""
-        m, k, n = self.size or (round(_ABOUT / unit) * unit for unit in tiling.native(self.target))
-        return predict_gemm(self.target, self.precision, m, k, n, tiling)
+        return predict_gemm(self.target, self.precision, *(self.size or tiling.nearest(self.target)), tiling)
 
     def candidates(self) -> list[Candidate]:
         """The best tiles of every k, the fastest first.
@@ -99,8 +93,8 @@ class GemmSearch:
         for k in range(single_core_kernel(known, kind).k, DEPTH, -DEPTH):
             of_k = [one for size in self.kernels(k) if (one := self.with_k_mt(size)) is not None]
             if of_k:
-                found.append(max(of_k, key=lambda one: (one.prediction.tops, -one.tiling.m)))
-        return sorted(found, key=lambda one: -one.prediction.tops)
+                found.append(max(of_k, key=lambda one: (one[1].tops, -one[0].m)))
+        return sorted(found, key=lambda one: -one[1].tops)
 
 
 def l2_bytes(target: str, precision: str, tiling: Tiling) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.gemm_kernel import L1_BYTES, PRECISIONS
@@ -20,7 +19,7 @@ from flownpu.aie.designs.gemm import Gemm
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Choice", "designs", "rank", "rank_for_shapes"]
+__all__ = ["designs", "rank", "rank_for_shapes"]
 
 # Tiles that are tried: of calls smaller than 16 rows the kernel's own costs are the most, larger ones leave L1 no room
 # for several.
@@ -31,14 +30,6 @@ _EXPANSIONS = ((1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2))
 _K_MT = (BLOCK_COLUMNS, 2 * BLOCK_COLUMNS)  # K is padded to a block's columns, and must be a multiple
 _WOVEN = 64  # columns of a gate that lie beside as many of its up projection
 _SUB_TILE = 32  # N is a multiple of it
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A design, and what is predicted of a call of it."""
-
-    design: Gemm
-    prediction: GemmPrediction
 
 
 def l1_bytes(design: Gemm) -> float:
@@ -66,24 +57,23 @@ def designs(target: str, weights: str, epilogue: str, k_mt: int = BLOCK_COLUMNS)
             yield design
 
 
-def rank(target: str, weights: str, epilogue: str, m: int, k: int, n: int) -> list[Choice]:
-    """All designs that take M x K x N, fastest first; of equal ones that with fewer rows of padding, then larger calls.
+def rank(target: str, weights: str, epilogue: str, m: int, k: int, n: int) -> list[tuple[Gemm, GemmPrediction]]:
+    """All designs that take M x K x N, and what is predicted of a call of each, the fastest first.
+
+    Of equal ones that with fewer rows of padding comes first, then that of larger calls.
 
     Raises:
         ValueError: as `designs`, or a size is not positive.
     """
     taken, depth = ceil_div(n, _SUB_TILE) * _SUB_TILE, ceil_div(k, BLOCK_COLUMNS) * BLOCK_COLUMNS
     choices = [
-        Choice(design, predict_design(design, m, k, taken))
+        (design, predict_design(design, m, k, taken))
         for k_mt in _K_MT
         if depth % k_mt == 0
         for design in designs(target, weights, epilogue, k_mt)
         if taken >= design.width
     ]
-    return sorted(
-        choices,
-        key=lambda one: (one.prediction.seconds, one.prediction.padded[0], -one.design.m * one.design.n),
-    )
+    return sorted(choices, key=lambda one: (one[1].seconds, one[1].padded[0], -one[0].m * one[0].n))
 
 
 def rank_for_shapes(

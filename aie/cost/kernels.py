@@ -10,29 +10,16 @@ from flownpu.aie.cost.gemm_kernel import KernelSize, call_cycles, precision_of
 from flownpu.aie.cost.gemm_parameters import gemm_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
 
 __all__ = ["published_cycles"]
 
-# Elements of a call of an operator on vectors, by its integers (kernels/README.md).
-_ELEMENTS: dict[str, Callable[..., int]] = {
-    "rms_norm": lambda rows, n, _: rows * n,
-    "rms_norm_add": lambda rows, n, _: rows * n,
-    "add_rms_norm": lambda rows, n, _: rows * n,
-    "add_layer_norm": lambda rows, n, _: rows * n,
-    "rms_norm_rope": lambda heads, d, _: heads * d,
-    "rope": lambda heads, d: heads * d,
-    "rope_interleaved": lambda heads, d: heads * d,
-    "patch_pooling_norm": lambda n, *_: n,
-    "geglu": lambda n: n,
-    "swiglu": lambda n: n,
-    "store_gelu": lambda n: n,
-    "store_gelu_mul": lambda n: n,
-    "store_silu_mul": lambda n: n,
-}
+# Operators on vectors, by how many of their integers (kernels/README.md) are factors of a call's elements: rows (heads)
+# and the size of each, or all of them.
+_VECTORS: dict[str, int] = dict.fromkeys(
+    ("rms_norm", "rms_norm_add", "add_rms_norm", "add_layer_norm", "rms_norm_rope", "rope", "rope_interleaved"), 2
+) | dict.fromkeys(("patch_pooling_norm", "geglu", "swiglu", "store_gelu", "store_gelu_mul", "store_silu_mul"), 1)
 _BLOCKS = {
     "fused_dqp": "dqp_block",
     "q4nx_dequant_bf16": "dequant_block",
@@ -55,16 +42,16 @@ def published_cycles(device: Device, values: Values, kernel: str, integers: list
         cycles = values[_BLOCKS[kernel]]
     elif kernel in _GEMM:
         known = gemm_parameters(device.limits.name)
-        cycles = call_cycles(known, precision_of(known.target, _GEMM[kernel]), KernelSize(*integers)) + known.call.value
+        cycles = call_cycles(known, precision_of(known.target, _GEMM[kernel]), KernelSize(*integers)) + known["call"]
     elif kernel in _FLOW_QKV:
         rows, keys, d = (size // _SIDE for size in integers)
         of_block = _FLOW_QKV[kernel]
         blocks = rows // 2 * of_block(values, 2, keys, d) + rows % 2 * of_block(values, 1, keys, d)
-        cycles = blocks + gemm_parameters(device.limits.name).call.value
+        cycles = blocks + gemm_parameters(device.limits.name)["call"]
     elif kernel in _FLOW_KV:
         cycles = _flow_kv_cycles(device, values, kernel, integers)
-    elif kernel in _ELEMENTS:
-        cycles = _ELEMENTS[kernel](*integers) * values["vector_element"]
+    elif kernel in _VECTORS:
+        cycles = math.prod(integers[: _VECTORS[kernel]]) * values["vector_element"]
     else:
         cycles = buffer_bytes / _VECTOR_BYTES
     return cycles

@@ -26,7 +26,7 @@ from flownpu.aie.plan.instructions import words_of_step
 if TYPE_CHECKING:
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
-    from flownpu.aie.plan.data import Fifo, Plan, Step, Tile, Transfer
+    from flownpu.aie.plan.data import Fifo, Plan, Step, Transfer
 
 __all__ = ["Simulated", "simulate"]
 
@@ -39,19 +39,13 @@ class Simulated:
         seconds: of the call on the array, its dispatch not counted.
         read_bytes: from main memory.
         written_bytes: to main memory.
-        busy: seconds by tile and what of it ("core", "DMA MM2S 0", ...).
         spans: all that happens, in cycles.
     """
 
     seconds: float
     read_bytes: int
     written_bytes: int
-    busy: dict[tuple[Tile, str], float]
     spans: list[Span]
-
-    def busiest(self, kind: str) -> float:
-        """The most seconds that one core ("core") or one stream ("DMA") is busy."""
-        return max((time for (_, lane), time in self.busy.items() if lane.startswith(kind)), default=0.0)
 
 
 def simulate(plan: Plan, device: Device, values: Values = VALUES) -> Simulated:
@@ -59,12 +53,7 @@ def simulate(plan: Plan, device: Device, values: Values = VALUES) -> Simulated:
     flow = _Memory(plan, device, values)
     spans = flow.run()
     end = max((span.start + span.cycles for span in spans), default=0.0)
-    busy: dict[tuple[Tile, str], float] = {}
-    for span in spans:
-        if span.tile is not None:
-            key = span.tile, span.lane
-            busy[key] = busy.get(key, 0.0) + span.cycles / device.clock
-    return Simulated(end / device.clock, flow.read_bytes, flow.written_bytes, busy, spans)
+    return Simulated(end / device.clock, flow.read_bytes, flow.written_bytes, spans)
 
 
 class _Memory(TimedDataflow):

@@ -63,56 +63,65 @@ _Process: TypeAlias = "Generator[float | _Waitable, None, None]"
 
 
 @dataclass
-class _Objects(_Waitable):
-    """Objects in the memory of a tile, counted in bytes.
-
-    An object is whole when every writer has written its share of it, and free again when every reader has read its.
-    """
-
-    depth: int = 0
-    write_shares: list[int] = field(default_factory=list)
-    read_shares: list[int] = field(default_factory=list)
-    written: list[int] = field(default_factory=list)
-    read: list[int] = field(default_factory=list)
-
-    def writer(self, share: int) -> int:
-        """One more writer; its number."""
-        self.write_shares.append(share)
-        self.written.append(0)
-        return len(self.written) - 1
-
-    def reader(self, share: int) -> int:
-        """One more reader; its number."""
-        self.read_shares.append(share)
-        self.read.append(0)
-        return len(self.read) - 1
-
-    def space(self, writer: int) -> int:
-        """Bytes that a writer may write."""
-        free = min(done // share for done, share in zip(self.read, self.read_shares, strict=True))
-        return (self.depth + free) * self.write_shares[writer] - self.written[writer]
-
-    def available(self, reader: int) -> int:
-        """Bytes that a reader may read."""
-        whole = min(done // share for done, share in zip(self.written, self.write_shares, strict=True))
-        return whole * self.read_shares[reader] - self.read[reader]
-
-
-@dataclass
 class _Host(_Waitable):
     """The host's end of a fifo: bytes of the transfers that were started, and those that were moved."""
 
     started: int = 0
     moved: int = 0
+    share: int = 0  # of no object
+
+    @property
+    def waitable(self) -> _Waitable:
+        """What changes when more can be moved."""
+        return self
+
+    def left(self) -> int:
+        """Bytes that can be moved now."""
+        return self.started - self.moved
+
+    def move(self, size: int) -> None:
+        """Bytes were moved."""
+        self.moved += size
+
+
+@dataclass
+class _Objects(_Waitable):
+    """Objects in the memory of a tile, counted in bytes, with `writers` and `readers`.
+
+    An object is whole when every writer has written its share of it, and free again when every reader has read its.
+    """
+
+    depth: int = 0
+    writers: list[_Port] = field(default_factory=list)
+    readers: list[_Port] = field(default_factory=list)
+
+
+@dataclass
+class _Port:
+    """One who writes objects or reads them: bytes of each that are his share, and those that he has moved."""
+
+    waitable: _Objects
+    reading: bool
+    share: int
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        (self.waitable.readers if self.reading else self.waitable.writers).append(self)
+
+    def left(self) -> int:
+        """Bytes that can be moved now."""
+        others = self.waitable.writers if self.reading else self.waitable.readers
+        ready = min(other.done // other.share for other in others) + (0 if self.reading else self.waitable.depth)
+        return ready * self.share - self.done
+
+    def move(self, size: int) -> None:
+        """Bytes were moved."""
+        self.done += size
 
 
 @dataclass
 class _Barrier(_Waitable):
     value: int = 0
-
-
-# An end of a stream: the objects and the number of its reader or writer, or the host.
-_End: TypeAlias = tuple[_Objects, int] | _Host
 
 
 class TimedDataflow:
@@ -136,14 +145,14 @@ class TimedDataflow:
             self.words.update({(buffer.name, i): int(v) for i, v in enumerate(buffer.initial_value)})
         self.barriers = {barrier.name: _Barrier(value=barrier.initial_value) for barrier in plan.array.barriers}
         self.fifos = {fifo.name: fifo for fifo in plan.array.fifos}
-        self.kernels = {kernel.entry: kernel for kernel in plan.array.kernels}
         self.bytes_of = {buffer.name: buffer.type.bytes for buffer in plan.array.buffers}
         self.lanes = {
             (channel.fifo, channel.tile): f"DMA {'S2MM' if channel.direction == 'in' else 'MM2S'} {channel.number}"
             for channel in resources_of(plan.array, limits).channels
         }
-        # (fifo, tile, whether it is the producer's): where the end's objects are.
-        self.ends: dict[tuple[str, Tile, bool], _End] = {}
+        # By fifo, tile, and whether it is the producer's end: what streams move there, and what cores do.
+        self.streams: dict[tuple[str, Tile, bool], _Port | _Host] = {}
+        self.cores: dict[tuple[str, Tile, bool], _Port] = {}
         self.hosts: dict[str, _Host] = {}
 
     def run(self) -> list[Span]:
@@ -182,16 +191,18 @@ class TimedDataflow:
             self._place_link(link)
         for fifo in array.fifos:
             if shared_memory(fifo, fifo.name in linked, self.limits) is not None:
-                objects = self._objects(fifo, fifo.producer.depth)
-                self.ends[fifo.name, fifo.producer.tile, True] = objects, 0
-                self.ends[fifo.name, fifo.consumers[0].tile, False] = objects, 0
+                objects = _Objects(depth=fifo.producer.depth)
+                self.cores[fifo.name, fifo.producer.tile, True] = _Port(objects, False, fifo.type.bytes)
+                self.cores[fifo.name, fifo.consumers[0].tile, False] = _Port(objects, True, fifo.type.bytes)
                 continue
             for end, producing in [(fifo.producer, True), *((end, False) for end in fifo.consumers)]:
+                key = fifo.name, end.tile, producing
                 if self.limits.kind(end.tile.column, end.tile.row) == "shim":
-                    self.ends[fifo.name, end.tile, producing] = self.hosts[fifo.name] = _Host()
-                elif (fifo.name, end.tile, producing) not in self.ends:
-                    repeats = fifo.repeat_count if producing else 1
-                    self.ends[fifo.name, end.tile, producing] = self._objects(fifo, end.depth, repeats), 0
+                    self.streams[key] = self.hosts[fifo.name] = _Host()
+                elif key not in self.streams:
+                    objects, repeats = _Objects(depth=end.depth), fifo.repeat_count if producing else 1
+                    self.cores[key] = _Port(objects, not producing, fifo.type.bytes)
+                    self.streams[key] = _Port(objects, producing, fifo.type.bytes * repeats)
             self._start(self._stream(fifo))
 
     def _place_link(self, link: Link) -> None:
@@ -211,40 +222,26 @@ class TimedDataflow:
             depth = entering.depth if link.kind == "split" else last.producer.depth
         objects, tile = _Objects(depth=depth), last.producer.tile
         for fifo, share in zip(inputs, written, strict=True):
-            self.ends[fifo.name, tile, False] = objects, objects.writer(share)
+            self.streams[fifo.name, tile, False] = _Port(objects, False, share)
         for fifo, share in zip(outputs, read, strict=True):
-            self.ends[fifo.name, tile, True] = objects, objects.reader(share * fifo.repeat_count)
-
-    def _objects(self, fifo: Fifo, depth: int, repeats: int = 1) -> _Objects:
-        """Objects with one writer and one reader."""
-        objects = _Objects(depth=depth)
-        objects.writer(fifo.type.bytes)
-        objects.reader(fifo.type.bytes * repeats)
-        return objects
+            self.streams[fifo.name, tile, True] = _Port(objects, True, share * fifo.repeat_count)
 
     def _stream(self, fifo: Fifo) -> _Process:
         """Moves what is there to where there is room."""
-        source = self.ends[fifo.name, fifo.producer.tile, True]
-        targets = [self.ends[fifo.name, end.tile, False] for end in fifo.consumers]
-        chunk = fifo.type.bytes
-        for end, shares in [(source, "read_shares"), *((target, "write_shares") for target in targets)]:
-            if not isinstance(end, _Host):
-                chunk = math.gcd(chunk, getattr(end[0], shares)[end[1]])
         tiles = [fifo.producer.tile, *(end.tile for end in fifo.consumers)]
+        ends = [self.streams[fifo.name, tile, number == 0] for number, tile in enumerate(tiles)]
+        chunk = math.gcd(fifo.type.bytes, *(end.share for end in ends))
         while True:
-            while _left(source, reading=True) < chunk:
-                yield _waitable(source)
-            for target in targets:
-                while _left(target, reading=False) < chunk:
-                    yield _waitable(target)
+            for end in ends:
+                while end.left() < chunk:
+                    yield end.waitable
             start, cycles = self.now, self._stream_cycles(fifo, chunk)
             yield cycles
             for tile in tiles:
                 self.spans.append(Span(tile, self.lanes[fifo.name, tile], fifo.name, start, cycles))
-            _move(source, chunk, reading=True)
-            for target in targets:
-                _move(target, chunk, reading=False)
-            self._changed(_waitable(source), *map(_waitable, targets))
+            for end in ends:
+                end.move(chunk)
+            self._changed(*(end.waitable for end in ends))
 
     def _stream_cycles(self, fifo: Fifo, size: int) -> float:  # noqa: ARG002 a subclass has other streams
         """How long so many bytes of a fifo take its stream, from now on."""
@@ -315,12 +312,13 @@ class TimedDataflow:
                         yield from self._body(core, statement.body, variables, views)
                 case Acquire():
                     views[statement.name] = self.fifos[statement.fifo]
-                    yield from self._acquire(core, statement)
+                    end = self.cores[statement.fifo, core.tile, statement.port == "produce"]
+                    while end.left() < statement.count * self.fifos[statement.fifo].type.bytes:
+                        yield end.waitable
                 case Release():
-                    end = self.ends[statement.fifo, core.tile, statement.port == "produce"]
-                    size = statement.count * self.fifos[statement.fifo].type.bytes
-                    _move(end, size, reading=statement.port == "consume")
-                    self._changed(_waitable(end))
+                    end = self.cores[statement.fifo, core.tile, statement.port == "produce"]
+                    end.move(statement.count * self.fifos[statement.fifo].type.bytes)
+                    self._changed(end.waitable)
                 case Call():
                     yield from self._call(core, statement, variables, views)
                 case Load():
@@ -337,13 +335,6 @@ class TimedDataflow:
                     self.barriers[statement.barrier].value += statement.value
                     self._changed(self.barriers[statement.barrier])
 
-    def _acquire(self, core: Core, statement: Acquire) -> Iterator[float | _Waitable]:
-        reading = statement.port == "consume"
-        end = self.ends[statement.fifo, core.tile, not reading]
-        need = statement.count * self.fifos[statement.fifo].type.bytes
-        while _left(end, reading=reading) < need:
-            yield _waitable(end)
-
     def _call(
         self, core: Core, call: Call, variables: dict[str, int], views: dict[str, Fifo]
     ) -> Iterator[float | _Waitable]:
@@ -351,23 +342,3 @@ class TimedDataflow:
         cycles = self.call_cycles(call.kernel, integers, size)
         self.spans.append(Span(core.tile, "core", call.kernel, self.now, cycles))
         yield cycles
-
-
-def _waitable(end: _End) -> _Waitable:
-    return end if isinstance(end, _Host) else end[0]
-
-
-def _left(end: _End, *, reading: bool) -> int:
-    """Bytes that can be read at an end, or written."""
-    if isinstance(end, _Host):
-        return end.started - end.moved
-    objects, number = end
-    return objects.available(number) if reading else objects.space(number)
-
-
-def _move(end: _End, size: int, *, reading: bool) -> None:
-    """Counts bytes that were read at an end, or written."""
-    if isinstance(end, _Host):
-        end.moved += size
-    else:
-        (end[0].read if reading else end[0].written)[end[1]] += size

@@ -7,7 +7,6 @@ Long sequences take no longer to count than short ones. What waits for what is f
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.kernels import published_cycles
@@ -99,22 +98,14 @@ def core_cycles(plan: Plan, through: Mapping[str, float], device: Device, values
         elif isinstance(step, SetBarrier):
             for interpreter in interpreters:
                 if step.barrier in interpreter.barriers:
-                    cycles[interpreter.core.tile] += interpreter.run(words).cycles
+                    cycles[interpreter.core.tile] += interpreter.run(words)[0]
                     started.add(interpreter.core.tile)
     for interpreter in interpreters:
         if interpreter.core.tile not in started:  # it runs as long as objects come
-            one = interpreter.run(words)
-            passes = max((through[name] / size for name, size in one.released.items() if through[name]), default=1.0)
-            cycles[interpreter.core.tile] = one.cycles * passes
+            of_pass, released = interpreter.run(words)
+            passes = max((through[name] / size for name, size in released.items() if through[name]), default=1.0)
+            cycles[interpreter.core.tile] = of_pass * passes
     return {interpreter.core.tile: cycles[interpreter.core.tile] for interpreter in interpreters}
-
-
-@dataclass
-class _Pass:
-    """One pass of a core's program: cycles, and bytes that were given on or back by fifo."""
-
-    cycles: float
-    released: dict[str, float]
 
 
 class _Interpreter:
@@ -126,29 +117,33 @@ class _Interpreter:
         self._bytes = {buffer.name: buffer.type.bytes for buffer in plan.array.buffers}
         self.barriers = {s.barrier for s in core.body if isinstance(s, BarrierWait)}
 
-    def run(self, words: dict[tuple[str, int], int]) -> _Pass:
-        """One pass with these run-time parameters."""
-        done = _Pass(0.0, defaultdict(float))
-        self._body(self.core.body, words, {}, {}, 1.0, done)
-        return done
+    def run(self, words: dict[tuple[str, int], int]) -> tuple[float, dict[str, float]]:
+        """One pass with these run-time parameters: its cycles, and bytes that were given on or back by fifo."""
+        self._cycles, self._released, self._words = 0.0, defaultdict[str, float](float), words
+        self._body(self.core.body, {}, {}, 1.0)
+        return self._cycles, self._released
 
     def _body(
-        self, body: tuple[Statement, ...], words: dict[tuple[str, int], int], variables: dict[str, int],
-        views: dict[str, Fifo], turns: float, done: _Pass,
-    ) -> None:  # fmt: skip
+        self, body: tuple[Statement, ...], variables: dict[str, int], views: dict[str, Fifo], turns: float
+    ) -> None:
+        words = self._words
         for statement in body:
             match statement:
                 case Loop():
-                    self._loop(statement, words, variables, views, turns, done)
+                    bounds = (evaluate(bound, variables) for bound in (statement.start, statement.stop, statement.step))
+                    indices = range(*bounds)
+                    each = indices if depends_on_index(statement) else indices[:1]
+                    for index in each:
+                        variables[statement.variable] = index
+                        self._body(statement.body, variables, views, turns * (len(indices) / len(each)))
                 case Acquire():
                     views[statement.name] = self._fifos[statement.fifo]
                 case Release():
-                    size = statement.count * self._fifos[statement.fifo].type.bytes
-                    done.released[statement.fifo] += turns * size
+                    self._released[statement.fifo] += turns * (statement.count * self._fifos[statement.fifo].type.bytes)
                 case Call():
                     integers, size = call_arguments(statement, variables, views, self._bytes)
                     cycles = published_cycles(self._device, self._values, statement.kernel, integers, size)
-                    done.cycles += turns * cycles
+                    self._cycles += turns * cycles
                 case Load():
                     key = statement.buffer, evaluate(statement.index, variables)
                     variables[statement.variable] = words.get(key, 0)
@@ -156,14 +151,3 @@ class _Interpreter:
                     words[statement.buffer, evaluate(statement.index, variables)] = evaluate(statement.value, variables)
                 case _:
                     pass
-
-    def _loop(
-        self, loop: Loop, words: dict[tuple[str, int], int], variables: dict[str, int], views: dict[str, Fifo],
-        turns: float, done: _Pass,
-    ) -> None:  # fmt: skip
-        indices = range(*(evaluate(bound, variables) for bound in (loop.start, loop.stop, loop.step)))
-        each = indices if depends_on_index(loop) else indices[:1]
-        for index in each:
-            variables[loop.variable] = index
-            share = turns * (len(indices) / len(each))
-            self._body(loop.body, words, variables, views, share, done)

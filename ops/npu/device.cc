@@ -10,10 +10,8 @@
 #include "ops/layers/operators.h"
 #include "ops/npu/driver/xrt_plugin.h"
 #include "ops/npu/match/layers.h"
-#include "ops/npu/operators/attention_step.h"
 #include "ops/npu/operators/lowering.h"
-#include "ops/npu/operators/mixture_step.h"
-#include "ops/npu/operators/product_step.h"
+#include "ops/npu/operators/steps.h"
 #include "ops/npu/run/decoder_layers.h"
 #include "ops/npu/run/encoder_layers.h"
 #include "ops/system/library.h"
@@ -51,18 +49,13 @@ std::string NpuDevice::unsupported(const Node& node, const Producer& producer) c
   return is_layers(node) || is_operator_on_array(node) ? "" : host().unsupported(node, producer);
 }
 
-std::string NpuDevice::obstacle(std::vector<Judged> graph,
-                                const std::vector<std::string>& outputs) const {
-  return obstacle_of_layers(std::move(graph), outputs);
-}
-
 // Beside the model, unless the option says where.
 std::string NpuDevice::folder(const std::string& model_folder) const {
   if (!options().artifacts.empty()) return options().artifacts;
   if (model_folder.empty()) {
-    throw DeviceError(Failure::kArtifact,
-                      "[FlowNPU] expected the compiled designs of this model beside it, and it was "
-                      "not read from a file: set the provider option artifacts to their folder");
+    fail_device(Failure::kArtifact,
+                "expected the compiled designs of this model beside it, and it was not read from a "
+                "file: set the provider option artifacts to their folder");
   }
   return utf8_of(path_of(model_folder) / "artifacts" / (emulated_ ? "emulate" : "npu2"));
 }
@@ -91,39 +84,24 @@ std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
   }
 }
 
-std::unique_ptr<Step> NpuDevice::prepare_operator(const Node& node,
-                                                  std::shared_ptr<CompiledDesigns> designs) const {
+std::unique_ptr<Step> NpuDevice::prepare_operator(
+    const Node& node, const std::shared_ptr<CompiledDesigns>& designs) const {
   const Node of_graph = operator_of_graph(node);
   // Throws Error for what it does not take.
   std::unique_ptr<Step> on_host = host().prepare(of_graph);
-  if (layers::is(of_graph, kDomain, "Q4NXMoE")) return prepare_mixture(node, designs);
-  auto programs = std::make_unique<OperatorPrograms>(node, std::move(designs), shared_,
-                                                     host_compute_, threshold());
   const cpu::Context context = cpu::make_context(options());
-  if (layers::is_attention(of_graph))
-    return make_attention_step(node, std::move(programs), context);
-  return make_product_step(node, std::move(programs), std::move(on_host), context);
-}
-
-std::unique_ptr<Step> NpuDevice::prepare_mixture(
-    const Node& node, const std::shared_ptr<CompiledDesigns>& designs) const {
-  const auto programs_of = [&](const Node& product) {
-    return std::make_unique<OperatorPrograms>(product, designs, shared_, host_compute_,
-                                              threshold());
+  const auto programs_of = [&](const Node& of) {
+    return std::make_unique<OperatorPrograms>(of, designs, shared_, host_compute_, threshold());
   };
-  return make_mixture_step(node, programs_of, cpu::make_context(options()));
+  if (layers::is(of_graph, kDomain, "Q4NXMoE"))
+    return make_mixture_step(node, programs_of, context);
+  if (layers::is_attention(of_graph)) return make_attention_step(node, programs_of(node), context);
+  return make_product_step(node, programs_of(node), std::move(on_host), context);
 }
 
 std::int64_t NpuDevice::threshold() const {
   return options().npu_threshold.value_or(
       default_threshold(options().activations, cpu::make_context(options()).pool->threads()));
-}
-
-bool NpuDevice::is_own(const Node& node) const { return is_layers(node); }
-
-Lowered NpuDevice::lower_own(std::vector<Node> nodes,
-                             const std::vector<std::string>& outputs) const {
-  return lower_layers(std::move(nodes), outputs);
 }
 
 std::string NpuDevice::describe(const std::vector<Node>& nodes,
@@ -132,11 +110,6 @@ std::string NpuDevice::describe(const std::vector<Node>& nodes,
   const std::shared_ptr<CompiledDesigns> designs = open(model_folder);
   return is_encoder_layers(layers) ? describe_encoder(layers, *designs)
                                    : describe_decoder(layers, *designs);
-}
-
-std::vector<Lowered::OnHost> NpuDevice::left_on_host(const std::vector<Node>& nodes,
-                                                     const std::string& reason) const {
-  return npu::left_on_host(nodes, reason);
 }
 
 Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) const {
@@ -159,8 +132,6 @@ std::string NpuDevice::compatibility(const Lowering& lowering) const {
   return std::string(name()) + ", " + std::string(kLayout) + ", artifacts " +
          open(lowering.model_folder)->artifacts().identity();
 }
-
-void NpuDevice::restore(std::span<const Tensor> tensors) const { caches().restore(tensors); }
 
 Counts NpuDevice::counts() const {
   const std::lock_guard lock(mutex_);

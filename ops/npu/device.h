@@ -9,12 +9,13 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ops/layers/device_with_host.h"
 #include "ops/npu/artifacts/compiled_designs.h"
-#include "ops/npu/operators/shared_buffers.h"
-#include "ops/npu/run/host_operators.h"
+#include "ops/npu/match/layers.h"
+#include "ops/npu/operators/programs.h"
 
 namespace flownpu {
 
@@ -34,14 +35,16 @@ class NpuDevice final : public layers::DeviceWithHost {
   std::string warning() const override;
   std::string unsupported(const Node& node, const Producer& producer) const override;
   std::string obstacle(std::vector<Judged> graph,
-                       const std::vector<std::string>& outputs) const override;
+                       const std::vector<std::string>& outputs) const override {
+    return obstacle_of_layers(std::move(graph), outputs);
+  }
   std::unique_ptr<Step> prepare(const Node& node) const override;
   // Operators by themselves, too. Where the artifacts, the device, or a call are missing, all that
   // is for the array is left on the host, with what was said of it as the reason.
   Lowered lower(std::vector<Node> nodes, const Lowering& lowering) const override;
   std::string compatibility(const Lowering& lowering) const override;
   // Throws Error for a tensor that stands for a KV cache that is gone.
-  void restore(std::span<const Tensor> tensors) const override;
+  void restore(std::span<const Tensor> tensors) const override { caches().restore(tensors); }
 
   // What the array was sent so far; zeros before it was opened.
   npu::Counts counts() const;
@@ -52,18 +55,20 @@ class NpuDevice final : public layers::DeviceWithHost {
   std::string folder(const std::string& model_folder) const;
 
   // A decoder's or an encoder's.
-  bool is_own(const Node& node) const override;
+  bool is_own(const Node& node) const override { return is_layers(node); }
   Lowered lower_own(std::vector<Node> nodes,
-                    const std::vector<std::string>& outputs) const override;
+                    const std::vector<std::string>& outputs) const override {
+    return lower_layers(std::move(nodes), outputs);
+  }
   std::string describe(const std::vector<Node>& nodes,
                        const std::string& model_folder) const override;
   std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
-                                            const std::string& reason) const override;
+                                            const std::string& reason) const override {
+    return npu::left_on_host(nodes, reason);
+  }
 
   std::unique_ptr<Step> prepare_operator(const Node& node,
-                                         std::shared_ptr<CompiledDesigns> designs) const;
-  std::unique_ptr<Step> prepare_mixture(const Node& node,
-                                        const std::shared_ptr<CompiledDesigns>& designs) const;
+                                         const std::shared_ptr<CompiledDesigns>& designs) const;
   std::int64_t threshold() const;
 
   bool emulated_;

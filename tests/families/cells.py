@@ -17,7 +17,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from flownpu.errors import FlowNPUError
 from flownpu.npu.artifacts import build_artifacts
-from flownpu.npu.decoder import decoder_of_model, read_decoder
+from flownpu.npu.layers import decoder_of_model, read_decoder
 from tests.decoding import DecoderSession
 from tests.end_to_end.test_numbers import logit_error
 from tests.families.checkpoints import make_checkpoint

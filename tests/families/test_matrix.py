@@ -14,7 +14,7 @@ from flownpu.convert.families import FAMILIES, read_decoder
 from flownpu.convert.make_model import RandomWeights
 from flownpu.convert.model_writer import ModelOptions, write_model
 from flownpu.errors import FlowNPUError
-from flownpu.npu.decoder import read_decoder as read_shape
+from flownpu.npu.layers import read_decoder as read_shape
 from scripts import write_families_page
 from tests.convert.conftest import ALL_CONFIGS
 from tests.families.cells import DEVICES, Cell, array_refusal, recorded_cells, run_form

@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
@@ -22,9 +23,8 @@
 #include "ops/formats/crc32.h"
 #include "ops/npu/artifacts/call_family.h"
 #include "ops/npu/artifacts/index.h"
-#include "ops/npu/driver/emulated_runtime.h"
 #include "ops/npu/driver/runtime.h"
-#include "ops/npu/driver/xrt_runtime.h"
+#include "ops/npu/driver/runtimes.h"
 
 namespace nb = nanobind;
 using namespace flownpu::npu;  // NOLINT(google-build-using-namespace): the module is its face

@@ -65,10 +65,10 @@ class Operator {
                             std::size_t rows) {
     std::vector<Transfer> transfers;
     std::vector<std::unique_ptr<Watched>> buffers;
-    std::vector<HostView> arguments;
+    std::vector<View> arguments;
     for (const auto& [array, constant] : given) {
       buffers.push_back(std::make_unique<Watched>(array, buffers.size(), transfers));
-      arguments.push_back({{buffers.back().get(), 0, array.size()}, constant});
+      arguments.push_back({buffers.back().get(), 0, array.size(), constant});
     }
     operator_->run(compute_, arguments, position, rows);
     return transfers;

@@ -18,7 +18,7 @@ from flownpu.convert import convert
 from flownpu.graph_rewrites.last_token_logits import set_logits
 from flownpu.graph_rewrites.native_graph import apply_rules
 from flownpu.graph_rewrites.report import Report
-from flownpu.npu.decoder import decoder_of_model
+from flownpu.npu.layers import decoder_of_model
 from flownpu.ops.definitions import add_functions
 from tests.npu.match.verdicts import assert_same_decoder, told_by_session
 

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "ops/error.h"
-#include "ops/formats/numbers.h"
+#include "ops/formats/q4nx_layouts.h"
 #include "ops/nodes/q4nx_matmul.h"
 #include "ops/system/machine_limits.h"
 #include "ops/system/memory.h"
@@ -120,38 +120,6 @@ bool same(const QuantizedWeight& a, const QuantizedWeight& b) {
          same_bytes(a.zero_points, b.zero_points) && same_bytes(a.codes, b.codes);
 }
 
-// Bits of -8 s, of the bits of s in bf16: three more in the exponent, and the other sign.
-std::uint16_t symmetric_minimum(std::uint16_t scale) {
-  return to_bfloat16(q4nx::kMinimumOfSymmetric * from_bfloat16(scale));
-}
-
-// Blocks in another layout, group by group; one without minima only from one without.
-void copy_blocks(const std::byte* from, const q4nx::Layout& old_layout, std::byte* to,
-                 const q4nx::Layout& layout, std::int64_t columns) {
-  std::memset(to, 0, static_cast<std::size_t>(layout.row_bytes(columns)));
-  for (std::int64_t group = 0; group < q4nx::groups_of(columns); ++group) {
-    const std::byte* scales = from + old_layout.scales_at(group);
-    std::byte* new_scales = to + layout.scales_at(group);
-    std::memcpy(new_scales, scales, q4nx::kParameterBytes);
-    if (layout.has_minima && old_layout.has_minima) {
-      std::memcpy(new_scales + layout.minimum_offset(), scales + old_layout.minimum_offset(),
-                  q4nx::kParameterBytes);
-    } else if (layout.has_minima) {
-      for (std::int64_t at = 0; at < q4nx::kParameterBytes; at += 2) {
-        std::uint16_t bits = 0;
-        std::memcpy(&bits, scales + at, 2);
-        bits = symmetric_minimum(bits);
-        std::memcpy(new_scales + layout.minimum_offset() + at, &bits, 2);
-      }
-    }
-    for (std::int64_t strip = 0; strip < 2; ++strip) {
-      std::memcpy(to + layout.codes_at(group) + strip * layout.strip_bytes(),
-                  from + old_layout.codes_at(group) + strip * old_layout.strip_bytes(),
-                  q4nx::kGroupStripBytes);
-    }
-  }
-}
-
 // What the names have in common, word by word, and `name` behind it.
 std::string joined_name(const std::vector<const Node*>& products, const std::string& name) {
   const std::string& first = products.front()->inputs[kProductWeight].name;
@@ -216,8 +184,8 @@ std::vector<Q4NXConstant::Piece> Q4NXConstant::pieces(std::byte* memory, bool me
         }
         const auto* from = static_cast<const std::byte*>(std::get<Value>(part.source).constant);
         for (std::int64_t block = first; block < first + count; ++block) {
-          copy_blocks(from + block * part.layout.row_bytes(columns), part.layout,
-                      memory + block * row_bytes, layout_, columns);
+          q4nx::convert_row(from + block * part.layout.row_bytes(columns), part.layout,
+                            memory + block * row_bytes, layout_, columns);
         }
         return difference;
       };

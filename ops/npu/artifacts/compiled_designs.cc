@@ -4,8 +4,7 @@
 #include <utility>
 
 #include "ops/dispatch_observer.h"
-#include "ops/npu/driver/emulated_runtime.h"
-#include "ops/npu/driver/xrt_runtime.h"
+#include "ops/npu/driver/runtimes.h"
 #include "ops/system/variables.h"
 
 namespace flownpu::npu {
@@ -61,7 +60,7 @@ CompiledDesigns::CompiledDesigns(const std::string& folder, bool emulated)
 
 Array& CompiledDesigns::array(const CallRecord& call) {
   const std::lock_guard lock(mutex_);
-  std::unique_ptr<Array>& array = arrays_[call.array];
+  std::shared_ptr<Array>& array = arrays_[call.array];
   if (array == nullptr) array = runtime_->load(artifacts_.array_file(call));
   // XRT looks up an argument that is not there without asking.
   if (call.buffers.size() > array->most_buffers()) {

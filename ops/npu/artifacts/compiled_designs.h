@@ -60,7 +60,7 @@ class CompiledDesigns {
   std::chrono::milliseconds time_limit_;
   std::unique_ptr<Runtime> runtime_;
   std::mutex mutex_;  // for what follows
-  std::map<std::size_t, std::unique_ptr<Array>> arrays_;
+  std::map<std::size_t, std::shared_ptr<Array>> arrays_;
   std::map<const CallRecord*, std::weak_ptr<const CallFamily>> families_;
   std::string failure_;
   Counts told_;  // as of the last that was told of
@@ -73,9 +73,7 @@ class PreparedCall {
 
   // The number of its array.
   std::size_t array() const { return call_->array; }
-  const std::string& name() const { return call_->name; }
   const std::string& file() const { return call_->file; }
-  std::int64_t positions() const { return family_->positions(); }
 
   // Its words for a position, until they are asked for at another in this slot, of which a dispatch
   // needs one for each position. Throws Error if there are none.

@@ -108,6 +108,7 @@ void Artifacts::read_index(std::span<const std::int64_t> words) {
   calls_ = reader.list([&] { return read_call(reader, arrays_.size()); });
   host_calls_ = reader.list([&] { return read_host_call(reader); });
   programs_ = reader.list([&] { return read_program(reader, calls_, host_calls_); });
+  std::ranges::stable_sort(programs_, {}, &ProgramRecord::tokens);
 }
 
 std::string Artifacts::build_command() const {
@@ -124,8 +125,7 @@ std::string Artifacts::build_command() const {
 }
 
 void Artifacts::refuse(const std::string& why, const std::string& what_to_do) const {
-  throw DeviceError(Failure::kArtifact,
-                    "[FlowNPU] " + why + "; " + what_to_do + ": `" + build_command() + "`");
+  fail_device(Failure::kArtifact, why, "; ", what_to_do, ": `", build_command(), "`");
 }
 
 bool Artifacts::has(std::string_view kind) const {

@@ -46,10 +46,10 @@ class Artifacts {
   const HostCallRecord& host_call(std::size_t number) const { return host_calls_[number]; }
   // Whether there are programs of a kind, for whatever model.
   bool has(std::string_view kind) const;
-  // The programs of a kind that are for the model of this node.
+  // The programs of a kind that are for the model of this node, the fewest tokens first.
   std::vector<const ProgramRecord*> programs(std::string_view kind, const Node& node) const;
-  // At least one; DeviceError (kArtifact) that says what those that are there are for, and how to
-  // build what is missing.
+  // The same, at least one; DeviceError (kArtifact) that says what those that are there are for,
+  // and how to build what is missing.
   std::vector<const ProgramRecord*> require(std::string_view kind, const Node& node) const;
   // The path of the call's array, and its words; both are checked against their sums. Throw
   // DeviceError (kArtifact).

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/npu/driver/emulated_runtime.h"
-
 #include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <new>
 #include <optional>
-#include <sstream>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "aie/emulator/emulator.h"
-#include "ops/npu/driver/counters.h"
+#include "ops/npu/driver/runtimes.h"
 #include "ops/system/library.h"
 #include "ops/system/memory.h"
 #include "ops/system/paths.h"
@@ -28,9 +25,8 @@ GuardedPages allocate_pages(std::size_t bytes) {
   try {
     return GuardedPages(bytes);
   } catch (const std::bad_alloc&) {
-    throw DeviceError(Failure::kMemory, "[FlowNPU] expected a buffer of " + std::to_string(bytes) +
-                                            " bytes, there is no memory for it; use a shorter "
-                                            "context, or a smaller model");
+    fail_device(Failure::kMemory, "expected a buffer of ", bytes,
+                " bytes, there is no memory for it; use a shorter context, or a smaller model");
   }
 }
 
@@ -146,21 +142,19 @@ class EmulatedArray final : public Array {
       auto sequence = std::make_unique<EmulatedSequence>(*this, words);
       if (sequence->program().identity == identity_) return sequence;
     } catch (const words::Error& error) {
-      throw DeviceError(Failure::kArtifact, std::string("[FlowNPU] words for the array ") + file_ +
-                                                ": " + error.what() +
-                                                "; build the model's artifacts again");
+      fail_device(Failure::kArtifact, "words for the array ", file_, ": ", error.what(),
+                  "; build the model's artifacts again");
     }
-    throw DeviceError(Failure::kArtifact, "[FlowNPU] expected words for the array " + file_ +
-                                              ", got another's; build the model's artifacts again");
+    fail_device(Failure::kArtifact, "expected words for the array ", file_,
+                ", got another's; build the model's artifacts again");
   }
 
   std::unique_ptr<Submission> submit(std::span<const Call> calls) {
     const std::scoped_lock lock(mutex_);
     if (failed_) {
-      throw DeviceError(Failure::kSubmit,
-                        "[FlowNPU] " + (calls.empty() ? file_ : calls.front().name) +
-                            ": the array is in an unknown state since " + *failed_ +
-                            " failed; close the session and make it again");
+      fail_device(Failure::kSubmit, calls.empty() ? file_ : calls.front().name,
+                  ": the array is in an unknown state since ", *failed_,
+                  " failed; close the session and make it again");
     }
     std::vector<Ready> ready;
     ready.reserve(calls.size());
@@ -187,9 +181,7 @@ class EmulatedArray final : public Array {
   // Checks all there is to check before the array begins.
   Ready prepare(const Call& call) {
     const auto refuse = [&](const auto&... pieces) {
-      std::ostringstream text;
-      ((text << "[FlowNPU] " << call.name << ": ") << ... << pieces);
-      throw DeviceError(Failure::kSubmit, text.str());
+      fail_device(Failure::kSubmit, call.name, ": ", pieces...);
     };
     auto& sequence = static_cast<EmulatedSequence&>(*call.sequence);
     if (sequence.array() != this) refuse("expected words for the array ", file_, ", got another's");
@@ -231,16 +223,16 @@ class EmulatedRuntime final : public Runtime {
 
   std::string description() const override { return target_ + ", emulated"; }
 
-  std::unique_ptr<npu::Array> load(const std::string& file) override {
+  std::shared_ptr<npu::Array> load(const std::string& file) override {
     try {
       emulator::Array array = emulator::read_array(words::read_words(path_of(file)));
       if (array.target != target_) {
         throw words::Error("expected an array of " + target_ + ", got one of " + array.target);
       }
-      return std::make_unique<EmulatedArray>(file, std::move(array), find_kernel_, counters_);
+      return std::make_shared<EmulatedArray>(file, std::move(array), find_kernel_, counters_);
     } catch (const words::Error& error) {
-      throw DeviceError(Failure::kArtifact, "[FlowNPU] " + file + ": " + error.what() +
-                                                "; build the model's artifacts again");
+      fail_device(Failure::kArtifact, file, ": ", error.what(),
+                  "; build the model's artifacts again");
     }
   }
 
@@ -265,18 +257,16 @@ class EmulatedRuntime final : public Runtime {
 std::unique_ptr<Runtime> open_emulated_runtime(const std::string& target,
                                                const std::string& kernels) {
   if (target != "npu1" && target != "npu2")
-    throw DeviceError(Failure::kArtifact,
-                      "[FlowNPU] expected artifacts of npu1 or npu2, got those of " + target);
+    fail_device(Failure::kArtifact, "expected artifacts of npu1 or npu2, got those of ", target);
   const std::filesystem::path folder = kernels.empty() ? own_folder() : path_of(kernels);
   const std::filesystem::path library =
       folder / library_file(target == "npu2" ? "flownpu_aie_xdna2" : "flownpu_aie_xdna");
   try {
     return std::make_unique<EmulatedRuntime>(target, emulator::load_kernels(library));
   } catch (const words::Error& error) {
-    throw DeviceError(Failure::kNoDevice,
-                      "[FlowNPU] expected the NPU's kernels, compiled for this machine, in " +
-                          utf8_of(library) + ": " + error.what() +
-                          "; install FlowNPU again, which brings them along");
+    fail_device(Failure::kNoDevice, "expected the NPU's kernels, compiled for this machine, in ",
+                utf8_of(library), ": ", error.what(),
+                "; install FlowNPU again, which brings them along");
   }
 }
 

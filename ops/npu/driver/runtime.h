@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runtime: all the NPU path knows of an array and its driver. XRT drives a real one
-// (xrt_runtime.h), the emulator stands in for it everywhere else (emulated_runtime.h).
+// (xrt_runtime.cc), the emulator stands in for it everywhere else (emulated_runtime.cc).
 //
 // The words of a call are what the host sends for it: the emulator's flat sequence, or the
 // instructions of the NPU's controller, one 32-bit word in each.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <span>
+#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -41,6 +43,14 @@ class DeviceError : public DeviceFailed {
   Failure failure_;
 };
 
+// Throws DeviceError with the pieces joined, as fail() throws Error.
+template <typename... Pieces>
+[[noreturn]] void fail_device(Failure failure, const Pieces&... pieces) {
+  std::ostringstream text;
+  ((text << "[FlowNPU] ") << ... << pieces);
+  throw DeviceError(failure, text.str());
+}
+
 // Memory that both the host and the array reach. What one side wrote the other sees after it was
 // moved (`to_device`, `to_host`); a transfer of nothing does nothing.
 class Buffer {
@@ -56,6 +66,7 @@ struct View {
   Buffer* buffer = nullptr;
   std::size_t offset = 0;
   std::size_t bytes = 0;
+  bool constant = false;  // no array writes it
 };
 
 // The words of a call, where the device reads them. A word may be changed between submissions.
@@ -96,13 +107,22 @@ class Submission {
 
 // Since the runtime was opened. Bytes are those of to_device and to_host, without the words of
 // calls, which are counted apart.
-struct Counts {
-  std::uint64_t dispatches = 0;
-  std::uint64_t calls = 0;
-  std::uint64_t bytes_to_device = 0;
-  std::uint64_t bytes_to_host = 0;
-  std::uint64_t word_bytes = 0;
-  std::uint64_t buffer_bytes = 0;  // allocated now
+template <typename Number>
+struct CountsOf {
+  Number dispatches = 0;
+  Number calls = 0;
+  Number bytes_to_device = 0;
+  Number bytes_to_host = 0;
+  Number word_bytes = 0;
+  Number buffer_bytes = 0;  // allocated now
+};
+using Counts = CountsOf<std::uint64_t>;
+
+// What a runtime made goes on counting after it is gone.
+struct Counters : CountsOf<std::atomic<std::uint64_t>> {
+  Counts read() const {
+    return {dispatches, calls, bytes_to_device, bytes_to_host, word_bytes, buffer_bytes};
+  }
 };
 
 class Runtime {
@@ -112,7 +132,7 @@ class Runtime {
   // For the placement line: "npu2, emulated", "NPU Strix, firmware 255.0.5.35, XRT 2.25".
   virtual std::string description() const = 0;
   // `file`: what the artifacts' index names for an array. Throws DeviceError (kArtifact).
-  virtual std::unique_ptr<Array> load(const std::string& file) = 0;
+  virtual std::shared_ptr<Array> load(const std::string& file) = 0;
   // 4096-byte aligned, zeros. Throws DeviceError (kMemory).
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
   // Calls over one array, one after the other in one dispatch; each sees what those before it left.

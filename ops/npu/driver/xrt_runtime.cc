@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/npu/driver/xrt_runtime.h"
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -10,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/npu/driver/counters.h"
+#include "ops/npu/driver/runtimes.h"
 #include "ops/npu/driver/xrt_abi.h"
 #include "ops/npu/driver/xrt_plugin.h"
 
@@ -82,32 +80,31 @@ class XrtBuffer final : public Buffer {
 // A word of the controller; words are kept wide for the emulator's sake.
 std::uint32_t word_of(std::int64_t value) {
   if (value < 0 || value > std::numeric_limits<std::uint32_t>::max()) {
-    throw DeviceError(Failure::kArtifact,
-                      "[FlowNPU] expected instructions of 32 bits for the NPU, got " +
-                          std::to_string(value) +
-                          "; build the designs with `flownpu build MODEL --for xclbin`");
+    fail_device(Failure::kArtifact, "expected instructions of 32 bits for the NPU, got ", value,
+                "; build the designs with `flownpu build MODEL --for xclbin`");
   }
   return static_cast<std::uint32_t>(value);
 }
 
-// An array in the plugin; what was made of it may outlive the runtime's.
-class SharedArray {
+// An array in the plugin, which what was made of it keeps.
+class XrtArray final : public Array, public std::enable_shared_from_this<XrtArray> {
  public:
-  SharedArray(std::shared_ptr<Connection> connection, xrt_abi::Device* device, std::string file)
+  XrtArray(std::shared_ptr<Connection> connection, xrt_abi::Device* device, std::string file)
       : connection_(std::move(connection)), file_(std::move(file)) {
     ErrorText error;
     error.check(connection_->table.load_array(device, file_.c_str(), &handle_, &most_buffers_,
                                               error.text()),
                 file_ + " on " + connection_->description);
   }
-  ~SharedArray() { connection_->table.free_array(handle_); }
-  SharedArray(const SharedArray&) = delete;
-  SharedArray& operator=(const SharedArray&) = delete;
+  ~XrtArray() override { connection_->table.free_array(handle_); }
+  XrtArray(const XrtArray&) = delete;
+  XrtArray& operator=(const XrtArray&) = delete;
 
+  std::unique_ptr<Sequence> sequence(std::span<const std::int64_t> words) override;
+  std::size_t most_buffers() const override { return most_buffers_; }
   Connection& connection() const { return *connection_; }
   const std::string& file() const { return file_; }
   xrt_abi::Array* handle() const { return handle_; }
-  std::size_t most_buffers() const { return most_buffers_; }
 
   // `name`: the call that left it in an unknown state.
   void fail_since(const std::string& name) {
@@ -130,7 +127,7 @@ class SharedArray {
 
 class XrtSequence final : public Sequence {
  public:
-  XrtSequence(std::shared_ptr<SharedArray> array, std::span<const std::int64_t> words)
+  XrtSequence(std::shared_ptr<XrtArray> array, std::span<const std::int64_t> words)
       : array_(std::move(array)), table_(array_->connection().table), size_(words.size()) {
     std::vector<std::uint32_t> narrow(words.size());
     std::transform(words.begin(), words.end(), narrow.begin(), word_of);
@@ -150,87 +147,63 @@ class XrtSequence final : public Sequence {
     error.check(table_.write_word(handle_, word, word_of(value), error.text()),
                 "word " + std::to_string(word) + " of a sequence");
   }
-  const SharedArray* array() const { return array_.get(); }
+  const XrtArray* array() const { return array_.get(); }
   xrt_abi::Sequence* handle() const { return handle_; }
 
  private:
-  std::shared_ptr<SharedArray> array_;
+  std::shared_ptr<XrtArray> array_;
   const xrt_abi::Table& table_;
   std::size_t size_;
   xrt_abi::Sequence* handle_ = nullptr;
 };
 
-class XrtArray final : public Array {
- public:
-  explicit XrtArray(std::shared_ptr<SharedArray> shared) : shared_(std::move(shared)) {}
-  std::unique_ptr<Sequence> sequence(std::span<const std::int64_t> words) override {
-    return std::make_unique<XrtSequence>(shared_, words);
-  }
-  std::size_t most_buffers() const override { return shared_->most_buffers(); }
-  const std::shared_ptr<SharedArray>& shared() const { return shared_; }
-
- private:
-  std::shared_ptr<SharedArray> shared_;
-};
-
-[[noreturn]] void refuse_call(const std::string& name, const std::string& reason) {
-  throw DeviceError(Failure::kSubmit, "[FlowNPU] " + name + ": " + reason);
+std::unique_ptr<Sequence> XrtArray::sequence(std::span<const std::int64_t> words) {
+  return std::make_unique<XrtSequence>(shared_from_this(), words);
 }
 
-// Calls as the plugin takes them.
-class FlatCalls {
- public:
-  FlatCalls(const SharedArray& array, std::span<const Call> calls) : views_(calls.size()) {
-    for (std::size_t i = 0; i < calls.size(); ++i) {
-      auto& sequence = static_cast<XrtSequence&>(*calls[i].sequence);
-      if (sequence.array() != &array) {
-        refuse_call(calls[i].name,
-                    "expected words for the array " + array.file() + ", got another's");
-      }
-      if (calls[i].arguments.size() > array.most_buffers()) {
-        refuse_call(calls[i].name,
-                    "the array " + array.file() + " takes " + std::to_string(array.most_buffers()) +
-                        " buffers, and the call has " + std::to_string(calls[i].arguments.size()));
-      }
-      for (const View& view : calls[i].arguments) views_[i].push_back(flatten(view, calls[i].name));
-      calls_.push_back({sequence.handle(), views_[i].data(), views_[i].size()});
-    }
+// What a DMA's addresses are multiples of.
+constexpr std::size_t kDmaWord = 4;
+
+xrt_abi::View flatten(const View& view, const std::string& name) {
+  auto& buffer = static_cast<XrtBuffer&>(*view.buffer);
+  const std::size_t size = buffer.bytes().size();
+  if (view.bytes == 0 || view.offset % kDmaWord != 0 || view.offset > size ||
+      view.bytes > size - view.offset) {
+    fail_device(Failure::kSubmit, name, ": expected bytes of a buffer of ", size,
+                " from a multiple of ", kDmaWord, ", got ", view.bytes, " from byte ", view.offset);
   }
-  const xrt_abi::Call* data() const { return calls_.data(); }
-  std::size_t size() const { return calls_.size(); }
+  return {buffer.handle(), view.offset, view.bytes};
+}
 
- private:
-  static xrt_abi::View flatten(const View& view, const std::string& name) {
-    auto& buffer = static_cast<XrtBuffer&>(*view.buffer);
-    const std::size_t size = buffer.bytes().size();
-    if (view.bytes == 0 || view.offset % kDmaWord != 0 || view.offset > size ||
-        view.bytes > size - view.offset) {
-      refuse_call(name, "expected bytes of a buffer of " + std::to_string(size) +
-                            " from a multiple of " + std::to_string(kDmaWord) + ", got " +
-                            std::to_string(view.bytes) + " from byte " +
-                            std::to_string(view.offset));
-    }
-    return {buffer.handle(), view.offset, view.bytes};
+// A call as the plugin takes it, whose arguments are in `views`.
+xrt_abi::Call flatten(const Call& call, const XrtArray& array, std::vector<xrt_abi::View>& views) {
+  auto& sequence = static_cast<XrtSequence&>(*call.sequence);
+  if (sequence.array() != &array) {
+    fail_device(Failure::kSubmit, call.name, ": expected words for the array ", array.file(),
+                ", got another's");
   }
-
-  // What a DMA's addresses are multiples of.
-  static constexpr std::size_t kDmaWord = 4;
-
-  std::vector<std::vector<xrt_abi::View>> views_;
-  std::vector<xrt_abi::Call> calls_;
-};
+  if (call.arguments.size() > array.most_buffers()) {
+    fail_device(Failure::kSubmit, call.name, ": the array ", array.file(), " takes ",
+                array.most_buffers(), " buffers, and the call has ", call.arguments.size());
+  }
+  for (const View& view : call.arguments) views.push_back(flatten(view, call.name));
+  return {sequence.handle(), views.data(), views.size()};
+}
 
 class XrtSubmission final : public Submission {
  public:
-  XrtSubmission(std::shared_ptr<SharedArray> array, std::span<const Call> calls)
+  XrtSubmission(std::shared_ptr<XrtArray> array, std::span<const Call> calls)
       : array_(std::move(array)), table_(array_->connection().table) {
     for (const Call& call : calls) names_.push_back(call.name);
     if (const std::string failed = array_->failed(); !failed.empty()) {
-      refuse_call(names_.empty() ? array_->file() : names_.front(),
-                  "the array is in an unknown state since " + failed +
-                      " failed; close the session and make it again");
+      fail_device(Failure::kSubmit, names_.empty() ? array_->file() : names_.front(),
+                  ": the array is in an unknown state since ", failed,
+                  " failed; close the session and make it again");
     }
-    const FlatCalls flat(*array_, calls);
+    std::vector<std::vector<xrt_abi::View>> views(calls.size());
+    std::vector<xrt_abi::Call> flat;
+    for (std::size_t i = 0; i < calls.size(); ++i)
+      flat.push_back(flatten(calls[i], *array_, views[i]));
     ErrorText error;
     std::size_t word_bytes = 0;
     const Status status = table_.submit(array_->handle(), flat.data(), flat.size(), &handle_,
@@ -274,7 +247,7 @@ class XrtSubmission final : public Submission {
     return names_.size() == 1 ? names_.front() : names_.front() + " .. " + names_.back();
   }
 
-  std::shared_ptr<SharedArray> array_;
+  std::shared_ptr<XrtArray> array_;
   const xrt_abi::Table& table_;
   std::vector<std::string> names_;
   xrt_abi::Submission* handle_ = nullptr;
@@ -296,14 +269,14 @@ class XrtRuntime final : public Runtime {
   XrtRuntime& operator=(const XrtRuntime&) = delete;
 
   std::string description() const override { return connection_->description; }
-  std::unique_ptr<Array> load(const std::string& file) override {
-    return std::make_unique<XrtArray>(std::make_shared<SharedArray>(connection_, device_, file));
+  std::shared_ptr<Array> load(const std::string& file) override {
+    return std::make_shared<XrtArray>(connection_, device_, file);
   }
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
     return std::make_unique<XrtBuffer>(connection_, device_, bytes);
   }
   std::unique_ptr<Submission> submit(Array& array, std::span<const Call> calls) override {
-    return std::make_unique<XrtSubmission>(static_cast<XrtArray&>(array).shared(), calls);
+    return std::make_unique<XrtSubmission>(static_cast<XrtArray&>(array).shared_from_this(), calls);
   }
   Counts counts() const override { return connection_->counters.read(); }
 

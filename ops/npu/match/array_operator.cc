@@ -11,8 +11,7 @@
 #include "ops/layers/operators.h"
 #include "ops/npu/nodes/encoder_shape.h"
 #include "ops/npu/nodes/lowered_node.h"
-#include "ops/npu/weights/dense.h"
-#include "ops/npu/weights/q4nx.h"
+#include "ops/npu/weights/pack.h"
 
 namespace flownpu::npu {
 namespace {

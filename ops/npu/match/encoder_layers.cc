@@ -12,7 +12,7 @@
 #include "ops/layers/graph_walk.h"
 #include "ops/layers/operators.h"
 #include "ops/npu/nodes/lowered_node.h"
-#include "ops/npu/weights/pack_encoder.h"
+#include "ops/npu/weights/pack.h"
 
 namespace flownpu::npu {
 namespace {
@@ -38,15 +38,12 @@ class EncoderMatcher {
   std::string_view attend(std::string_view packed);
   std::string_view norm(std::string_view hidden);
   void pool(std::string_view normal);
-  bool has_layer(std::string_view hidden) const;
 
   const Node& product(std::string_view x, const char* what, DenseConstants& found);
-  std::string_view project(std::string_view x, const char* what);
-  std::string_view project_and_add(std::string_view x, const char* what, std::string_view hidden);
+  std::string_view project(std::string_view x, const char* what, std::string_view hidden = "");
   std::string_view project_and_activate(std::string_view x, const char* what);
   void check_layer() const;
   void check_sizes(const Node& convolution) const;
-  std::string_view grid(std::string_view tokens);
   std::string_view tokens(std::string_view grid, std::int64_t count);
   void check_dims(const Node& reshape, std::initializer_list<std::int64_t> dims) const;
   void check_epsilon(const Node& node, float& known) const;
@@ -108,8 +105,6 @@ void EncoderMatcher::check_epsilon(const Node& node, float& known) const {
          epsilon);
 }
 
-// --- Products ------------------------------------------------------------------------------------
-
 const Node& EncoderMatcher::product(std::string_view x, const char* what, DenseConstants& found) {
   const Node& node = graph_.only_computing_reader(x, what);
   const bool dense = layers::is_dense_product(node);
@@ -130,22 +125,17 @@ const Value* residual_of(const Node& product) {
   return product.input(dense ? std::size_t{layers::kDenseResidual} : std::size_t{kProductResidual});
 }
 
-std::string_view EncoderMatcher::project(std::string_view x, const char* what) {
-  const Node& node = product(x, what, constants.projections.emplace_back());
-  expect(node, residual_of(node) == nullptr && node.text("activation", "none") == "none",
-         "neither a residual nor an activation");
-  return node.outputs[0].name;
-}
-
-// The residual stream `hidden` is read by the norm before and by the product.
-std::string_view EncoderMatcher::project_and_add(std::string_view x, const char* what,
-                                                 std::string_view hidden) {
+// The residual stream `hidden`, if it is added, is read by the norm before and by the product.
+std::string_view EncoderMatcher::project(std::string_view x, const char* what,
+                                         std::string_view hidden) {
   const Node& node = product(x, what, constants.projections.emplace_back());
   const Value* residual = residual_of(node);
-  expect(node,
-         residual != nullptr && residual->name == hidden && graph_.readers(hidden).size() == 2 &&
-             node.text("activation", "none") == "none",
-         "the residual stream to be added, and no activation");
+  const bool fits = hidden.empty() ? residual == nullptr
+                                   : residual != nullptr && residual->name == hidden &&
+                                         graph_.readers(hidden).size() == 2;
+  expect(node, fits && node.text("activation", "none") == "none",
+         hidden.empty() ? "neither a residual nor an activation"
+                        : "the residual stream to be added, and no activation");
   return node.outputs[0].name;
 }
 
@@ -173,9 +163,7 @@ void EncoderMatcher::check_layer() const {
   }
 }
 
-// --- Between a grid of pixels or patches [N, D, h, w] and tokens [N, h w, D]
-// ------------------------
-
+// From a grid of patches [N, D, h, w] to tokens [N, h w, D].
 std::string_view EncoderMatcher::tokens(std::string_view grid, std::int64_t count) {
   const Node& flat = next(grid, "Reshape", "a row of tokens");
   check_dims(flat, {shape.hidden, count});
@@ -183,16 +171,6 @@ std::string_view EncoderMatcher::tokens(std::string_view grid, std::int64_t coun
   expect(turned, is_transpose_of_tokens(turned), "perm = 0, 2, 1");
   return turned.outputs[0].name;
 }
-
-std::string_view EncoderMatcher::grid(std::string_view tokens) {
-  const Node& turned = next(tokens, "Transpose", "channels before the pooling");
-  expect(turned, is_transpose_of_tokens(turned), "perm = 0, 2, 1");
-  const Node& square = next(turned.outputs[0].name, "Reshape", "a grid before the pooling");
-  check_dims(square, {shape.hidden, shape.grid, shape.grid});
-  return square.outputs[0].name;
-}
-
-// --- The encoder ---------------------------------------------------------------------------------
 
 std::string_view EncoderMatcher::embed(const Node& convolution) {
   constants.embedding.weight = read_patch_weight(convolution);
@@ -276,23 +254,23 @@ std::string_view EncoderMatcher::attend(std::string_view packed) {
   return node.outputs[0].name;
 }
 
-bool EncoderMatcher::has_layer(std::string_view hidden) const {
-  return graph_.readers(hidden).size() == 2;
-}
-
 std::string_view EncoderMatcher::layer(std::string_view hidden) {
   const std::string_view attended = attend(project(norm(hidden), "the QKV product"));
-  const std::string_view middle = project_and_add(attended, "the output product", hidden);
+  const std::string_view middle = project(attended, "the output product", hidden);
   const std::string_view activated = project_and_activate(norm(middle), "the up product");
   if (shape.layers == 0) shape.feed_forward = constants.projections.back().weight.columns;
-  const std::string_view end = project_and_add(activated, "the down product", middle);
+  const std::string_view end = project(activated, "the down product", middle);
   check_layer();
   ++shape.layers;
   return end;
 }
 
 void EncoderMatcher::pool(std::string_view normal) {
-  const Node& pooling = next(grid(normal), "AveragePool", "average pooling");
+  const Node& turned = next(normal, "Transpose", "channels before the pooling");
+  expect(turned, is_transpose_of_tokens(turned), "perm = 0, 2, 1");
+  const Node& square = next(turned.outputs[0].name, "Reshape", "a grid before the pooling");
+  check_dims(square, {shape.hidden, shape.grid, shape.grid});
+  const Node& pooling = next(square.outputs[0].name, "AveragePool", "average pooling");
   const std::vector<std::int64_t> kernel = pooling.integers("kernel_shape");
   shape.pooling = kernel.empty() ? 0 : kernel[0];
   expect(pooling,
@@ -331,7 +309,7 @@ void EncoderMatcher::match(const Node& convolution) {
   std::string_view hidden = embed(convolution);
   do {
     hidden = layer(hidden);
-  } while (has_layer(hidden));
+  } while (graph_.readers(hidden).size() == 2);
   pool(norm(hidden));
   check_sizes(convolution);
 }

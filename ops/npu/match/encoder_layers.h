@@ -21,7 +21,7 @@ namespace flownpu::npu {
 // The node EncoderLayers:
 //   input    pixels f32 [N, C, I, I]
 //   output   features f32 [N, tokens, D]
-//   packed   weights, vectors (weights/pack_encoder.h)
+//   packed   weights, vectors (weights/pack.h)
 
 // Whether there are a convolution and attention that is not causal: what an encoder is known by.
 bool is_encoder(const std::vector<Node>& nodes);

@@ -5,20 +5,43 @@
 #include <iterator>
 #include <memory>
 #include <string_view>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "ops/error.h"
-#include "ops/layers/decoder_sizes.h"
+#include "ops/formats/q4nx.h"
+#include "ops/layers/decoder_matcher.h"
+#include "ops/layers/operators.h"
 #include "ops/npu/match/array_operator.h"
-#include "ops/npu/match/decoder_layers.h"
 #include "ops/npu/match/encoder_layers.h"
 #include "ops/npu/nodes/lowered_node.h"
+#include "ops/npu/weights/pack.h"
 
 namespace flownpu::npu {
 namespace {
 
+// Whether the node is a projection, an attention or a mixture of experts: what the array is for.
+bool is_for_array(const Node& node) {
+  return layers::is_projection(node) || layers::is_attention(node) ||
+         layers::is(node, kDomain, "Q4NXMoE");
+}
+
+// The node DecoderLayers (ops/layers/decoder_sizes.h) is one sequence's, and has packed: weights,
+// vectors, rotary (weights/pack.h).
+std::vector<Node> with_decoder_layers(const std::vector<Node>& nodes,
+                                      const std::vector<std::string>& outputs) {
+  static const layers::DecoderLimits limits{.who = "the array",
+                                            .means = "the array's designs",
+                                            .without_rope = true,
+                                            .multiple = q4nx::kBlockRows};
+  const layers::GraphWalk graph(nodes, outputs);
+  const layers::FoundDecoder found = layers::find_decoder(nodes, graph, limits);
+  Node node = found.node(kNpuDomain);
+  node.packed = pack(DecoderShape{found.sizes}, found.constants);
+  return layers::with_one_node(nodes, graph, found.taken, found.head, node, outputs);
+}
+
+// Throws Error where there are no such layers: which node is in the way, and what was expected.
 std::vector<Node> with_layers(const std::vector<Node>& nodes,
                               const std::vector<std::string>& outputs) {
   return is_encoder(nodes) ? with_encoder_layers(nodes, outputs)
@@ -97,14 +120,8 @@ Node layers_of(std::vector<Judged> graph, const std::vector<std::string>& output
 // What a session that reads no more than the file would say of each node.
 std::vector<Judged> judge(const std::vector<Node>& nodes) {
   const std::unique_ptr<Device> host = make_cpu_device({});
-  std::unordered_map<std::string_view, const Node*> makers;
-  for (const Node& node : nodes) {
-    for (const Value& output : node.outputs) makers.emplace(output.name, &node);
-  }
-  const Producer producer = [&](std::string_view value) {
-    const auto found = makers.find(value);
-    return found == makers.end() ? nullptr : found->second;
-  };
+  const layers::GraphWalk graph_walk(nodes, {});
+  const Producer producer = [&](std::string_view value) { return graph_walk.producer(value); };
   std::vector<Judged> graph;
   graph.reserve(nodes.size());
   for (const Node& node : nodes) graph.push_back({node, host->unsupported_in_file(node, producer)});

@@ -14,8 +14,6 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
 
 }  // namespace
 
-DecoderShape DecoderShape::read(const Node& node) { return {layers::DecoderSizes::read(node)}; }
-
 std::size_t Projection::bytes() const {
   const std::int64_t row_blocks = q4nx::row_blocks(rows) * (gated ? 2 : 1);
   return static_cast<std::size_t>(row_blocks * q4nx::kWide.row_bytes(columns));
@@ -37,27 +35,16 @@ std::array<Projection, 4> DecoderShape::projections() const {
   }};
 }
 
-std::size_t DecoderShape::layer_weight_bytes() const {
-  std::size_t bytes = 0;
-  for (const Projection& projection : projections()) bytes += projection.bytes();
-  return bytes;
-}
-
-std::size_t DecoderShape::layer_vector_bytes() const {
-  const std::int64_t elements = 2 * entry_norms() * line() + (qk_norm ? 2 * head_size : 0);
-  return static_cast<std::size_t>(elements) * kBFloat16Bytes;
-}
-
-std::size_t DecoderShape::final_vector_bytes() const {
-  return static_cast<std::size_t>(entry_norms() * line()) * kBFloat16Bytes;
-}
-
 std::size_t DecoderShape::weight_bytes() const {
-  return layers.size() * layer_weight_bytes() + head().bytes();
+  std::size_t layer = 0;
+  for (const Projection& projection : projections()) layer += projection.bytes();
+  return layers.size() * layer + head().bytes();
 }
 
 std::size_t DecoderShape::vector_bytes() const {
-  return layers.size() * layer_vector_bytes() + final_vector_bytes();
+  const std::int64_t norms = entry_norms() * line();
+  const std::int64_t layer = 2 * norms + (qk_norm ? 2 * head_size : 0);
+  return static_cast<std::size_t>(layer_count() * layer + norms) * kBFloat16Bytes;
 }
 
 std::size_t DecoderShape::rotary_bytes() const {

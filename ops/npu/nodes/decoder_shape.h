@@ -30,8 +30,6 @@ struct Projection {
 };
 
 struct DecoderShape : layers::DecoderSizes {
-  static DecoderShape read(const Node& node);
-
   // I rounded up to 64: the dequantisation engine weaves a gate and an up projection 64 columns at
   // a time (aie/designs/dequant_engine.py). What is added has zero weights.
   std::int64_t padded_feed_forward() const;
@@ -40,10 +38,7 @@ struct DecoderShape : layers::DecoderSizes {
   // QKV, output, gate and up, down.
   std::array<Projection, 4> projections() const;
   Projection head() const { return {.rows = vocabulary, .columns = hidden}; }
-  std::size_t layer_weight_bytes() const;
-  std::size_t layer_vector_bytes() const;
-  std::size_t final_vector_bytes() const;
-  // Sizes of what is packed (weights/pack_decoder.h).
+  // Sizes of what is packed (weights/pack.h).
   std::size_t weight_bytes() const;
   std::size_t vector_bytes() const;
   std::size_t rotary_bytes() const;

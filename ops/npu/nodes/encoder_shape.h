@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // EncoderShape: the sizes of an encoder of images (a vision transformer), and what the array's host
-// buffers hold where; python/flownpu/npu/encoder.py has the same.
+// buffers hold where; aie/programs/encoder_shape.py has the same.
 //
 //   weights   bf16  panels (aie/kernels/README.md) of the patches' embedding, of each layer's
 //                   [QKV | output | up | down], and of the projector
@@ -31,7 +31,6 @@ struct DenseProjection {
   std::int64_t inner = 0;    // K
   std::int64_t columns = 0;  // N
   bool has_bias = true;
-  bool has_gelu = false;
 
   // The row of the weight, and the column of the activations, that are the bias's.
   std::int64_t bias_row() const;
@@ -73,13 +72,9 @@ struct EncoderShape {
   // QKV, output, up, down.
   std::array<DenseProjection, 4> projections() const;
   DenseProjection projector() const;
-  std::size_t layer_weight_bytes() const;
+  // Of what is packed.
   std::size_t weight_bytes() const;
-  std::int64_t vector_elements() const;
   std::size_t vector_bytes() const;
 };
-
-// Rows of activations as they lie in memory, in multiples of what a call of GEMM makes at least.
-std::int64_t padded_tokens(std::int64_t tokens);
 
 }  // namespace flownpu::npu

@@ -15,10 +15,6 @@ std::span<std::byte> PackedWriter::take(std::size_t count) {
   return taken;
 }
 
-void PackedWriter::bytes(const std::byte* from, std::size_t count) {
-  std::memcpy(take(count).data(), from, count);
-}
-
 void PackedWriter::zeros(std::size_t count) { std::memset(take(count).data(), 0, count); }
 
 void PackedWriter::bfloat16(const float* values, std::int64_t count) {

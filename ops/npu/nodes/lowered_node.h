@@ -24,7 +24,6 @@ class PackedWriter {
  public:
   explicit PackedWriter(std::span<std::byte> memory) : at_(memory.data()) {}
 
-  void bytes(const std::byte* from, std::size_t count);
   void zeros(std::size_t count);
   // Rounded to nearest even. `values` may be null: zeros.
   void bfloat16(const float* values, std::int64_t count);

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/npu/operators/attention_step.h"
-
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -14,6 +12,7 @@
 #include "ops/error.h"
 #include "ops/layers/operators.h"
 #include "ops/npu/nodes/lowered_node.h"
+#include "ops/npu/operators/steps.h"
 #include "ops/npu/run/cache_memory.h"
 
 namespace flownpu::npu {

@@ -47,27 +47,22 @@ bool may_be_worth(const ArrayOperator& found,
   return false;
 }
 
-// Replaces the reason of a node that has one already if `better`.
+// Replaces the reason of a node that has one already if `better`, unless there are layers: beside
+// these, dense products need no reason.
 void leave(Lowered& lowered, const Node& node, const std::string& reason, bool better) {
+  const bool has_layers = std::ranges::any_of(lowered.nodes, is_layers);
+  if (has_layers && layers::is_dense_product(node)) return;
   const auto known = std::ranges::find(lowered.on_host, node.name, &Lowered::OnHost::node);
   if (known == lowered.on_host.end())
     lowered.on_host.push_back({node.name, node.op_type, reason});
-  else if (better)
+  else if (better && !has_layers)
     known->reason = reason;
-}
-
-void add_to_summary(Lowered& lowered, const std::string& text) {
-  if (!lowered.summary.empty()) lowered.summary += "; ";
-  lowered.summary += text;
 }
 
 class OperatorLowering {
  public:
   OperatorLowering(Lowered& lowered, const Artifacts& artifacts, std::int64_t threshold)
-      : lowered_(lowered),
-        artifacts_(artifacts),
-        threshold_(threshold),
-        has_layers_(std::ranges::any_of(lowered.nodes, is_layers)) {}
+      : lowered_(lowered), artifacts_(artifacts), threshold_(threshold) {}
 
   void run() {
     for (Node& node : lowered_.nodes) {
@@ -76,24 +71,27 @@ class OperatorLowering {
       try {
         place(node, describe_operator(node));
       } catch (const Error& error) {
-        leave_on_host(node, error.what(), true);
+        leave(lowered_, node, error.what(), true);
       }
     }
     const std::string least = std::to_string(threshold_) + " multiply-adds a dispatch";
     if (!on_array_.empty()) {
-      add_to_summary(lowered_, "by themselves on the array: " + listed(on_array_) +
-                                   " (runs below " + least + ": the host is faster)");
+      summarise("by themselves on the array: " + listed(on_array_) + " (runs below " + least +
+                ": the host is faster)");
     }
-    if (!below_.empty())
-      add_to_summary(lowered_, listed(below_) + " below " + least + ": the host is faster");
+    if (!below_.empty()) summarise(listed(below_) + " below " + least + ": the host is faster");
   }
 
  private:
+  void summarise(const std::string& text) {
+    lowered_.summary += (lowered_.summary.empty() ? "" : "; ") + text;
+  }
+
   void place(Node& node, const ArrayOperator& found) {
     std::vector<std::vector<const ProgramRecord*>> programs;
     bool any = false;
     for (const Node& sizes : found.sizes) {
-      programs.push_back(find_programs(artifacts_, sizes));
+      programs.push_back(artifacts_.programs(sizes.op_type, sizes));
       any = any || !programs.back().empty();
     }
     if (!any) {
@@ -101,7 +99,7 @@ class OperatorLowering {
       if (found.rows > 0 && found.rows * found.multiply_adds < threshold_)
         return keep(node, below_);
       const Node& sizes = found.sizes.front();
-      return leave_on_host(node, why_none(sizes), artifacts_.has(sizes.op_type));
+      return leave(lowered_, node, why_none(sizes), artifacts_.has(sizes.op_type));
     }
     if (!may_be_worth(found, programs, threshold_)) return keep(node, below_);
     keep(node, on_array_);
@@ -123,15 +121,9 @@ class OperatorLowering {
     std::erase_if(lowered_.on_host, [&](const auto& left) { return left.node == node.name; });
   }
 
-  void leave_on_host(const Node& node, const std::string& reason, bool better) {
-    if (has_layers_ && layers::is_dense_product(node)) return;
-    leave(lowered_, node, reason, better && !has_layers_);
-  }
-
   Lowered& lowered_;
   const Artifacts& artifacts_;
   std::int64_t threshold_;
-  bool has_layers_;
   Counts on_array_;
   Counts below_;
 };
@@ -143,10 +135,8 @@ void lower_operators(Lowered& lowered, const Artifacts& artifacts, std::int64_t 
 }
 
 void leave_operators(Lowered& lowered, const std::string& reason, bool better) {
-  const bool has_layers = std::ranges::any_of(lowered.nodes, is_layers);
   for (const Node& node : lowered.nodes) {
-    if (is_operator(node) && !(has_layers && layers::is_dense_product(node)))
-      leave(lowered, node, reason, better && !has_layers);
+    if (is_operator(node)) leave(lowered, node, reason, better);
   }
 }
 

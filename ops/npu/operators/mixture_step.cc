@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/npu/operators/mixture_step.h"
-
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -8,7 +6,7 @@
 
 #include "ops/cpu/products/q4nx_moe.h"
 #include "ops/formats/q4nx.h"
-#include "ops/npu/match/array_operator.h"
+#include "ops/npu/operators/steps.h"
 
 namespace flownpu::npu {
 namespace {
@@ -16,10 +14,8 @@ namespace {
 using cpu::ExpertRows;
 using cpu::RowsByExpert;
 
-struct Expert {
-  std::unique_ptr<OperatorPrograms> gate_up;
-  std::unique_ptr<OperatorPrograms> down;
-};
+// The gated product's, and the down projection's.
+using Expert = std::array<std::unique_ptr<OperatorPrograms>, 2>;
 
 // All rows of each expert that has some.
 std::vector<ExpertRows> rows_of_experts(const RowsByExpert& by_expert) {
@@ -47,23 +43,23 @@ class ArrayExperts final : public cpu::ExpertProducts {
     std::int64_t multiply_adds = 0;
     std::int64_t dispatches = 0;
     for (const ExpertRows& rows : rows_of_experts(by_expert)) {
-      for (const auto* programs : products_of(rows)) {
+      for (const auto& programs : experts_[static_cast<std::size_t>(rows.expert)]) {
         const std::int64_t made = dispatches_of(parts_of(programs->records(), rows.count));
         if (made == 0) return false;
         dispatches += made;
         multiply_adds += rows.count * programs->description().multiply_adds;
       }
     }
-    return experts_.front().gate_up->is_worth(multiply_adds, dispatches);
+    return experts_.front().front()->is_worth(multiply_adds, dispatches);
   }
 
   void answer(const float* x, const RowsByExpert& by_expert, float* answers) const override {
-    const std::unique_lock lock = experts_.front().gate_up->begin();
+    const std::unique_lock lock = experts_.front().front()->begin();
     std::vector<float> given;
     std::vector<float> gated;
     std::vector<float> made;
     for (const ExpertRows& rows : rows_of_experts(by_expert)) {
-      const auto [gate_up, down] = products_of(rows);
+      const auto& [gate_up, down] = experts_[static_cast<std::size_t>(rows.expert)];
       given.resize(static_cast<std::size_t>(rows.count * hidden_));
       for (std::int64_t i = 0; i < rows.count; ++i)
         std::copy_n(x + by_expert.row(rows.first + i) * hidden_, hidden_,
@@ -85,11 +81,6 @@ class ArrayExperts final : public cpu::ExpertProducts {
   }
 
  private:
-  std::array<const OperatorPrograms*, 2> products_of(const ExpertRows& rows) const {
-    const Expert& expert = experts_[static_cast<std::size_t>(rows.expert)];
-    return {expert.gate_up.get(), expert.down.get()};
-  }
-
   std::vector<Expert> experts_;
   cpu::Context context_;
   void (*gate_)(const float* gate, const float* up, float* y, std::int64_t n);

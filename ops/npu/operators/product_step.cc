@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/npu/operators/product_step.h"
-
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include "ops/formats/q4nx.h"
 #include "ops/layers/operators.h"
+#include "ops/npu/operators/steps.h"
 
 namespace flownpu::npu {
 namespace {

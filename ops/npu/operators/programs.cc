@@ -9,10 +9,31 @@
 
 namespace flownpu::npu {
 
-std::vector<const ProgramRecord*> find_programs(const Artifacts& artifacts, const Node& sizes) {
-  std::vector<const ProgramRecord*> found = artifacts.programs(sizes.op_type, sizes);
-  std::ranges::sort(found, {}, &ProgramRecord::tokens);
-  return found;
+std::shared_ptr<Buffer> SharedBuffers::get(Runtime& runtime, const std::string& name,
+                                           std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  std::weak_ptr<Buffer>& known = buffers_[{name, bytes}];
+  std::shared_ptr<Buffer> buffer = known.lock();
+  if (buffer == nullptr) {
+    buffer = runtime.allocate(bytes);
+    buffer->to_device(0, bytes);  // Numbers, which what the array has there may not be.
+    known = buffer;
+  }
+  return buffer;
+}
+
+ProgramBuffers::Makers SharedBuffers::makers(Runtime& runtime,
+                                             std::span<const ProgramRecord* const> programs) {
+  ProgramBuffers::Makers makers;
+  for (const ProgramRecord* program : programs) {
+    for (const ProgramBuffer& buffer : program->buffers) {
+      if (buffer.role != BufferRole::kScratch) continue;
+      makers[buffer.name] = [this, &runtime, name = buffer.name](std::size_t bytes) {
+        return get(runtime, name, bytes);
+      };
+    }
+  }
+  return makers;
 }
 
 std::vector<ProgramPart> parts_of(std::span<const ProgramRecord* const> programs, std::int64_t rows,
@@ -49,7 +70,7 @@ OperatorPrograms::OperatorPrograms(const Node& node, std::shared_ptr<CompiledDes
       threshold_(threshold) {
   std::vector<const ProgramRecord*> all;
   for (const Node& sizes : description_.sizes) {
-    records_.push_back(find_programs(designs_->artifacts(), sizes));
+    records_.push_back(designs_->artifacts().programs(sizes.op_type, sizes));
     all.insert(all.end(), records_.back().begin(), records_.back().end());
   }
   // One of the kinds will do: runs that need the other are the host's.

@@ -8,47 +8,39 @@
 
 namespace flownpu::npu {
 
-void read_row(const std::byte* from, DataType type, std::byte* to, std::int64_t count) {
-  if (type == DataType::kBFloat16) {
-    std::memcpy(to, from, static_cast<std::size_t>(count) * kBFloat16Bytes);
-    return;
-  }
-  for (std::int64_t i = 0; i < count; ++i, to += kBFloat16Bytes) {
-    float value = 0;
-    if (type == DataType::kFloat16) {
-      std::uint16_t half = 0;
-      std::memcpy(&half, from + i * sizeof half, sizeof half);
-      value = from_half(half);
-    } else {
-      std::memcpy(&value, from + i * sizeof value, sizeof value);
-    }
-    const std::uint16_t bits = to_bfloat16(value);
-    std::memcpy(to, &bits, sizeof bits);
+namespace {
+
+template <typename From, typename To, typename Convert>
+void convert(const std::byte* from, std::byte* to, std::int64_t count, const Convert& convert) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    From value{};
+    std::memcpy(&value, from + i * sizeof value, sizeof value);
+    const To made = convert(value);
+    std::memcpy(to + i * sizeof made, &made, sizeof made);
   }
 }
 
-namespace {
+using Bits = std::uint16_t;
 
-// The other way round.
 void write_row(const std::byte* from, DataType type, std::byte* to, std::int64_t count) {
-  if (type == DataType::kBFloat16) {
+  if (type == DataType::kBFloat16)
     std::memcpy(to, from, static_cast<std::size_t>(count) * kBFloat16Bytes);
-    return;
-  }
-  for (std::int64_t i = 0; i < count; ++i, from += kBFloat16Bytes) {
-    std::uint16_t bits = 0;
-    std::memcpy(&bits, from, sizeof bits);
-    const float value = from_bfloat16(bits);
-    if (type == DataType::kFloat16) {
-      const std::uint16_t half = to_half(value);
-      std::memcpy(to + i * sizeof half, &half, sizeof half);
-    } else {
-      std::memcpy(to + i * sizeof value, &value, sizeof value);
-    }
-  }
+  else if (type == DataType::kFloat16)
+    convert<Bits, Bits>(from, to, count, [](Bits bits) { return to_half(from_bfloat16(bits)); });
+  else
+    convert<Bits, float>(from, to, count, from_bfloat16);
 }
 
 }  // namespace
+
+void read_row(const std::byte* from, DataType type, std::byte* to, std::int64_t count) {
+  if (type == DataType::kBFloat16)
+    std::memcpy(to, from, static_cast<std::size_t>(count) * kBFloat16Bytes);
+  else if (type == DataType::kFloat16)
+    convert<Bits, Bits>(from, to, count, [](Bits half) { return to_bfloat16(from_half(half)); });
+  else
+    convert<float, Bits>(from, to, count, to_bfloat16);
+}
 
 void check_layout(const DecoderShape& shape, std::int64_t context, const CacheLayout& layout,
                   std::size_t bytes) {

@@ -35,7 +35,7 @@ std::unique_ptr<Buffer> upload_rotary(Runtime& runtime, const Node& node, const 
 }
 
 DecoderShape read_shape(const Node& node) {
-  DecoderShape shape = DecoderShape::read(node);
+  DecoderShape shape{layers::DecoderSizes::read(node)};
   layers::check_values_of_decoder(node, shape);
   return shape;
 }
@@ -65,16 +65,16 @@ std::string list_of_tokens(const std::vector<const ProgramRecord*>& programs) {
 
 DecoderPrograms DecoderPrograms::find(const Artifacts& artifacts, const Node& node) {
   DecoderPrograms found;
-  const auto context = [](const ProgramRecord* program) { return program->context; };
-  found.decode = std::ranges::max(artifacts.require("decode", node), {}, context);
-  for (const auto& [kind, programs] :
-       {std::pair("prefill", &found.prefill), std::pair("block", &found.blocks)}) {
-    for (const ProgramRecord* program : artifacts.programs(kind, node)) {
-      if (program->context == found.decode->context && program->cache == found.decode->cache)
-        programs->push_back(program);
-    }
-    std::ranges::sort(*programs, {}, &ProgramRecord::tokens);
-  }
+  found.decode = std::ranges::max(artifacts.require("decode", node), {}, &ProgramRecord::context);
+  const auto beside = [&](std::string_view kind) {
+    std::vector<const ProgramRecord*> programs = artifacts.programs(kind, node);
+    std::erase_if(programs, [&](const ProgramRecord* program) {
+      return program->context != found.decode->context || program->cache != found.decode->cache;
+    });
+    return programs;
+  };
+  found.prefill = beside("prefill");
+  found.blocks = beside("block");
   return found;
 }
 
@@ -110,8 +110,6 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
       });
 }
 
-std::int64_t DecoderLayers::multiply_adds() const { return shape_.multiply_adds(); }
-
 DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) const {
   layers::check_call(shape_, inputs);
   const Shape& hidden = inputs[layers::kHidden].shape;
@@ -129,21 +127,16 @@ DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) c
                       ": build them for a longer context (`flownpu build MODEL --context N`), or "
                       "set the provider option on_unsupported to cpu");
   }
-  tokens.blocks = blocks_of(inputs, tokens);
+  // Numbers of the blocks of the new tokens, without padding.
+  if (shape_.blocks)
+    tokens.blocks = {inputs.back().as<const std::int32_t>(),
+                     static_cast<std::size_t>(tokens.count)};
   check_blocks(tokens);
   return tokens;
 }
 
 std::int64_t DecoderLayers::Tokens::block(std::int64_t token) const {
   return blocks.empty() ? 1 : tokens_of_block(blocks.subspan(static_cast<std::size_t>(token)));
-}
-
-// Numbers of the blocks of the new tokens, without padding.
-std::span<const std::int32_t> DecoderLayers::blocks_of(std::span<const Tensor> inputs,
-                                                       const Tokens& tokens) const {
-  if (!shape_.blocks) return {};
-  const Tensor& blocks = inputs.back();
-  return {blocks.as<const std::int32_t>(), static_cast<std::size_t>(tokens.count)};
 }
 
 void DecoderLayers::check_blocks(const Tokens& tokens) const {
@@ -233,7 +226,7 @@ void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
 }
 
 std::string describe_decoder(const Node& node, const CompiledDesigns& designs) {
-  const DecoderShape shape = DecoderShape::read(node);
+  const auto shape = layers::DecoderSizes::read(node);
   const DecoderPrograms programs = DecoderPrograms::find(designs.artifacts(), node);
   designs.artifacts().check(programs.all());
   const std::size_t dispatches = programs.decode->array_dispatches();

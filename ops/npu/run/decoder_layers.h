@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DecoderLayers: the step of the node of that name (match/decoder_layers.h). Prompts go through the
+// DecoderLayers: the step of the node of that name (match/layers.h). Prompts go through the
 // programs for prefill in chunks, all but their last token; that one, and each token of a reply,
 // goes through the program for decode, which ends with the LM head. Tokens that see one another in
 // both directions go through the program for a block of as many, whole, wherever it begins; a last
@@ -49,7 +49,7 @@ class DecoderLayers final : public Step {
   // Unsupported if there is no memory for the cache of one more conversation.
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> scratch) const override;
-  std::int64_t multiply_adds() const override;
+  std::int64_t multiply_adds() const override { return shape_.multiply_adds(); }
 
   // Lives as long as someone needs what callers' tensors stand for.
   const std::shared_ptr<layers::KvCaches>& caches() const { return caches_; }
@@ -64,9 +64,6 @@ class DecoderLayers final : public Step {
   };
 
   Tokens tokens_of(std::span<const Tensor> inputs) const;
-  // For `left` tokens from `position` on; null: the next goes alone.
-  std::span<const std::int32_t> blocks_of(std::span<const Tensor> inputs,
-                                          const Tokens& tokens) const;
   void check_blocks(const Tokens& tokens) const;
   // That takes most of `left` tokens from `position` on; null: they go token by token.
   Program* chunk_for(std::int64_t left, std::int64_t position) const;

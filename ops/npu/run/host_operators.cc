@@ -86,8 +86,8 @@ T* elements_of(const View& view) {
   return reinterpret_cast<T*>(bytes_of(view));
 }
 
-void to_host(const HostView& argument, std::size_t offset, std::size_t bytes) {
-  if (!argument.constant) argument.view.buffer->to_host(argument.view.offset + offset, bytes);
+void to_host(const View& view, std::size_t offset, std::size_t bytes) {
+  if (!view.constant) view.buffer->to_host(view.offset + offset, bytes);
 }
 
 void to_device(const View& view, std::size_t offset, std::size_t bytes) {
@@ -147,28 +147,27 @@ class NormOfRows final : public HostOperator {
                       {"y", y}});
   }
 
-  void run(const HostCompute& compute, std::span<const HostView> arguments,
-           std::int64_t /*position*/, std::size_t rows) override {
+  void run(const HostCompute& compute, std::span<const View> arguments, std::int64_t /*position*/,
+           std::size_t rows) override {
     const bool adds = norm_ != Norm::kRms;
-    const View& x = arguments[0].view;
-    const View& y = arguments.back().view;
+    const View& x = arguments[0];
+    const View& y = arguments.back();
     const std::size_t count = std::min(rows, rows_);
     to_host(arguments[0], 0, x.bytes / rows_ * count);
-    if (adds) to_host(arguments[1], 0, arguments[1].view.bytes / rows_ * count);
+    if (adds) to_host(arguments[1], 0, arguments[1].bytes / rows_ * count);
     weights_.resize(second_ + columns_);
-    widen(elements_of<std::uint16_t>(arguments[adds ? 2 : 1].view), weights_.size(),
-          weights_.data());
+    widen(elements_of<std::uint16_t>(arguments[adds ? 2 : 1]), weights_.size(), weights_.data());
     for_rows(compute, count, 2 * columns_, scratch_, [&](std::size_t row, float* values) {
       widen(elements_of<std::uint16_t>(x) + row * x_line_, columns_, values);
       float* sums = values;
       if (adds) {
-        sums = elements_of<float>(arguments[3].view) + row * columns_;
-        add(*compute.kernels, values, arguments[1].view, row, sums);
+        sums = elements_of<float>(arguments[3]) + row * columns_;
+        add(*compute.kernels, values, arguments[1], row, sums);
       }
       normalise(*compute.kernels, sums, values);
       narrow(*compute.kernels, values, columns_, elements_of<std::uint16_t>(y) + row * y_line_);
     });
-    if (adds) to_device(arguments[3].view, 0, arguments[3].view.bytes / rows_ * count);
+    if (adds) to_device(arguments[3], 0, arguments[3].bytes / rows_ * count);
     to_device(y, 0, y.bytes / rows_ * count);  // No array writes what lies between its rows.
   }
 
@@ -236,24 +235,23 @@ class NormRope final : public HostOperator {
   }
 
   // Behind the last key zeros follow in the cache, as artifacts/program_record.h has it.
-  void run(const HostCompute& compute, std::span<const HostView> arguments, std::int64_t position,
+  void run(const HostCompute& compute, std::span<const View> arguments, std::int64_t position,
            std::size_t rows) override {
     const auto first = static_cast<std::size_t>(position);
     if (position < 0 || first + tokens_ > context_) {
       fail(where_, "expected ", tokens_, " positions below ", context_, ", got ", position,
            " and on");
     }
-    const View& qkv = arguments[0].view;
-    const View& q = arguments[arguments.size() - 2].view;
-    const View& cache = arguments.back().view;
+    const View& qkv = arguments[0];
+    const View& q = arguments[arguments.size() - 2];
+    const View& cache = arguments.back();
     const std::size_t count = std::min(rows, tokens_);
     const std::size_t end = with_zeros(first + count, context_);
     to_host(arguments[0], 0, qkv.bytes / tokens_ * count);
     weights_.resize(norms_ ? 2 * size_ : 0);
-    if (norms_)
-      widen(elements_of<std::uint16_t>(arguments[2].view), weights_.size(), weights_.data());
+    if (norms_) widen(elements_of<std::uint16_t>(arguments[2]), weights_.size(), weights_.data());
     const auto* angles =
-        elements_of<std::uint16_t>(arguments[1].view) + (table_ * context_ + first) * size_;
+        elements_of<std::uint16_t>(arguments[1]) + (table_ * context_ + first) * size_;
     for_rows(compute, count, 2 * size_, scratch_, [&](std::size_t token, float* scratch) {
       widen(angles + token * size_, size_, scratch + size_);
       turn_token(

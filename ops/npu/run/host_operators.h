@@ -27,19 +27,13 @@ struct HostCompute {
   std::shared_ptr<cpu::ThreadPool> pool;
 };
 
-// An argument: a part of a buffer, which `constant` says that no array writes.
-struct HostView {
-  View view;
-  bool constant = false;
-};
-
 class HostOperator {
  public:
   virtual ~HostOperator() = default;
   // `arguments`: as many bytes of each as the record says. For the first `rows` of those that the
   // record says, or all if it has fewer; the first is at `position`. One run follows another.
   // Throws Error if rows would lie past a buffer's end; DeviceError.
-  virtual void run(const HostCompute& compute, std::span<const HostView> arguments,
+  virtual void run(const HostCompute& compute, std::span<const View> arguments,
                    std::int64_t position, std::size_t rows) = 0;
 };
 

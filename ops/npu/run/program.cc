@@ -51,12 +51,9 @@ void require_memory(const std::map<std::string, ProgramBuffer>& buffers) {
   std::size_t left = machine;
   for (const auto& [name, buffer] : buffers) {
     if (buffer.bytes > left) {
-      throw DeviceError(Failure::kMemory,
-                        "[FlowNPU] expected programs whose buffers fit the " +
-                            std::to_string(machine >> 20) + " MB of this machine, got " + name +
-                            " of " + std::to_string(buffer.bytes >> 20) + " MB where " +
-                            std::to_string(left >> 20) +
-                            " MB are left by others: build them for a shorter context");
+      fail_device(Failure::kMemory, "expected programs whose buffers fit the ", machine >> 20,
+                  " MB of this machine, got ", name, " of ", buffer.bytes >> 20, " MB where ",
+                  left >> 20, " MB are left by others: build them for a shorter context");
     }
     left -= buffer.bytes;
   }
@@ -117,43 +114,41 @@ Program::Program(std::shared_ptr<CompiledDesigns> designs, const ProgramRecord& 
       given_has_ones_(record.buffers[record.given.view.buffer].line > 0),
       host_(host) {
   for (const DispatchRecord& dispatch : record.dispatches) {
-    Dispatch& made = dispatches_.emplace_back();
-    for (const StepRecord& step : dispatch.steps) {
-      std::vector<View> views;
-      views.reserve(step.views.size());
-      for (const ViewRecord& view : step.views)
-        views.push_back({buffers.find(record.buffers[view.buffer].name), view.offset, view.bytes});
-      if (dispatch.host)
-        made.host_steps.push_back(prepare_host(step, views));
-      else
-        made.steps.push_back(prepare(step, views));
-    }
+    std::vector<Step>& steps = dispatches_.emplace_back();
     // A call at several positions of a dispatch has words for each.
     std::map<const PreparedCall*, std::map<std::int64_t, std::size_t>> slots;
-    for (Step& step : made.steps) {
-      auto& offsets = slots[step.call];
-      step.slot = offsets.try_emplace(step.offset, offsets.size()).first->second;
+    for (const StepRecord& from : dispatch.steps) {
+      Step& step = steps.emplace_back();
+      if (dispatch.host) {
+        step.host = prepare_host(from);
+      } else {
+        step.call = prepare(from);
+        auto& offsets = slots[step.call];
+        step.slot = offsets.try_emplace(from.offset, offsets.size()).first->second;
+      }
+      step.offset = from.offset;
+      step.label = &from.label;
+      for (const ViewRecord& view : from.views) {
+        const ProgramBuffer& buffer = record.buffers[view.buffer];
+        step.arguments.push_back({buffers.find(buffer.name), view.offset, view.bytes,
+                                  buffer.role == BufferRole::kConstant});
+      }
     }
   }
 }
 
-Program::Step Program::prepare(const StepRecord& step, std::span<const View> views) {
+PreparedCall* Program::prepare(const StepRecord& step) {
   std::unique_ptr<PreparedCall>& call = calls_[step.call];
   if (call == nullptr)
     call = std::make_unique<PreparedCall>(*designs_, designs_->artifacts().call(step.call));
-  return {call.get(), 0, step.offset, {views.begin(), views.end()}, &step.label};
+  return call.get();
 }
 
-Program::HostStep Program::prepare_host(const StepRecord& step, std::span<const View> views) {
+HostOperator* Program::prepare_host(const StepRecord& step) {
   std::unique_ptr<HostOperator>& call = host_calls_[step.call];
   if (call == nullptr)
     call = make_host_operator(designs_->artifacts().host_call(step.call), step.label);
-  HostStep made{call.get(), step.offset, {}, &step.label};
-  for (std::size_t i = 0; i < views.size(); ++i) {
-    const BufferRole role = record_->buffers[step.views[i].buffer].role;
-    made.arguments.push_back({views[i], role == BufferRole::kConstant});
-  }
-  return made;
+  return call.get();
 }
 
 // What lies between the columns of two rows is zeros, or as the buffer began where it has ones.
@@ -179,42 +174,29 @@ void Program::run(std::int64_t position, const std::string& where, Buffer* cache
   };
   if (cache == nullptr && std::ranges::any_of(record_->buffers, is_cache))
     fail("[FlowNPU] expected a program to ", record_->kind, " without a cache, and it has one");
-  for (const Dispatch& dispatch : dispatches_) {
-    run_host_steps(dispatch.host_steps, position, where, cache);
-    if (!dispatch.steps.empty()) run_steps(dispatch.steps, position, where, cache);
-  }
-}
-
-void Program::run_steps(std::span<const Step> steps, std::int64_t position,
-                        const std::string& where, Buffer* cache) const {
-  std::vector<Call> calls;
-  // Calls hold spans of these.
-  std::vector<std::vector<View>> arguments;
-  arguments.reserve(steps.size());
-  for (const Step& step : steps) {
-    std::vector<View>& views = arguments.emplace_back(step.arguments);
-    for (View& view : views) {
-      if (view.buffer == nullptr) view.buffer = cache;
+  for (const std::vector<Step>& steps : dispatches_) {
+    std::vector<Call> calls;
+    // Calls hold spans of these.
+    std::vector<std::vector<View>> arguments;
+    arguments.reserve(steps.size());
+    for (const Step& step : steps) {
+      std::vector<View>& views = arguments.emplace_back(step.arguments);
+      for (View& view : views) {
+        if (view.buffer == nullptr) view.buffer = cache;
+      }
+      const std::string name = *step.label + where;
+      const std::int64_t first = position + step.offset;
+      if (step.host != nullptr) {
+        designs_->compute(name, first, [&] { step.host->run(host_, views, first, given_rows_); });
+        continue;
+      }
+      calls.push_back({.name = name,
+                       .sequence = step.call->at(first, step.slot),
+                       .arguments = views,
+                       .family = step.call->file(),
+                       .position = first});
     }
-    calls.push_back({.name = *step.label + where,
-                     .sequence = step.call->at(position + step.offset, step.slot),
-                     .arguments = views,
-                     .family = step.call->file(),
-                     .position = position + step.offset});
-  }
-  designs_->dispatch(steps.front().call->array(), calls);
-}
-
-void Program::run_host_steps(std::span<const HostStep> steps, std::int64_t position,
-                             const std::string& where, Buffer* cache) const {
-  for (const HostStep& step : steps) {
-    std::vector<HostView> arguments = step.arguments;
-    for (HostView& argument : arguments) {
-      if (argument.view.buffer == nullptr) argument.view.buffer = cache;
-    }
-    designs_->compute(*step.label + where, position + step.offset, [&] {
-      step.call->run(host_, arguments, position + step.offset, given_rows_);
-    });
+    if (!calls.empty()) designs_->dispatch(steps.front().call->array(), calls);
   }
 }
 

@@ -63,32 +63,18 @@ class Program {
   void read(std::span<float> values) const;
 
  private:
-  // A view without a buffer is of the cache.
+  // Of an array, or of the host. A view without a buffer is of the cache.
   struct Step {
-    PreparedCall* call;
-    std::size_t slot;  // of the call's words: this step's, of those of its dispatch
-    std::int64_t offset;
+    PreparedCall* call = nullptr;
+    std::size_t slot = 0;  // of the call's words: this step's, of those of its dispatch
+    HostOperator* host = nullptr;
+    std::int64_t offset = 0;
     std::vector<View> arguments;
-    const std::string* label;
-  };
-  struct HostStep {
-    HostOperator* call;
-    std::int64_t offset;
-    std::vector<HostView> arguments;
-    const std::string* label;
-  };
-  // Steps of an array, or of the host.
-  struct Dispatch {
-    std::vector<Step> steps;
-    std::vector<HostStep> host_steps;
+    const std::string* label = nullptr;
   };
 
-  Step prepare(const StepRecord& step, std::span<const View> views);
-  HostStep prepare_host(const StepRecord& step, std::span<const View> views);
-  void run_steps(std::span<const Step> steps, std::int64_t position, const std::string& where,
-                 Buffer* cache) const;
-  void run_host_steps(std::span<const HostStep> steps, std::int64_t position,
-                      const std::string& where, Buffer* cache) const;
+  PreparedCall* prepare(const StepRecord& step);
+  HostOperator* prepare_host(const StepRecord& step);
 
   std::shared_ptr<CompiledDesigns> designs_;
   const ProgramRecord* record_;
@@ -99,7 +85,7 @@ class Program {
   HostCompute host_;
   std::map<std::size_t, std::unique_ptr<PreparedCall>> calls_;
   std::map<std::size_t, std::unique_ptr<HostOperator>> host_calls_;
-  std::vector<Dispatch> dispatches_;
+  std::vector<std::vector<Step>> dispatches_;
 };
 
 }  // namespace flownpu::npu

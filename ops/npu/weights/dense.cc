@@ -9,8 +9,8 @@
 #include "ops/error.h"
 #include "ops/formats/numbers.h"
 #include "ops/layers/operators.h"
+#include "ops/layers/q4nx_weight.h"
 #include "ops/npu/nodes/lowered_node.h"
-#include "ops/npu/weights/q4nx.h"
 
 namespace flownpu::npu {
 namespace {
@@ -68,6 +68,27 @@ DenseWeight of_dense(const Node& product) {
   }
   fail(to_string(product),
        ": expected W to be an initializer of two axes: float, bfloat16, float16 or int8");
+}
+
+// w[m, k]; of a gated weight the gate's.
+float value_at(const layers::Q4NXWeight& weight, std::int64_t m, std::int64_t k) {
+  const q4nx::Layout& layout = weight.layout;
+  const std::byte* blocks = weight.blocks + m / q4nx::kBlockRows * layout.row_bytes(weight.columns);
+  const std::int64_t row = m % q4nx::kBlockRows;
+  const std::int64_t group = k / q4nx::kGroup;
+  const auto parameter = [&](std::int64_t offset) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, blocks + layout.scales_at(group) + offset + row * 2, 2);
+    return from_bfloat16(bits);
+  };
+  const std::int64_t place = row / q4nx::kStripRows * layout.strip_bytes() +
+                             k % q4nx::kGroup * q4nx::kColumnBytes + row % q4nx::kStripRows / 2;
+  const auto pair = std::to_integer<unsigned>(blocks[layout.codes_at(group) + place]);
+  const unsigned code = row % 2 == 0 ? pair & 15U : pair >> 4U;
+  const float scale = parameter(0);
+  const float minimum =
+      layout.has_minima ? parameter(layout.minimum_offset()) : q4nx::kMinimumOfSymmetric * scale;
+  return minimum + scale * static_cast<float>(code);
 }
 
 DenseWeight of_q4nx(const Node& product) {

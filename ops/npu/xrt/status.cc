@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -12,20 +13,10 @@ namespace flownpu::npu::xrt_abi {
 namespace {
 
 Status failure_at(Stage stage) {
-  switch (stage) {
-    case Stage::kOpen:
-      return Status::kNoDevice;
-    case Stage::kLoad:
-      return Status::kDesign;
-    case Stage::kAllocate:
-      return Status::kMemory;
-    case Stage::kMove:
-    case Stage::kSubmit:
-      return Status::kSubmit;
-    case Stage::kWait:
-      break;
-  }
-  return Status::kCommand;
+  // By stage.
+  constexpr Status kFailures[] = {Status::kNoDevice, Status::kDesign, Status::kMemory,
+                                  Status::kSubmit,   Status::kSubmit, Status::kCommand};
+  return kFailures[static_cast<std::size_t>(stage)];
 }
 
 }  // namespace

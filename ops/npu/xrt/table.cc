@@ -90,6 +90,11 @@ std::string firmware_of(const xrt::device& device) {
   return version.empty() ? version : ", firmware " + version;
 }
 
+template <typename Object>
+void free(Object* object) {
+  delete object;
+}
+
 Status open_device(Device** device, Text description, Text error) {
   return guard(Stage::kOpen, error, [&] {
     free_abandoned();
@@ -110,8 +115,6 @@ Status open_device(Device** device, Text description, Text error) {
   });
 }
 
-void free_device(Device* device) { delete device; }
-
 Status load_array(Device* device, const char* file, Array** array, std::size_t* most_buffers,
                   Text error) {
   return guard(Stage::kLoad, error, [&] {
@@ -120,8 +123,6 @@ Status load_array(Device* device, const char* file, Array** array, std::size_t* 
     *array = new Array{std::move(context)};
   });
 }
-
-void free_array(Array* array) { delete array; }
 
 Status make_sequence(Array* array, const std::uint32_t* words, std::size_t count,
                      Sequence** sequence, Text error) {
@@ -134,8 +135,6 @@ Status make_sequence(Array* array, const std::uint32_t* words, std::size_t count
 Status write_word(Sequence* sequence, std::size_t word, std::uint32_t value, Text error) {
   return guard(Stage::kSubmit, error, [&] { sequence->instructions->write(word, value); });
 }
-
-void free_sequence(Sequence* sequence) { delete sequence; }
 
 Status make_buffer(Device* device, std::size_t bytes, Buffer** buffer, void** host, Text error) {
   return guard(Stage::kAllocate, error, [&] {
@@ -156,8 +155,6 @@ Status move(Buffer* buffer, Direction direction, std::size_t offset, std::size_t
         bytes, offset);
   });
 }
-
-void free_buffer(Buffer* buffer) { delete buffer; }
 
 Status submit(Array* array, const Call* calls, std::size_t count, Submission** submission,
               std::size_t* word_bytes, Text error) {
@@ -192,15 +189,15 @@ bool free_submission(Submission* submission) {
 constexpr Table kTable = {
     .version = kVersion,
     .open_device = open_device,
-    .free_device = free_device,
+    .free_device = free<Device>,
     .load_array = load_array,
-    .free_array = free_array,
+    .free_array = free<Array>,
     .make_sequence = make_sequence,
     .write_word = write_word,
-    .free_sequence = free_sequence,
+    .free_sequence = free<Sequence>,
     .make_buffer = make_buffer,
     .move = move,
-    .free_buffer = free_buffer,
+    .free_buffer = free<Buffer>,
     .submit = submit,
     .wait = wait,
     .free_submission = free_submission,

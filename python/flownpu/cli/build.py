@@ -22,7 +22,7 @@ from flownpu.cli.options import AsJson
 from flownpu.cli.output import print_json, progress_bar, status
 
 if TYPE_CHECKING:
-    from flownpu.npu.catalogue import Call
+    from flownpu.aie.programs.call import ArtifactCall
 
 _COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
@@ -185,7 +185,7 @@ def say_missing(what: str, missing: Iterable[object]) -> None:
         status(f"  {tool}")
 
 
-def _emit(calls: list["Call"], target: Target, kind: Emit, folder: Path) -> None:
+def _emit(calls: list["ArtifactCall"], target: Target, kind: Emit, folder: Path) -> None:
     """Writes one file a call."""
     write, suffix = (to_mlir, "mlir") if kind is Emit.MLIR else (to_json, "json")
     count = 0
@@ -195,7 +195,7 @@ def _emit(calls: list["Call"], target: Target, kind: Emit, folder: Path) -> None
     status(f"{folder}: {count} designs")
 
 
-def _build(calls: list["Call"], target: Target, path: Path) -> None:
+def _build(calls: list["ArtifactCall"], target: Target, path: Path) -> None:
     """Writes and, where that can be done, compiles the calls."""
     toolchain, missing = find_toolchain()
     folder = ArtifactFolder(path, target.value, toolchain, versions={"flownpu": __version__})
@@ -210,14 +210,14 @@ def _build(calls: list["Call"], target: Target, path: Path) -> None:
     say_missing(f"{path}: plans and MLIR of {what}", missing)
 
 
-def _plans(calls: list["Call"], target: Target) -> Iterator[tuple["Call", Plan]]:
+def _plans(calls: list["ArtifactCall"], target: Target) -> Iterator[tuple["ArtifactCall", Plan]]:
     """The plan of each call; on npu1 those that do not fit are named and left out."""
     with progress_bar(*_COLUMNS) as bar:
         task = bar.add_task("designs", total=len(calls))
         for call in calls:
             bar.update(task, description=f"{call.array} {call.name}")
             try:
-                plan = call.program().resolve_program(f"{call.array}.{call.name}")
+                plan = call.program(0).resolve_program(f"{call.array}.{call.name}")
             except ValueError as error:
                 # XDNA has half of the columns, and not every design claims it; on XDNA2 all of them must fit.
                 if target is not Target.NPU1:

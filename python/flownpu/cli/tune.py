@@ -82,7 +82,7 @@ def _designs(target: Target, precision: Precision, epilogue: Epilogue, size: tup
         ranked = rank(target.value, precision, epilogue, *size)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    return [(tiling_of(choice.design), choice.prediction) for choice in ranked]
+    return [(tiling_of(design), prediction) for design, prediction in ranked]
 
 
 def _kernels(
@@ -100,7 +100,7 @@ def _kernels(
 
     search = GemmSearch(target.value, precision, size, Order(b_order), output_buffers, overlapped)
     try:
-        return [(one.tiling, one.prediction) for one in search.candidates()]
+        return search.candidates()
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

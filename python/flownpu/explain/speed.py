@@ -18,7 +18,7 @@ from flownpu.aie.cost.parameters import VALUES
 from flownpu.bench.roofline import graph_traffic, read_bandwidth
 from flownpu.explain.program import ProgramPrice, price_of
 from flownpu.npu.artifacts import DEFAULT_CONTEXT
-from flownpu.npu.decoder import decoder_of_model
+from flownpu.npu.layers import decoder_of_model
 from flownpu.predict.prices import Prediction, predicted_programs
 from flownpu.predict.target import Target
 

@@ -22,9 +22,8 @@ from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import calls_of
 from flownpu.errors import FlowNPUError
 from flownpu.model.folder import locate_graph, other_graphs, read_genai_config
-from flownpu.npu.decoder import read_decoder
-from flownpu.npu.encoder import read_encoder
-from flownpu.npu.operators import LeftOut, programs_of_graph
+from flownpu.npu.layers import read_decoder, read_encoder
+from flownpu.npu.operators import LeftOut, first_of, programs_of_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -233,7 +232,7 @@ def programs_of_decoder(
         try:
             programs.append(prefill_program(decoder, target, context, tokens, weights))
         except ValueError as error:
-            reasons.setdefault(_first_of(error), []).append(str(tokens))
+            reasons.setdefault(first_of(error), []).append(str(tokens))
     instead = "" if len(programs) > 1 else " (prompts go token by token)"
     left_out += [
         LeftOut(f"chunks of {', '.join(sizes)} tokens{instead}", reason, on_host=False)
@@ -245,7 +244,7 @@ def programs_of_decoder(
             programs.append(_block_program(decoder, target, context, weights))
         except ValueError as error:
             what = f"images of {decoder.block} tokens (prompts with images are refused)"
-            left_out.append(LeftOut(what, _first_of(error)))
+            left_out.append(LeftOut(what, first_of(error)))
     return programs, left_out
 
 
@@ -253,8 +252,3 @@ def _block_program(decoder: DecoderShape, target: str, context: int, weights: st
     if decoder.block > context:
         raise ValueError(f"expected a context of {decoder.block} or more, got {context}")
     return prefill_program(decoder, target, context, decoder.block, weights, block=True)
-
-
-def _first_of(error: ValueError) -> str:
-    """What breaks the limits breaks them on each tile: the first says it."""
-    return " ".join(str(error).splitlines()[:2])

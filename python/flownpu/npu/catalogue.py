@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which designs with which shapes `flownpu build` builds: those of the models that FlowNPU is for.
 
-A design is one function in `OPERATORS`: it yields the calls that a model makes of it. Calls of the same array have the
+A design is one function in `OPERATORS`: it yields the calls that a decoder makes of it; an encoder of images makes
+those of its program. Calls of the same array have the
 same name for it, across models too; that array is compiled once.
 
 Shapes: decoding makes calls of one token, prefilling of `CHUNK` tokens; attention looks back over `CONTEXT` positions.
@@ -11,12 +12,11 @@ Other lengths are other sequences over the same arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.common import ceil_div, limits_of
-from flownpu.aie.designs.decode_layer.design import WAYS, DecodeLayer, Layer, LayerShape
+from flownpu.aie.designs.decode_layer.design import WAYS, DecodeLayer, Layer
 from flownpu.aie.designs.dequant_engine import DequantEngine
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
@@ -31,14 +31,17 @@ from flownpu.aie.designs.vector_operators import (
     Softmax,
     gated_activation,
 )
+from flownpu.aie.programs.call import fixed_call
 from flownpu.aie.programs.encode import encode_program
 from flownpu.aie.programs.program import calls_of
-from flownpu.npu.models import MODELS, Model
+from flownpu.npu.models import MODELS, Decoder, projections
 
 if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Program
+    from flownpu.aie.programs.call import ArtifactCall
+    from flownpu.aie.programs.encoder_shape import EncoderShape
 
-__all__ = ["CHUNK", "CONTEXT", "OPERATORS", "Call", "catalogue"]
+__all__ = ["CHUNK", "CONTEXT", "OPERATORS", "catalogue"]
 
 CHUNK = 512  # tokens that are prefilled at a time
 CONTEXT = 4096  # positions of the KV cache
@@ -53,30 +56,24 @@ _Make = Callable[[], "Program"]
 _Calls = Iterator[tuple[str, str, _Make]]
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of a design."""
-
-    operator: str
-    array: str
-    name: str
-    program: _Make
-
-
-def catalogue(target: str, operators: Iterable[str] = (), models: Iterable[str] = ()) -> list[Call]:
+def catalogue(target: str, operators: Iterable[str] = (), models: Iterable[str] = ()) -> list[ArtifactCall]:
     """The calls of some operators in some models, each once; all of them if none are named.
 
     Raises:
         ValueError: there is no such target, operator or model; the message lists those there are.
     """
     limits_of(target)
-    calls: dict[tuple[str, str], Call] = {}
+    calls: dict[tuple[str, str], ArtifactCall] = {}
     chosen_models = _chosen("a model", models, MODELS)
     for operator in _chosen("an operator", operators, OPERATORS):
         for model in chosen_models:
-            for array, name, program in OPERATORS[operator](target, MODELS[model]):
-                calls.setdefault((array, name), Call(operator, array, name, program))
+            for array, name, program in _calls(operator, target, MODELS[model]):
+                calls.setdefault((array, name), fixed_call(operator, array, name, program))
     return list(calls.values())
+
+
+def _calls(operator: str, target: str, model: Decoder | EncoderShape) -> _Calls:
+    return OPERATORS[operator](target, model) if isinstance(model, Decoder) else _of_encoder(operator, target, model)
 
 
 def _chosen(what: str, names: Iterable[str], known: Mapping[str, object]) -> list[str]:
@@ -96,12 +93,10 @@ def _call(design: Callable[[], Any], *sizes: Any, **options: Any) -> Program:
 # --- What a model calls each operator's design with -----------------------------------------------------------------
 
 
-def _fused_dqp(target: str, model: Model) -> _Calls:
-    if not model.is_decoder:
-        return
+def _fused_dqp(target: str, model: Decoder) -> _Calls:
     tiles = 32 if limits_of(target).columns >= 8 else 16
-    k_max = ceil_div(max(k for _, k, _ in model.projections), 256) * 256
-    for m, k, epilogue in [*model.projections, (model.vocabulary, model.hidden, "none")]:
+    k_max = ceil_div(max(k for _, k, _ in projections(model)), 256) * 256
+    for m, k, epilogue in [*projections(model), (model.vocabulary, model.shape.hidden, "none")]:
         design = partial(FusedDQP, target, k_max, tiles, epilogue)
         yield f"fused_dqp-{tiles}-k{k_max}-{epilogue}", f"m{m}-k{k}", partial(_call, design, m, k)
 
@@ -111,63 +106,58 @@ def _weights(target: str) -> tuple[str, ...]:
     return ("bf16",) if target == "npu1" else ("bf16", "bfp16")
 
 
-def _gemm(target: str, model: Model) -> _Calls:
-    yield from _of_encoder("gemm", target, model)
-    for weights in _weights(target) if model.is_decoder else ():
-        for n, k, epilogue in model.projections:
+def _gemm(target: str, model: Decoder) -> _Calls:
+    for weights in _weights(target):
+        for n, k, epilogue in projections(model):
             design = partial(Gemm, target, weights, epilogue)
             padded = ceil_div(n, _SUB_TILE) * _SUB_TILE
             yield f"gemm-{weights}-{epilogue}", f"m{CHUNK}-k{k}-n{padded}", partial(_call, design, CHUNK, k, padded)
 
 
-def _dequant_engine(target: str, model: Model) -> _Calls:
-    for weights in _weights(target) if model.is_decoder else ():
-        for m, k, epilogue in model.projections:
+def _dequant_engine(target: str, model: Decoder) -> _Calls:
+    for weights in _weights(target):
+        for m, k, epilogue in projections(model):
             gated = epilogue in {"geglu", "swiglu"}
             name = f"m{m}-k{k}" + ("-gated" if gated else "")
             make = partial(_call, partial(DequantEngine, target, weights), m, k, gated=gated)
             yield f"dequant_engine-{weights}", name, make
 
 
-def _flow_kv(target: str, model: Model) -> _Calls:
-    if not model.is_decoder:
-        return
-    design = partial(FlowKV, target, model.heads, model.kv_heads, model.head_size)
-    array = f"flow_kv-h{model.heads}-g{model.kv_heads}-d{model.head_size}"
+def _flow_kv(target: str, model: Decoder) -> _Calls:
+    sizes, name = _heads(model)
     for window, kind in _windows(model):
-        yield array, f"total{CONTEXT}{kind}", partial(_call, design, CONTEXT, CONTEXT, window=window)
+        make = partial(_call, partial(FlowKV, target, *sizes), CONTEXT, CONTEXT, window=window)
+        yield f"flow_kv-{name}", f"total{CONTEXT}{kind}", make
 
 
-def _flow_qkv(target: str, model: Model) -> _Calls:
-    yield from _of_encoder("flow_qkv", target, model)
-    if not model.is_decoder:
-        return
-    design = partial(FlowQKV, target, model.heads, model.kv_heads, model.head_size)
-    array = f"flow_qkv-h{model.heads}-g{model.kv_heads}-d{model.head_size}"
+def _flow_qkv(target: str, model: Decoder) -> _Calls:
+    sizes, name = _heads(model)
     for past in (0, CONTEXT - CHUNK):
         for window, kind in _windows(model):
-            make = partial(_call, design, CHUNK, past, CONTEXT, window=window)
-            yield array, f"tokens{CHUNK}-past{past}{kind}", make
+            make = partial(_call, partial(FlowQKV, target, *sizes), CHUNK, past, CONTEXT, window=window)
+            yield f"flow_qkv-{name}", f"tokens{CHUNK}-past{past}{kind}", make
 
 
-def _windows(model: Model) -> list[tuple[int | None, str]]:
+def _heads(model: Decoder) -> tuple[tuple[int, int, int], str]:
+    """What designs of attention are made for, and what an array's name says of it."""
+    shape = model.shape
+    return (shape.heads, shape.kv_heads, shape.d), f"h{shape.heads}-g{shape.kv_heads}-d{shape.d}"
+
+
+def _windows(model: Decoder) -> list[tuple[int | None, str]]:
     """The windows of a model's layers, and what a call's name says of them."""
     return [(None, "")] + ([(model.window, f"-swa{model.window}")] if model.window else [])
 
 
-def _decode_layer(target: str, model: Model) -> _Calls:
-    if target != "npu2" or not model.is_decoder:  # what the design claims
+def _decode_layer(target: str, model: Decoder) -> _Calls:
+    if target != "npu2":  # what the design claims
         return
-    heads, d = model.heads, model.head_size
-    shape = partial(
-        LayerShape, model.hidden, heads, model.kv_heads, d, model.feed_forward, model.activation,
-        post_norms=model.post_norms, qk_norm=model.head_norms,
-    )  # fmt: skip
-    norms = "-post" * model.post_norms + "-qk" * model.head_norms
-    sizes = f"{model.hidden}-{model.feed_forward}-h{heads}-g{model.kv_heads}-d{d}-{model.activation}{norms}"
+    shape = model.shape
+    norms = "-post" * shape.post_norms + "-qk" * shape.qk_norm
+    sizes = f"{shape.hidden}-{shape.feed_forward}-{_heads(model)[1]}-{shape.activation}{norms}"
 
     def call(way: str, **options: Any) -> Program:
-        return DecodeLayer(shape(), way).program(CONTEXT - 1, CONTEXT, **options)
+        return DecodeLayer(shape, way).program(CONTEXT - 1, CONTEXT, **options)
 
     for way in WAYS:
         array = f"decode_layer-{way}-{sizes}"
@@ -176,69 +166,70 @@ def _decode_layer(target: str, model: Model) -> _Calls:
         yield array, f"position{CONTEXT - 1}-head", partial(call, way, vocabulary=model.vocabulary)
 
 
-def _rms_norm(target: str, model: Model) -> _Calls:
-    if not model.is_decoder:
-        return
+def _rms_norm(target: str, model: Decoder) -> _Calls:
+    shape = model.shape
     for tokens in (1, CHUNK):
-        sizes = [(model.hidden, tokens)]
-        if model.head_norms:
-            sizes.append((model.head_size, tokens * (model.heads + model.kv_heads)))
+        sizes = [(shape.hidden, tokens)]
+        if shape.qk_norm:
+            sizes.append((shape.d, tokens * (shape.heads + shape.kv_heads)))
         for n, rows in sizes:
             design = partial(RMSNorm, target, n, _CORES)
             yield f"rms_norm-n{n}", f"rows{rows}", partial(_call, design, rows, _EPSILON)
-        residual = partial(ResidualRMSNorm, target, model.hidden, model.post_norms, _CORES)
-        kind = "rms_norm_add" if model.post_norms else "add_rms_norm"
-        yield f"{kind}-n{model.hidden}", f"rows{tokens}", partial(_call, residual, tokens, _EPSILON)
+        residual = partial(ResidualRMSNorm, target, shape.hidden, shape.post_norms, _CORES)
+        kind = "rms_norm_add" if shape.post_norms else "add_rms_norm"
+        yield f"{kind}-n{shape.hidden}", f"rows{tokens}", partial(_call, residual, tokens, _EPSILON)
 
 
-def _of_encoder(operator: str, target: str, model: Model) -> _Calls:
-    """The calls of an encoder of images; none of a decoder."""
-    if model.encoder is not None:
-        for call in calls_of([encode_program(model.encoder, target)]):
-            if call.operator == operator:
-                yield call.array, call.name, partial(call.program, 0)
-
-
-def _add_layer_norm(target: str, model: Model) -> _Calls:
-    if model.encoder is not None:
-        design = partial(ResidualLayerNorm, target, model.hidden, _CORES)
-        rows = model.encoder.patches
-        yield f"add_layer_norm-n{model.hidden}", f"rows{rows}", partial(_call, design, rows, _EPSILON)
-
-
-def _rope(target: str, model: Model) -> _Calls:
-    if not model.is_decoder:
-        return
-    heads, d = model.heads + model.kv_heads, model.head_size
+def _rope(target: str, model: Decoder) -> _Calls:
+    heads, d = model.shape.heads + model.shape.kv_heads, model.shape.d
     for tokens in (1, CHUNK):
         design = partial(RotaryEmbedding, target, heads, d, cores=_CORES)
         yield f"rope-h{heads}-d{d}", f"tokens{tokens}", partial(_call, design, tokens)
 
 
-def _norm_rope(target: str, model: Model) -> _Calls:
-    if not model.is_decoder:
-        return
-    sizes = model.heads, model.kv_heads, model.head_size
-    design = partial(NormRope, target, *sizes, model.head_norms, _CORES)
-    array = "norm_rope-h{}-g{}-d{}".format(*sizes) + "-qk" * model.head_norms
-    yield array, f"tokens{CHUNK}", partial(_call, design, CHUNK, CONTEXT - CHUNK, CONTEXT)
+def _norm_rope(target: str, model: Decoder) -> _Calls:
+    (sizes, name), qk_norm = _heads(model), model.shape.qk_norm
+    design = partial(NormRope, target, *sizes, qk_norm, _CORES)
+    yield (
+        f"norm_rope-{name}" + "-qk" * qk_norm,
+        f"tokens{CHUNK}",
+        partial(_call, design, CHUNK, CONTEXT - CHUNK, CONTEXT),
+    )
 
 
-def _gated(activation: str, target: str, model: Model) -> _Calls:
-    if model.activation == activation:
+def _gated(activation: str, target: str, model: Decoder) -> _Calls:
+    if model.shape.activation == activation:
         for tokens in (1, CHUNK):
-            elements = tokens * model.feed_forward
+            elements = tokens * model.shape.feed_forward
             make = partial(gated_activation, target, activation, elements, cores=_CORES)
             yield f"{activation}-{_CORES}", f"n{elements}", make
 
 
-def _softmax(target: str, model: Model) -> _Calls:
-    if model.is_decoder:
-        rows, design = model.heads * CHUNK, partial(Softmax, target, CONTEXT, _CORES)
-        yield f"softmax-{CONTEXT}", f"rows{rows}-n{CONTEXT}", partial(_call, design, rows, CONTEXT)
+def _softmax(target: str, model: Decoder) -> _Calls:
+    rows, design = model.shape.heads * CHUNK, partial(Softmax, target, CONTEXT, _CORES)
+    yield f"softmax-{CONTEXT}", f"rows{rows}-n{CONTEXT}", partial(_call, design, rows, CONTEXT)
 
 
-OPERATORS: dict[str, Callable[[str, Model], _Calls]] = {
+def _of_images(_target: str, _model: Decoder) -> _Calls:
+    """A decoder's of what is for images alone: none."""
+    yield from ()
+
+
+def _of_encoder(operator: str, target: str, encoder: EncoderShape) -> _Calls:
+    if operator == "add_layer_norm":
+        design, rows = partial(ResidualLayerNorm, target, encoder.hidden, _CORES), encoder.patches
+        yield f"add_layer_norm-n{encoder.hidden}", f"rows{rows}", partial(_call, design, rows, _EPSILON)
+    for call in _encoder_calls(encoder, target):
+        if call.operator == operator:
+            yield call.array, call.name, partial(call.program, 0)
+
+
+@cache
+def _encoder_calls(encoder: EncoderShape, target: str) -> list[ArtifactCall]:
+    return calls_of([encode_program(encoder, target)])
+
+
+OPERATORS: dict[str, Callable[[str, Decoder], _Calls]] = {
     "fused_dqp": _fused_dqp,
     "gemm": _gemm,
     "dequant_engine": _dequant_engine,
@@ -246,11 +237,11 @@ OPERATORS: dict[str, Callable[[str, Model], _Calls]] = {
     "flow_kv": _flow_kv,
     "decode_layer": _decode_layer,
     "rms_norm": _rms_norm,
-    "add_layer_norm": _add_layer_norm,
+    "add_layer_norm": _of_images,
     "rope": _rope,
     "norm_rope": _norm_rope,
     "geglu": partial(_gated, "geglu"),
     "swiglu": partial(_gated, "swiglu"),
     "softmax": _softmax,
-    "patch_pooling": partial(_of_encoder, "patch_pooling"),
+    "patch_pooling": _of_images,
 }

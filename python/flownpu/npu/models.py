@@ -4,77 +4,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from flownpu.aie.designs.decode_layer.shape import LayerShape
 from flownpu.aie.programs.encoder_shape import EncoderShape
 from flownpu.model.shapes import SHAPES
 
-__all__ = ["MODELS", "Model"]
+__all__ = ["ENCODERS", "MODELS", "Decoder", "projections"]
 
 
 @dataclass(frozen=True)
-class Model:
-    """The sizes that decide a model's calls: hidden D, feed-forward I, heads H of KV heads G, head size d, window W."""
+class Decoder:
+    """The sizes that decide a decoder's calls: those of a layer, the window of some, and the vocabulary."""
 
-    hidden: int
-    feed_forward: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    activation: str
-    """geglu or swiglu of a decoder; gelu, without a gate, of an encoder."""
-    window: int | None = None
-    vocabulary: int = 0
-    head_norms: bool = False
-    """Queries and keys are normalised, head by head."""
-    post_norms: bool = False
-    """What attention and feed-forward yield is normalised before it is added."""
-    encoder: EncoderShape | None = None
-    """All sizes, if it is an encoder of images. Its attention is not causal, its projections have biases."""
-
-    @property
-    def is_decoder(self) -> bool:
-        """Whether it makes tokens, one after the other."""
-        return self.vocabulary > 0
-
-    @property
-    def projections(self) -> list[tuple[int, int, str]]:
-        """(M, K, epilogue): packed query, key and value; output; feed-forward up, with its gate; down."""
-        attention = self.heads * self.head_size
-        packed = attention + 2 * self.kv_heads * self.head_size
-        return [
-            (packed, self.hidden, "none"),
-            (self.hidden, attention, "none"),
-            (self.feed_forward, self.hidden, self.activation),
-            (self.hidden, self.feed_forward, "none"),
-        ]
+    shape: LayerShape
+    window: int | None
+    vocabulary: int
 
 
-def _decoder(shape: dict[str, object]) -> Model:
+def projections(model: Decoder | EncoderShape) -> list[tuple[int, int, str]]:
+    """(M, K, epilogue): packed query, key and value; output; feed-forward up, with its gate; down."""
+    if isinstance(model, EncoderShape):
+        return [(part.columns, part.inner, "gelu" if part.gelu else "none") for part in model.projections]
+    shape = model.shape
+    return [(part.rows, part.columns, shape.activation if part.gated else "none") for part in shape.projections]
+
+
+def _decoder(shape: dict[str, Any]) -> Decoder:
     """A decoder of `flownpu.model.shapes`."""
-
-    def size(name: str) -> int:
-        value = shape[name]
-        assert isinstance(value, int)
-        return value
-
-    window = shape.get("sliding_window")
-    assert window is None or isinstance(window, int)
-    return Model(
-        size("hidden_size"),
-        size("intermediate_size"),
-        size("num_attention_heads"),
-        size("num_key_value_heads"),
-        size("head_dim"),
-        "geglu" if shape["model_type"] == "gemma3_text" else "swiglu",
-        window,
-        size("vocab_size"),
-        head_norms=shape["model_type"] != "llama",
-        post_norms=shape["model_type"] == "gemma3_text",
+    is_gemma = shape["model_type"] == "gemma3_text"
+    layer = LayerShape(
+        shape["hidden_size"],
+        shape["num_attention_heads"],
+        shape["num_key_value_heads"],
+        shape["head_dim"],
+        shape["intermediate_size"],
+        "geglu" if is_gemma else "swiglu",
+        post_norms=is_gemma,
+        qk_norm=shape["model_type"] != "llama",
     )
+    return Decoder(layer, shape.get("sliding_window"), shape["vocab_size"])
 
 
-# The designs have no place for experts.
-MODELS: dict[str, Model] = {name: _decoder(shape) for name, shape in SHAPES.items() if "num_experts" not in shape}
 # Gemma3-4B's encoder of images, SigLIP so400m: 896 x 896 pixels in patches of 14 x 14; 256 tokens.
 _SIGLIP = EncoderShape(
     channels=3,
@@ -91,4 +62,9 @@ _SIGLIP = EncoderShape(
     pooled_epsilon=1e-6,
     scale=72**-0.5,
 )
-MODELS["siglip"] = Model(1152, 4304, 16, 16, 72, "gelu", encoder=_SIGLIP)
+ENCODERS: dict[str, EncoderShape] = {"siglip": _SIGLIP}
+# The designs have no place for experts.
+MODELS: dict[str, Decoder | EncoderShape] = {
+    **{name: _decoder(shape) for name, shape in SHAPES.items() if "num_experts" not in shape},
+    **ENCODERS,
+}

@@ -21,7 +21,7 @@ from flownpu.model.onnx_file import load_model, reading
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["LeftOut", "programs_of_graph"]
+__all__ = ["LeftOut", "first_of", "programs_of_graph"]
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,16 @@ def programs_of_graph(path: Path, target: str, context: int) -> tuple[list[Progr
                 if not room or rows <= room:
                     of_size.append(operator_program(kind, sizes, target, rows, room))
             except ValueError as error:
-                # What breaks the limits breaks them on each tile: the first says it.
-                refused[f"{kind} of {_text(sizes)}, {rows} rows"] = " ".join(str(error).splitlines()[:2])
+                refused[f"{kind} of {_text(sizes)}, {rows} rows"] = first_of(error)
         programs += of_size
         # Where there is a program of any size, all rows go with it.
         left_out += [LeftOut(what, reason, on_host=not of_size) for what, reason in refused.items()]
     return programs, list(dict.fromkeys(left_out))
+
+
+def first_of(error: ValueError) -> str:
+    """What breaks the limits breaks them on each tile: the first says it."""
+    return " ".join(str(error).splitlines()[:2])
 
 
 def _rounded(context: int, sizes: dict[str, Any], target: str) -> int:

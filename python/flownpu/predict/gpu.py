@@ -11,9 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flownpu.errors import FlowNPUError
-from flownpu.predict.published import CONTEXTS
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -170,21 +167,8 @@ def _attention(decoder: DecoderShape, window: int, past: int, tokens: int) -> Ke
 
 
 def predict_gpu(target: Target, gpu: Gpu, contexts: Sequence[int] = ()) -> list[GpuPoint]:
-    """Predicts a model at these lengths; without any, at 1k, 2k and so on, as far as the model goes.
-
-    Raises:
-        FlowNPUError: a length is not in 1 .. the model's longest context.
-    """
-    decoder = target.decoder
-    contexts = (
-        list(contexts) or [context for context in CONTEXTS if context <= decoder.positions] or [decoder.positions]
-    )
-    for context in contexts:
-        if not 0 < context <= decoder.positions:
-            raise FlowNPUError(
-                f"expected contexts of 1 to {decoder.positions} tokens, which {target.name} has, got {context}"
-            )
-    return [_point(decoder, gpu, context) for context in contexts]
+    """Predicts a model at these `Target.lengths`."""
+    return [_point(target.decoder, gpu, context) for context in target.lengths(contexts)]
 
 
 def _point(decoder: DecoderShape, gpu: Gpu, context: int) -> GpuPoint:

@@ -7,13 +7,13 @@ A file is JSON, an object of a parameter's name (parameters.py) and its value in
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.parameters import TABLE, VALUES
 from flownpu.errors import FlowNPUError
+from flownpu.predict.target import nearest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,18 +35,14 @@ def measured_values(path: Path) -> Values:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise FlowNPUError(f"{path}: expected a JSON file of measured parameters: {error}") from error
-    if not isinstance(document, dict):
-        kind = type(document).__name__
-        raise FlowNPUError(f"{path}: expected an object of parameters and their values, got {kind}")
-    measured = document.get(_REPORT, document)
+    measured = document.get(_REPORT, document) if isinstance(document, dict) else document
     if not isinstance(measured, dict):
+        expected = f"{_REPORT!r} to be an object" if isinstance(document, dict) else "an object"
         kind = type(measured).__name__
-        raise FlowNPUError(f"{path}: expected {_REPORT!r} to be an object of parameters and their values, got {kind}")
+        raise FlowNPUError(f"{path}: expected {expected} of parameters and their values, got {kind}")
     for name, value in measured.items():
         if name not in TABLE:
-            close = difflib.get_close_matches(name, TABLE, n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"parameters are {', '.join(TABLE)}"
-            raise FlowNPUError(f"{path}: {name!r} is no parameter of the cost model; {hint}")
+            raise FlowNPUError(f"{path}: {name!r} is no parameter of the cost model{nearest(name, TABLE)}")
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or value <= 0:
             raise FlowNPUError(f"{path}: expected {name} to be a positive number of {TABLE[name].unit}, got {value!r}")

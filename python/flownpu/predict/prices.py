@@ -101,14 +101,9 @@ class Prediction:
         runs = [(encoder, 0), (block, 0), *prompt_runs(self.programs, _QUESTION_TOKENS, block.tokens)]
         return self.prices.of_runs(runs, before=self.programs[0])
 
-    @property
-    def roof_bytes(self) -> float:
-        """What a token cannot but read without a context: all weights."""
-        decoder = self.target.decoder
-        return len(decoder.windows) * decoder.shape.weight_bytes + decoder.head.bytes
-
     def roof(self, context: int) -> float:
         """Tokens a second if nothing but reading weights, keys and values at memory's rate took time."""
-        shape = self.target.decoder.shape
-        keys = sum(min(window or context, context) for window in self.target.decoder.windows)
-        return self.values["memory_read"] / (self.roof_bytes + keys * shape.position_size * 2)
+        decoder, shape = self.target.decoder, self.target.decoder.shape
+        weights = len(decoder.windows) * shape.weight_bytes + decoder.head.bytes
+        keys = sum(min(window or context, context) for window in decoder.windows)
+        return self.values["memory_read"] / (weights + keys * shape.position_size * 2)

@@ -6,6 +6,7 @@ Everything here is **predicted**. What others published of the same model and ch
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from flownpu.aie.cost.parameters import VALUES, Values
 from flownpu.bench.plot import draw
 from flownpu.errors import FlowNPUError
 from flownpu.predict.prices import Prediction
-from flownpu.predict.published import CONTEXTS, TABLES, power
+from flownpu.predict.published import TABLES, watts
 from flownpu.predict.validation import ERRORS
 
 if TYPE_CHECKING:
@@ -95,43 +96,29 @@ class PredictionReport:
 
     def plots(self) -> dict[str, str]:
         """SVG drawings by name: predicted beside published."""
-        decoding = {
-            "predicted": [(float(point.context), point.decode_tokens_per_second) for point in self.points],
-            **self._published("decode"),
-        }
-        first = {
-            "predicted": [(float(point.context), point.ttft_seconds) for point in self.points],
-            **self._published("ttft"),
-        }
         roof = [(float(point.context), point.roof) for point in self.points]
+        decoding, first = self._series("decode", "decode_tokens_per_second"), self._series("ttft", "ttft_seconds")
         return {
             "decode": draw(f"{self.model}: decode, tokens/s (predicted)", decoding, roof),
             "ttft": draw(f"{self.model}: time to the first token, s (predicted)", first, []),
         }
 
-    def _published(self, quantity: str) -> dict[str, list[tuple[float, float]]]:
-        names = dict.fromkeys(name for point in self.points for name in point.published[quantity])
-        return {
-            name: [
-                (float(point.context), point.published[quantity][name])
-                for point in self.points
-                if name in point.published[quantity]
-            ]
-            for name in names
-        }
+    def _series(self, quantity: str, predicted: str) -> dict[str, list[tuple[float, float]]]:
+        """By name, value over context: what is predicted, and each table's."""
+        series = defaultdict[str, list[tuple[float, float]]](list)
+        for point in self.points:
+            for name, value in {"predicted": getattr(point, predicted), **point.published[quantity]}.items():
+                series[name].append((float(point.context), value))
+        return series
 
 
 def predict(target: Target, device: Device, contexts: Sequence[int] = (), values: Values = VALUES) -> PredictionReport:
-    """Predicts a model at these lengths; without any, at 1k, 2k and so on, as far as the model goes.
+    """Predicts a model at these `Target.lengths`.
 
     Raises:
-        FlowNPUError: a length is not in 1 .. the model's longest context, or the NPU's designs have no place for it.
+        FlowNPUError: as `Target.lengths`, or the NPU's designs have no place for one.
     """
-    longest = target.decoder.positions
-    contexts = list(contexts) or [context for context in CONTEXTS if context <= longest] or [longest]
-    for context in contexts:
-        if not 0 < context <= longest:
-            raise FlowNPUError(f"expected contexts of 1 to {longest} tokens, which {target.name} has, got {context}")
+    contexts = target.lengths(contexts)
     prediction = Prediction(target, max(contexts), device, values)
     try:
         points = tuple(_point(prediction, context) for context in contexts)
@@ -165,8 +152,8 @@ def _parts(cost: Cost) -> dict[str, float]:
 
 
 def _joules(model: str, phase: str, cost: Cost) -> float | None:
-    watts = power(model, phase)
-    return None if watts is None else watts.total * cost.total
+    taken = watts(model, phase)
+    return None if taken is None else taken * cost.total
 
 
 def published_of(model: str, context: int, quantity: str) -> dict[str, float]:

@@ -15,12 +15,12 @@ from flownpu.errors import FlowNPUError
 from flownpu.model.folder import locate_graph, read_json
 from flownpu.model.onnx_file import load_model, reading
 from flownpu.model.shapes import SHAPES
-from flownpu.npu.decoder import decoder_of_model
-from flownpu.npu.encoder import read_encoder
-from flownpu.npu.models import MODELS
+from flownpu.npu.layers import decoder_of_model, placing, read_encoder
+from flownpu.npu.models import ENCODERS
+from flownpu.predict.published import CONTEXTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from flownpu.aie.programs.encoder_shape import EncoderShape
 
@@ -43,6 +43,18 @@ class Target:
     name: str
     decoder: DecoderShape
     encoder: EncoderShape | None = None
+
+    def lengths(self, asked: Sequence[int] = ()) -> list[int]:
+        """Those that are asked for; without any, 1k, 2k and so on, as far as the model goes.
+
+        Raises:
+            FlowNPUError: one is not in 1 .. the model's longest context.
+        """
+        longest = self.decoder.positions
+        for length in asked:
+            if not 0 < length <= longest:
+                raise FlowNPUError(f"expected contexts of 1 to {longest} tokens, which {self.name} has, got {length}")
+        return list(asked) or [length for length in CONTEXTS if length <= longest] or [longest]
 
 
 def target(text: str) -> Target:
@@ -71,11 +83,9 @@ def target(text: str) -> Target:
 @cache
 def known(name: str) -> Target:
     """One of `SHAPES`; FlowNPUError if the NPU's designs have no place for it."""
-    encoder = MODELS[_ENCODERS[name]].encoder if name in _ENCODERS else None
-    try:
+    encoder = ENCODERS[_ENCODERS[name]] if name in _ENCODERS else None
+    with placing(name):
         return Target(name, _of_configuration(SHAPES[name], name, encoder.tokens if encoder else 0), encoder)
-    except ValueError as error:
-        raise FlowNPUError(f"{name}: the NPU's designs have no place for its layers: {error}") from error
 
 
 def nearest(text: str, names: Mapping[str, object]) -> str:
@@ -87,10 +97,8 @@ def nearest(text: str, names: Mapping[str, object]) -> str:
 def _of_file(path: Path) -> Target:
     if path.name == "genai_config.json":
         return _of_graph(path.parent)
-    try:
+    with placing(path):
         return Target(path.parent.name or str(path), _of_configuration(read_json(path), str(path)))
-    except ValueError as error:
-        raise FlowNPUError(f"{path}: the NPU's designs have no place for its layers: {error}") from error
 
 
 def _of_configuration(config: Mapping[str, Any], where: str, block: int = 0) -> DecoderShape:
@@ -137,10 +145,8 @@ def _of_graph(path: Path) -> Target:
             from flownpu.graph_rewrites import rewrite  # noqa: PLC0415 needs the extra "convert"
 
             rewrite(model)
-        try:
+        with placing(file):
             decoder = decoder_of_model(model, settings.get("context_length") or _CONTEXT)
-        except ValueError as error:
-            raise FlowNPUError(f"{file}: the NPU's designs have no place for its layers: {error}") from error
     folder = path if path.is_dir() else path.parent
     return Target(path.name, decoder, read_encoder(folder) if settings.get("vision") else None)
 

@@ -12,26 +12,29 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.parameters import TABLE, VALUES
-from flownpu.predict.fit import fit
 from flownpu.predict.published import CONTEXTS, TABLES, Role
 from flownpu.predict.published.implementation import image_seconds, prompt_seconds, token_seconds
 from flownpu.predict.target import known
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from flownpu.aie.cost.parameters import Values
     from flownpu.predict.published import Row, Table
 
-__all__ = ["ERRORS", "FITTED", "Compared", "fitted", "fitted_tables", "predicted", "summary", "validate"]
+__all__ = ["ERRORS", "FITTED", "Compared", "fit", "fitted", "fitted_tables", "predicted", "summary", "validate"]
 
 # What is fitted to which tables. A token's time is a part of a prompt's, so the decode tables come first.
 FITTED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("decode",): ("channel_read", "host_per_logit"),
     ("ttft", "prefill"): ("vector_element", "score_element"),
 }
+_STEPS = 30  # of the fit, at most
+_DIFFERENCE = 1e-4  # in a parameter's logarithm, of a derivative
 # The mean absolute errors of the tables below, of which a prediction's range is made; a test compares them.
 ERRORS: dict[str, float] = {
     "gemma3-1b-ttft": 0.145,
@@ -71,6 +74,29 @@ def predicted(row: Row, values: Values) -> float:
         return image_seconds(of.decoder, of.encoder, device, values)
     seconds = prompt_seconds(of.decoder, row.context, device, values)
     return row.context / seconds if table.quantity == "prefill" else seconds
+
+
+def fit(names: Sequence[str], rows: Sequence[Row], predict: Callable[[Row, Values], float], values: Values) -> Values:
+    """The values with which log(predicted / published) is least, in squares, over all rows.
+
+    Gauss and Newton's method in the logarithms of the parameters, so that none becomes negative.
+    """
+    current = dict(values)
+
+    def errors(at: Values) -> np.ndarray:
+        return np.array([np.log(predict(row, at) / row.value) for row in rows])
+
+    for _ in range(_STEPS):
+        base = errors(current)
+        slopes = np.stack(
+            [(errors({**current, name: current[name] * np.exp(_DIFFERENCE)}) - base) / _DIFFERENCE for name in names], 1
+        )
+        step = np.clip(-np.linalg.lstsq(slopes, base, rcond=None)[0], -1, 1)
+        for name, change in zip(names, step, strict=True):
+            current[name] = float(current[name] * np.exp(change))
+        if np.abs(step).max() < 1e-9:
+            break
+    return current
 
 
 def fitted(tables: Iterable[Table], values: Values = VALUES) -> Values:

@@ -68,7 +68,7 @@ def test_short_runs_are_as_slow_as_published():
 
 
 def test_memory_is_the_tuners():
-    assert VALUES["memory_read"] == pytest.approx(gemm_parameters("npu2").read.value, rel=0.02)
+    assert VALUES["memory_read"] == pytest.approx(gemm_parameters("npu2")["read"], rel=0.02)
     assert 8 * VALUES["channel_read"] < VALUES["memory_read"] < VALUES["memory_peak"]
 
 
@@ -121,7 +121,7 @@ def _flow_qkv_cycles(*sizes):
 
 def test_our_attention_by_its_instructions():
     """16 rows, 32 keys, d = 128: 2 x 4 sub-tiles of scores, each of 16 products; then 2 x 16 sums of 4 products."""
-    call = gemm_parameters(DEVICE.limits.name).call.value
+    call = gemm_parameters(DEVICE.limits.name)["call"]
     scores, values = _flow_qkv_cycles(16, 32, 128)
     # 8 sub-tiles in blocks of four: as many conversions as products; two rows of them share the softmax.
     assert scores == pytest.approx(call + 2 * (30 + 16 * 4 * 2.84 + 4 * 4) + 4 * 106 + 160)
@@ -148,7 +148,10 @@ def test_counting_finds_what_following_finds(design):
         pytest.skip("another generation than the device's")
     cost, followed = call_cost(plan, DEVICE), simulate(plan, DEVICE)
     assert (cost.read_bytes, cost.written_bytes) == (followed.read_bytes, followed.written_bytes)
-    cores = {tile: seconds for (tile, lane), seconds in followed.busy.items() if lane == "core"}
+    cores = Counter()
+    for span in followed.spans:
+        if span.lane == "core":
+            cores[span.tile] += span.cycles / DEVICE.clock
     counted = core_cycles(plan, array_flow(plan.array, moved(plan)), DEVICE, VALUES)
     for tile, seconds in cores.items():
         assert counted[tile] / DEVICE.clock == pytest.approx(seconds), tile

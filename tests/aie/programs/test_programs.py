@@ -13,7 +13,7 @@ from flownpu.aie.programs.decoder_shape import DecoderShape
 from flownpu.aie.programs.encode import encode_program
 from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import Role
-from flownpu.npu.models import MODELS
+from flownpu.npu.models import ENCODERS
 
 CONTEXT, LAYERS = 1024, 9
 GEMMA3_4B = LayerShape(2560, 8, 4, 256, 10240, "geglu", post_norms=True, qk_norm=True)
@@ -41,7 +41,7 @@ def test_a_layer_has_four_changes_of_array_or_fewer(shape, together):
 
 
 def test_an_encoder_s_layer_has_two_changes_of_array():
-    of = MODELS["siglip"].encoder
+    of = ENCODERS["siglip"]
     longer, shorter = (encode_program(replace(of, layers=layers), "npu2") for layers in (5, 3))
     assert len(longer.arrays) - len(shorter.arrays) == 2 * (5 - 3)
     assert len(set(longer.arrays)) == 3

@@ -229,7 +229,7 @@ def add_calls(folder, tools_found, sources):
 
     artifact = artifacts.ArtifactFolder(folder, "npu2", tools_found, include_root=sources)
     for call in catalogue("npu2", ["fused_dqp", "geglu"], ["gemma3-1b"]):
-        artifact.add(call.operator, call.array, call.name, call.program().resolve_program("main"))
+        artifact.add(call.operator, call.array, call.name, call.program(0).resolve_program("main"))
     return artifact
 
 

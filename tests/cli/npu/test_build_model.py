@@ -21,7 +21,7 @@ from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import calls_of
 from flownpu.errors import FlowNPUError
 from flownpu.npu.artifacts import CHUNKS, build_artifacts, programs_of_model
-from flownpu.npu.decoder import read_decoder
+from flownpu.npu.layers import read_decoder
 from flownpu.npu.models import MODELS
 from tests.aie.words import read_family, read_index, words_of
 
@@ -267,10 +267,7 @@ def test_the_decoder_is_the_same_in_every_spelling(model):
 def test_prefill_of_full_sizes_is_valid(name, tokens_of_a_tile):
     """At the last position; `catalogue` has the decode layers of all models."""
     model, context = MODELS[name], 4096
-    shape = LayerShape(
-        model.hidden, model.heads, model.kv_heads, model.head_size, model.feed_forward, model.activation,
-        model.post_norms, model.head_norms,
-    )  # fmt: skip
+    shape = model.shape
     windows = (model.window or 0, 0, 0)  # the last layer has no attention
     decoder = DecoderShape(shape, 1e-6, 0.1, windows, (0, 1, 1), model.vocabulary, context, shape.feed_forward)
     for call in calls_of([prefill_program(decoder, "npu2", context, CHUNKS[0])]):

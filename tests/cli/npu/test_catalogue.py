@@ -10,17 +10,17 @@ from flownpu.aie.mlir.module import to_mlir
 from flownpu.aie.plan.limits import LIMITS
 from flownpu.model.shapes import SHAPES
 from flownpu.npu.catalogue import OPERATORS, catalogue
-from flownpu.npu.models import MODELS
+from flownpu.npu.models import MODELS, projections
 from scripts import mlir_opt
 
 
 def plan_of(call):
-    return call.program().resolve_program("main")
+    return call.program(0).resolve_program("main")
 
 
 def test_the_models_are_those_that_can_be_converted_and_the_encoder():
     assert MODELS.keys() == {*(name for name, shape in SHAPES.items() if "num_experts" not in shape), "siglip"}
-    assert MODELS["gemma3-1b"].projections == [  # (4 + 2) x 256, 1152, 4 x 256, 6912
+    assert projections(MODELS["gemma3-1b"]) == [  # (4 + 2) x 256, 1152, 4 x 256, 6912
         (1536, 1152, "none"), (1152, 1024, "none"), (6912, 1152, "geglu"), (1152, 6912, "none"),
     ]  # fmt: skip
 

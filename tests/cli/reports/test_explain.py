@@ -16,7 +16,7 @@ from flownpu.explain.overview import Explanation
 from flownpu.explain.placement import Place, Placement, by_layer, layer_of
 from flownpu.explain.speed import NPU, Speed
 from flownpu.npu.artifacts import programs_of_model
-from flownpu.npu.decoder import read_decoder
+from flownpu.npu.layers import read_decoder
 from flownpu.ops.definitions import add_functions
 
 SVG = "{http://www.w3.org/2000/svg}"

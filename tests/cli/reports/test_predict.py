@@ -11,13 +11,12 @@ from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.parameters import TABLE, VALUES
 from flownpu.cli.predict import parse_contexts
 from flownpu.model.shapes import SHAPES
-from flownpu.npu.decoder import read_decoder
-from flownpu.predict.fit import fit
+from flownpu.npu.layers import read_decoder
 from flownpu.predict.prices import Prediction
-from flownpu.predict.published import CONTEXTS, TABLES, Role, Row, power
+from flownpu.predict.published import CONTEXTS, TABLES, Role, Row, watts
 from flownpu.predict.published.implementation import image_seconds, prompt_seconds, token_seconds
 from flownpu.predict.target import known, target
-from flownpu.predict.validation import ERRORS, FITTED, fitted, fitted_tables, summary, validate
+from flownpu.predict.validation import ERRORS, FITTED, fit, fitted, fitted_tables, summary, validate
 from flownpu.selftest.climb import Outcome, Result
 from flownpu.selftest.report import SelftestReport
 
@@ -329,5 +328,5 @@ def test_prompts_and_images_take_longer_than_their_parts():
 
 
 def test_power_is_the_papers():
-    assert power("gemma3-4b", "prefill").total == pytest.approx(4.5)
-    assert power("qwen3-4b", "decode") is None
+    assert watts("gemma3-4b", "prefill") == pytest.approx(4.5)
+    assert watts("qwen3-4b", "decode") is None

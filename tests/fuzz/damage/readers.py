@@ -31,8 +31,7 @@ from flownpu.model.folder import has_chat_template, read_genai_config
 from flownpu.model.integrity import damage
 from flownpu.model.summary import summarize
 from flownpu.npu.artifacts import build_artifacts
-from flownpu.npu.decoder import read_decoder
-from flownpu.npu.encoder import read_encoder
+from flownpu.npu.layers import read_decoder, read_encoder
 from flownpu.ops import q4nx_file
 from flownpu.verify.comparison import is_made_of
 from tests.decoding import DecoderSession

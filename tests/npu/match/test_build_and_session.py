@@ -17,8 +17,7 @@ import pytest
 
 from flownpu.convert import convert
 from flownpu.npu.artifacts import build_artifacts
-from flownpu.npu.decoder import decoder_of_model, read_decoder
-from flownpu.npu.encoder import read_encoder
+from flownpu.npu.layers import decoder_of_model, read_decoder, read_encoder
 from flownpu.ops.definitions import add_functions
 from tests.convert.conftest import write_tiny
 from tests.convert.picture_models import write_pictures_checkpoint

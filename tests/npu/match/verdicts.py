@@ -14,7 +14,7 @@ import onnxruntime
 from flownpu.errors import FlowNPUError
 from flownpu.model.folder import onnx_path, read_genai_config
 from flownpu.npu.artifacts import build_artifacts
-from flownpu.npu.decoder import read_decoder
+from flownpu.npu.layers import read_decoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ import torch
 from flownpu.aie.designs.decode_layer import design as decode_layer
 from flownpu.aie.programs.decode import DECODE_WAYS
 from flownpu.npu.artifacts import build_artifacts
-from flownpu.npu.decoder import read_decoder
+from flownpu.npu.layers import read_decoder
 from tests.aie.words import read_family, words_of
 from tests.npu.decoders import BFLOAT16, Session, npu, partition, read_nodes
 from tests.npu.rounding import array_error

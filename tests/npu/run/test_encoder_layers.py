@@ -11,7 +11,7 @@ from flownpu.aie.designs.bias import bias_column
 from flownpu.convert import convert
 from flownpu.model.onnx_file import load_model
 from flownpu.npu.artifacts import build_artifacts, programs_of_model
-from flownpu.npu.encoder import encoder_of_model, read_encoder
+from flownpu.npu.layers import encoder_of_model, read_encoder
 from flownpu.ops import q4nx
 from tests.aie.host_kernels import bf16, panels
 from tests.convert.picture_models import VISION, reference, stored_matrices, write_pictures_checkpoint

@@ -11,7 +11,7 @@ namespace flownpu::npu {
 namespace {
 
 [[noreturn]] void refuse(const std::string& reason) {
-  throw DeviceError(Failure::kVersion, "[FlowNPU] device 'npu': " + reason);
+  fail_device(Failure::kVersion, "device 'npu': ", reason);
 }
 
 // Why the loader refused a plugin that is there; only its text tells a library that is missing,

@@ -24,15 +24,6 @@ FORMAT_CHECK = ("--dry-run", "--Werror", "--ferror-limit=1")
 # A comment or docstring that leaves out what it is about: the reader has to guess it from the name below it.
 RIDDLE = re.compile(r'(?://|#|"""|^ \*) *Of (?!course)', re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#include ["<]([^">]+)[">]', re.MULTILINE)
-# What a unit defines at the margin: units that share such a name are not read as one.
-DEFINED = re.compile(
-    r"^(?!using namespace|namespace|return|template)[a-zA-Z](?:[\w<>,*& ]|::)*?(?<![:\w])(\w+)"
-    r"(?=;| = |\[|\(| ?\{| final| :)",
-    re.MULTILINE,
-)
-ENUMERATORS = re.compile(r"^enum (?!class).*", re.MULTILINE)
-# Units that are read alone: macros would go on into others, and what others name would hide that a `using` is needless.
-ALONE = re.compile(r"^#define |^ *using [\w:]+;", re.MULTILINE)
 # How many units clang-tidy reads as one; with more of them the last one to end leaves a core without work for longer.
 TOGETHER = 8
 # One finding of clang-tidy: its line and the notes and code below it.
@@ -222,20 +213,17 @@ def tidy(files: list[Path], *, fix: bool, quick: bool) -> bool:
 
 def alike(units: list[Path], commands: dict[Path, list[str]]) -> list[list[Path]]:
     """Units that are compiled alike, under the same rules, and have no name in common."""
-    groups: dict[tuple[str, ...], list[tuple[list[Path], set[str]]]] = {}
+    found: dict[tuple[str, ...], list[Path]] = {}
     for unit in units:
-        text = unit.read_text(encoding="utf-8")
         own = str(unit.relative_to(ROOT))
         key = (*(command.replace(own, "") for command in commands[unit]), *map(str, rules_of(unit)))
-        key = (own,) if ALONE.search(text) else key
-        names = {*DEFINED.findall(text), *re.findall(r"\bk[A-Z]\w*", " ".join(ENUMERATORS.findall(text)))}
-        found = groups.setdefault(key, [])
-        group = next((one for one in found if len(one[0]) < TOGETHER and not one[1] & names), ([], set()))
-        if not group[0]:
-            found.append(group)
-        group[0].append(unit)
-        group[1].update(names)
-    return [group[0] for of_key in groups.values() for group in of_key]
+        found.setdefault(key, []).append(unit)
+    groups = []
+    for own_kind in found.values():
+        command = [sys.executable, "scripts/join_units.py", "--most", str(TOGETHER), *map(str, own_kind)]
+        done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+        groups += [[Path(unit) for unit in line.split()] for line in done.stdout.splitlines()]
+    return groups
 
 
 def joined_file(group: list[Path], number: int) -> Path:

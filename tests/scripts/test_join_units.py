@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which units are compiled and read as one."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts import join_units
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> list[Path]:
+    texts = {
+        "sum.cc": "namespace {\nconstexpr int kLanes = 8;\nint sum_of(int a) { return a; }\n}\n",
+        "product.cc": "namespace {\nint product_of(int a) { return a; }\n}\n",
+        "lanes.cc": "namespace {\nconstexpr int kLanes = 4;\n}\n",
+        "macro.cc": "#define SIZE 8\nint size() { return SIZE; }\n",
+        "naming.cc": "using std::size_t;\nint bytes() { return 1; }\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    return [tmp_path / name for name in texts]
+
+
+def test_units_of_one_name_and_units_of_macros_are_apart(units: list[Path]) -> None:
+    names = [[unit.name for unit in group] for group in join_units.groups(units, most=16)]
+    assert names == [["sum.cc", "product.cc"], ["lanes.cc"], ["macro.cc"], ["naming.cc"]]
+
+
+def test_a_group_has_so_many_units_at_most(units: list[Path]) -> None:
+    assert all(len(group) == 1 for group in join_units.groups(units, most=1))

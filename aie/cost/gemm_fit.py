@@ -101,7 +101,7 @@ def _swept(gemm: Measured, known: Parameters, measured: bool, order: Order) -> l
     tiling = replace(gemm.tiling, b_order=order)
     grid = list(itertools.product(*(range(unit, _LARGEST + 1, unit) for unit in tiling.native(gemm.target))))
     chosen = grid[:: -(len(grid) // _SWEPT)]
-    return [_tops(replace(gemm, tiling=tiling, size=size), known, measured) for size in chosen]
+    return [_tops(replace(gemm, tiling=tiling, size=(m, k, n)), known, measured) for m, k, n in chosen]
 
 
 def _best(gemm: Measured, known: Parameters, measured: bool) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from flownpu.aie.cost.gemm_kernel import KernelSize
 from flownpu.aie.cost.gemm_model import Order, Tiling
@@ -75,13 +76,20 @@ class Sweep:
 
 
 _TABLE = {"npu1": "table 2", "npu2": "table 3"}
+
+
+def _core(source: str, row: list[Any]) -> Core:
+    target, precision, (m, k, n), (rate, l1), *_ = row
+    return Core(source, target, precision, KernelSize(m, k, n), rate, l1)
+
+
 CORES: tuple[Core, ...] = (
-    *(Core("table 1", *kind, KernelSize(*size), *found) for *kind, size, found in _DATA["table_1"]),
-    *(Core(_TABLE[kind[0]], *kind, KernelSize(*size), *found) for *kind, size, found, _ in _DATA["tables_2_and_3"]),
+    *(_core("table 1", row) for row in _DATA["table_1"]),
+    *(_core(_TABLE[row[0]], row) for row in _DATA["tables_2_and_3"]),
 )
 _TABLES = tuple(
-    Measured(_TABLE[target], target, precision, Tiling(*tile, k_mt), tuple(size), tops, rate, l2)
-    for target, precision, tile, (rate, _), (k_mt, size, tops, l2) in _DATA["tables_2_and_3"]
+    Measured(_TABLE[target], target, precision, Tiling(m, k, n, k_mt), tuple(size), tops, rate, l2)
+    for target, precision, (m, k, n), (rate, _), (k_mt, size, tops, l2) in _DATA["tables_2_and_3"]
 )
 # Numbers of the text; factors are of the table's row of the same kernel.
 _SINGLE_CORE = Tiling(64, 216, 64, 432)

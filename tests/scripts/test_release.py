@@ -129,7 +129,7 @@ def test_the_functions_for_older_glibcs(shims):
     assert SHIMS & set(taken) == set()
     assert [loaded.caught(x) for x in (1, 3)] == [0, 3]  # the unwinder finds its table through ours
     assert len({loaded.random_bits() for _ in range(4)}) > 1  # but for one of 2**96 times
-    # Of eight waits of an eighth of a second some carry a second and some do not.
+    # Eight waits of an eighth of a second: some carry a second and some do not.
     assert {loaded.expired() for _ in range(8)} == {errno.ETIMEDOUT}
     assert loaded.woken()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 
 from flownpu.convert import ConversionError, convert
+from flownpu.convert.sources.optimum_cache import unlike_the_graph
 from flownpu.embed import EmbeddingModel
 from tests.convert.conftest import write_tiny
 from tests.families.checkpoints import for_transformers_4
@@ -150,7 +152,27 @@ def test_optimum_generates_the_same_tokens(name: str, pad: str, generated: Any) 
     assert same >= NEW_TOKENS
 
 
-def test_optimum_feeds_no_heads_of_their_own_size(optimum_python: Path, library: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "size", "mend"),
+    [
+        ("qwen3", 64, "takes 2 of 64; set after loading: model.embed_size_per_head = 64"),
+        ("gemma2", 32, "takes 2 of 32; set after loading: model.num_key_value_heads = 2"),
+        ("phi3", 64, "2 of 64; set after loading: model.num_key_value_heads = 2; model.embed_size_per_head = 64"),
+        ("gemma3_text", 64, ""),
+        ("llama", 32, ""),
+    ],
+)
+def test_what_optimum_feeds_and_the_graph_does_not_take(family: str, size: int, mend: str) -> None:
+    shape = ir.Shape(["batch_size", 2, "past_sequence_length", size])
+    graph = ir.Graph([ir.Value(name="past_key_values.0.key", shape=shape)], [], nodes=[])
+    said = unlike_the_graph({"model_type": family, "hidden_size": 128, "num_attention_heads": 4}, graph)
+    assert said.endswith(mend)
+    assert bool(said) == bool(mend)
+
+
+def test_optimum_feeds_no_heads_of_their_own_size(
+    optimum_python: Path, library: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """As docs/bring-your-model.md says, with what mends it: heads of 64, where hidden size / heads are 32."""
     tiny = write_tiny("qwen3", tmp_path / "checkpoint", hidden_size=128, num_attention_heads=4, head_dim=64)
     ids = np.random.default_rng(9).integers(4, 260, (1, 10))
@@ -158,6 +180,7 @@ def test_optimum_feeds_no_heads_of_their_own_size(optimum_python: Path, library:
     for_transformers_4(tiny.folder)
     call(optimum_python, "export_checkpoint", checkpoint=tiny.folder, output=tmp_path / "export")
     convert(tmp_path / "export", tmp_path / "model")
+    assert "feeds 2 heads of 32 where this graph takes 2 of 64" in caplog.text
     np.savez(tmp_path / "inputs.npz", input_ids=ids, attention_mask=np.ones_like(ids))
     run = {"inputs": tmp_path / "inputs.npz", "output": tmp_path / "output.npz"}
     stock = {**run, "model": tmp_path / "export", "provider": "CPUExecutionProvider", "options": {}}

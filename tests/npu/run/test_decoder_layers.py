@@ -310,6 +310,13 @@ def test_inputs_that_do_not_fit(session_of):
         r"seqlens_k \+ 1 between 4 and total_sequence_length = 5, got 6": lambda: session.run(
             hidden, 5, past, length=6
         ),
+        # What the graph makes of a mask that begins with 0: of a first prompt, and of a step.
+        r"between 4 and .* = 4, got -1: does attention_mask begin with 0\? Pad prompts on the right": lambda: (
+            session.run(hidden, 4, past, length=-1)
+        ),
+        r"between 1 and .* = 5, got -1: does attention_mask begin with 0\? Pad prompts on the right": lambda: (
+            session.run(hidden[:1], 5, past, length=-1)
+        ),
         r"a past of shape \[1,2,\?,32\] for layer 0, got \[1,2,512,16\]": lambda: session.run(
             hidden, 4, [tensor[..., ::2].copy() for tensor in past]
         ),

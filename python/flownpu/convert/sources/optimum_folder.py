@@ -10,6 +10,7 @@ from flownpu.convert.checkpoint import read_json
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.graph.file import GRAPH_FILE, check_data, check_operators, load_graph
 from flownpu.convert.output import check_output
+from flownpu.convert.sources.optimum_cache import unlike_the_graph
 from flownpu.convert.sources.rewritten_folder import make_rewritten_folder
 from flownpu.convert.sources.sentence_files import module_files
 from flownpu.graph_rewrites.plain.rewriter import rewrite_plain
@@ -36,7 +37,8 @@ def convert_optimum_folder(request: Request) -> None:
     sentence-transformers puts behind a model too, and the tables of RoPE are made for the context's length. Inputs and
     outputs stay what they are, so that what ran the export runs the output: a KV cache is in float32 (other options are
     refused), and the logits are those of all tokens, whatever the options' defaults are for other sources. What no rule
-    could fold stays as it is, and is logged as a warning with the reason.
+    could fold stays as it is, and is logged as a warning with the reason. So is a KV cache that optimum itself feeds in
+    another size than the graph takes.
 
     Raises:
         ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
@@ -61,6 +63,8 @@ def convert_optimum_folder(request: Request) -> None:
     if any(node.domain == DOMAIN for node in model.graph):
         raise ConversionError(f"{path}: is a model for FlowNPU already")
     check_operators(model, path)
+    if said := unlike_the_graph(config, model.graph):
+        _log.warning("%s: %s", path, said)
     try:
         report = rewrite_plain(model, positions=positions, tile=prompt_folding)
     except ValueError as error:

@@ -130,11 +130,11 @@ build/sanitize/built: .venv/test
 	touch $@
 
 figures: .venv/test chromium
-	$(BIN)/python scripts/draw_demo.py
-	$(BIN)/python scripts/draw_npu_designs.py
-	$(BIN)/python -m scripts.draw_shapes
+	$(BIN)/python scripts/figures/demo.py
+	$(BIN)/python scripts/figures/npu_designs.py
+	$(BIN)/python -m scripts.figures.shapes
 	$(BIN)/flownpu convert tests/fixtures/gemma3-shapes out/gemma3-shapes --force
-	$(BIN)/python -m scripts.draw_chat_page out/gemma3-shapes
+	$(BIN)/python -m scripts.figures.chat_page out/gemma3-shapes
 
 .PHONY: wheels
 wheels: | .venv

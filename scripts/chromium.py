@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gets Debian's Chromium, in which the tests use the server's chat page and scripts/draw_chat_page.py draws it.
+"""Gets Debian's Chromium, in which the tests use the server's chat page and scripts/figures/chat_page.py draws it.
 
 A browser that is installed is taken as it is. Otherwise the packages are unpacked into build/chromium/ and run from
 there with their own libraries and font, so root is not needed. Run it as `python -m scripts.chromium`.

@@ -26,6 +26,7 @@ RIDDLE = re.compile(r'(?://|#|"""|^ \*) *Of (?!course)', re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#include ["<]([^">]+)[">]', re.MULTILINE)
 # How many units clang-tidy reads as one; with more of them the last one to end leaves a core without work for longer.
 TOGETHER = 8
+JOIN_UNITS = str(ROOT / "scripts" / "join_units.py")
 # One finding of clang-tidy: its line and the notes and code below it.
 FINDING = re.compile(r"^/\S+ (?:error|warning): .*\n(?:(?!/\S+ (?:error|warning): |\[\d|Error while).*\n)*", re.M)
 
@@ -220,7 +221,7 @@ def alike(units: list[Path], commands: dict[Path, list[str]]) -> list[list[Path]
         found.setdefault(key, []).append(unit)
     groups = []
     for own_kind in found.values():
-        command = [sys.executable, "scripts/join_units.py", "--most", str(TOGETHER), *map(str, own_kind)]
+        command = [sys.executable, JOIN_UNITS, "--most", str(TOGETHER), *map(str, own_kind)]
         done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
         groups += [[Path(unit) for unit in line.split()] for line in done.stdout.splitlines()]
     return groups

@@ -31,7 +31,7 @@ class GemmParameters:
         return self.table[name].value
 
     def kinds(self, name: str) -> list[str]:
-        """Of a parameter that there are several of: what the table has behind its name."""
+        """The kinds that a parameter has several values for: what the table has behind its name."""
         return [key.split()[1] for key in self.table if key.startswith(f"{name} ")]
 
     def with_values(self, values: Values) -> GemmParameters:

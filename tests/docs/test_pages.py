@@ -9,7 +9,8 @@ import pytest
 
 from flownpu.cli.options import Activations, Device
 from flownpu.ops.definitions import OPERATORS
-from scripts import draw_npu_designs, write_model_gemm_page
+from scripts import write_model_gemm_page
+from scripts.figures import npu_designs
 from tests.docs.pages import PAGES, ROOT, table
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -83,5 +84,5 @@ def test_the_page_of_the_model_of_gemm_is_up_to_date():
 
 
 def test_the_figures_of_the_designs_are_up_to_date():
-    for path, picture in draw_npu_designs.pictures().items():
-        assert path.read_text(encoding="utf-8") == picture, f"{path.name}: run python scripts/draw_npu_designs.py"
+    for path, picture in npu_designs.pictures().items():
+        assert path.read_text(encoding="utf-8") == picture, f"{path.name}: run python scripts/figures/npu_designs.py"

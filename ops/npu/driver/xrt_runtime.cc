@@ -202,6 +202,7 @@ class XrtSubmission final : public Submission {
     }
     std::vector<std::vector<xrt_abi::View>> views(calls.size());
     std::vector<xrt_abi::Call> flat;
+    flat.reserve(calls.size());
     for (std::size_t i = 0; i < calls.size(); ++i)
       flat.push_back(flatten(calls[i], *array_, views[i]));
     ErrorText error;

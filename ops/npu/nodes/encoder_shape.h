@@ -72,7 +72,7 @@ struct EncoderShape {
   // QKV, output, up, down.
   std::array<DenseProjection, 4> projections() const;
   DenseProjection projector() const;
-  // Of what is packed.
+  // The bytes of all packed weights.
   std::size_t weight_bytes() const;
   std::size_t vector_bytes() const;
 };

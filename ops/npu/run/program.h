@@ -63,7 +63,7 @@ class Program {
   void read(std::span<float> values) const;
 
  private:
-  // Of an array, or of the host. A view without a buffer is of the cache.
+  // A step of an array, or of the host. A view without a buffer is of the cache.
   struct Step {
     PreparedCall* call = nullptr;
     std::size_t slot = 0;  // of the call's words: this step's, of those of its dispatch

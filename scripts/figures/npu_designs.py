@@ -9,7 +9,7 @@ from flownpu.aie.plan.drawing import draw
 from flownpu.aie.plan.limits import LIMITS
 from flownpu.npu.catalogue import catalogue
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
+FOLDER = Path(__file__).resolve().parent.parent.parent / "docs" / "figures"
 TARGET = "npu2"
 # Whose shapes: its 8 heads share 4 KV heads, so that attention shows how heads are dealt to columns. Of the operators
 # on rows, which are all of one shape, one; and what belongs to images.

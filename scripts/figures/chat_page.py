@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws chat-light.png and chat-dark.png in docs/figures/: the chat page of a running server, asked about a picture.
 
-    python -m scripts.draw_chat_page out/gemma3-shapes
+    python -m scripts.figures.chat_page out/gemma3-shapes
 
 The model is tests/fixtures/gemma3-shapes, converted; the picture is one that its tests ask about.
 """
@@ -19,7 +19,7 @@ from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
 from scripts import chromium
 from tests.fixtures.shapes_pictures import draw, random_scene
 
-FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
+FIGURES = Path(__file__).resolve().parent.parent.parent / "docs" / "figures"
 SIZE = ViewportSize(width=1000, height=760)
 COLOURS = 64
 SEED = 24  # of a picture with three shapes

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/figures/shapes.png, a picture to ask `gemma3-shapes` about; run as `python -m scripts.draw_shapes`."""
+"""Draws docs/figures/shapes.png, a picture to ask `gemma3-shapes` about; run as `python -m scripts.figures.shapes`."""
 
 import random
 from pathlib import Path
 
 from tests.fixtures.shapes_pictures import draw, random_scene
 
-PICTURE = Path(__file__).resolve().parent.parent / "docs" / "figures" / "shapes.png"
+PICTURE = Path(__file__).resolve().parent.parent.parent / "docs" / "figures" / "shapes.png"
 SIZE = 448
 SEED = 0  # training draws from seeds that are texts, tests from others
 

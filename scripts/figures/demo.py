@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 PICTURE = ROOT / "docs" / "figures" / "demo.svg"
 COLUMNS = 110
 COMMANDS = (

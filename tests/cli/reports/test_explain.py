@@ -178,9 +178,9 @@ def test_every_attention_of_the_model_is_folded(explained, model, checkpoint):
 
 
 @pytest.mark.parametrize(
-    # Queries of a tile in bf16, sums in f32 and an eighth of the output in bf16 are 6 1/4 bytes a number, at least 8 rows
-    # of them, two chunks 4 bytes, at least 8 positions: 50 d + 32 d bytes, and 876 of scores, sums and counts of a row,
-    # beside 64 KB of L1 less 1 KB of stack and 1 KB for constants.
+    # Queries of a tile in bf16, sums in f32 and an eighth of the output in bf16 are 6 1/4 bytes a number, at least 8
+    # rows of them, two chunks 4 bytes, at least 8 positions: 50 d + 32 d bytes, and 876 of scores, sums and counts of
+    # rows, beside 64 KB of L1 less 1 KB of stack and 1 KB for constants.
     # A tile's 8 rows of scores are 6 bytes a key, in f32 and bf16, beside 8 queries and 8 keys.
     ("d", "tokens", "level"),
     [(256, 1024, 3), (512, 1024, 3), (768, 1024, 1), (768, 256, 2)],

@@ -47,7 +47,7 @@ class PythonEmulator {
           if (functions_.contains(record.entry.c_str())) {
             return from_python(record, functions_[record.entry.c_str()]);
           }
-          if (library.empty()) throw Error("[emulator] there is no kernel " + record.entry);
+          if (library.empty()) throw flownpu::emulator::Error("[emulator] there is no kernel " + record.entry);
           return kernels_of(load_kernels(library))(record);
         }) {}
 
@@ -80,7 +80,7 @@ class PythonEmulator {
 namespace flownpu::native {
 
 void bind_emulator(nb::module_& module) {
-  const nb::exception<Error> error(module, "EmulationError", PyExc_RuntimeError);
+  const nb::exception<emulator::Error> error(module, "EmulationError", PyExc_RuntimeError);
   [[maybe_unused]] const nb::exception<Deadlock> deadlock(module, "Deadlock", error.ptr());
   nb::class_<PythonEmulator>(module, "Emulator", "An array whose state lasts from call to call.")
       .def(nb::init<const Words&, const std::string&, const nb::dict&>(), nb::arg("words"),

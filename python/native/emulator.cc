@@ -47,7 +47,8 @@ class PythonEmulator {
           if (functions_.contains(record.entry.c_str())) {
             return from_python(record, functions_[record.entry.c_str()]);
           }
-          if (library.empty()) throw flownpu::emulator::Error("[emulator] there is no kernel " + record.entry);
+          if (library.empty())
+            throw flownpu::emulator::Error("[emulator] there is no kernel " + record.entry);
           return kernels_of(load_kernels(library))(record);
         }) {}
 

@@ -8,25 +8,13 @@
 #include <string_view>
 #include <utility>
 
+#include "ops/choices.h"
+
 namespace flownpu {
 namespace {
 
 // ORT puts a provider's options under "ep." + its name in lower case + ".".
 constexpr std::string_view kPrefix = "ep.flownpuexecutionprovider.";
-
-template <typename Enum>
-using Choice = std::pair<std::string_view, Enum>;
-
-template <typename Enum, std::size_t N>
-Enum choose(std::string_view key, std::string_view value,
-            const std::array<Choice<Enum>, N>& choices) {
-  std::string valid;
-  for (const auto& [name, choice] : choices) {
-    if (name == value) return choice;
-    valid += (valid.empty() ? "" : ", ") + std::string(name);
-  }
-  fail("[FlowNPU] option ", key, " = '", value, "' is not known; expected one of: ", valid);
-}
 
 // The upper bound only keeps a slip of the finger from starting thousands of threads.
 int parse_threads(const std::string& value) {
@@ -80,9 +68,7 @@ constexpr std::array<std::pair<std::string_view, Parser>, 11> kParsers{{
      }},
     {"activations",
      [](Options& options, const std::string& value) {
-       options.device_options.activations = choose<Activations, 2>(
-           "activations", value,
-           {{{"bf16", Activations::kBFloat16}, {"int8", Activations::kInt8}}});
+       options.device_options.activations = choose("activations", value, kActivationsChoices);
      }},
     {"threads",
      [](Options& options, const std::string& value) {
@@ -102,18 +88,11 @@ constexpr std::array<std::pair<std::string_view, Parser>, 11> kParsers{{
      }},
     {"gpu_dtype",
      [](Options& options, const std::string& value) {
-       options.device_options.gpu_dtype = choose<GpuDtype, 3>("gpu_dtype", value,
-                                                              {{{"auto", GpuDtype::kAuto},
-                                                                {"fp16", GpuDtype::kFloat16},
-                                                                {"fp32", GpuDtype::kFloat32}}});
+       options.device_options.gpu_dtype = choose("gpu_dtype", value, kGpuDtypeChoices);
      }},
     {"gpu_weights",
      [](Options& options, const std::string& value) {
-       options.device_options.gpu_weights =
-           choose<GpuWeights, 3>("gpu_weights", value,
-                                 {{{"auto", GpuWeights::kAuto},
-                                   {"buffer", GpuWeights::kBuffer},
-                                   {"image", GpuWeights::kImage}}});
+       options.device_options.gpu_weights = choose("gpu_weights", value, kGpuWeightsChoices);
      }},
     {"placement", [](Options& options,
                      const std::string& value) { options.placement = parse_placement(value); }},

@@ -130,7 +130,7 @@ def _adjacency(array: Array, limits: Limits) -> Iterator[Violation]:
                 yield Violation(describe(core.tile, limits), resource, "own, north, south or west", "out of reach")
 
 
-# Arrays share cores: of the last some arrays.
+# Kept for as many cores as some arrays have: other arrays have the same ones.
 @lru_cache(maxsize=512)
 def _used_buffers(core: Core) -> frozenset[str]:
     names: set[str] = set()

@@ -300,7 +300,7 @@ class _Numbers:
             self.ends[tile][fifo, port] = number
 
 
-# Arrays that differ in a core, as tests' do, share the others' code: of the last some arrays.
+# Arrays that differ in one core, as those of tests do, share the code of the others. The last 16 arrays are kept.
 _numbers = lru_cache(maxsize=16)(_Numbers)
 
 

@@ -173,7 +173,7 @@ def _most_acquired(array: Array) -> dict[tuple[str, Tile], int]:
     return {(fifo, core.tile): count for core in array.cores for fifo, count in _acquired(core).items()}
 
 
-# Arrays share cores: of the last some arrays.
+# Kept for as many cores as some arrays have: other arrays have the same ones.
 @lru_cache(maxsize=512)
 def _acquired(core: Core) -> Mapping[str, int]:
     """The most objects of each fifo that a core acquires."""

@@ -14,6 +14,7 @@
 #include <charconv>
 #include <utility>
 
+#include "ops/choices.h"
 #include "ops/error.h"
 #include "ops/gpu/device.h"
 #include "python/native/bindings.h"
@@ -33,19 +34,6 @@ int threads_of(const std::string& text) {
   if (!whole || threads < 0 || threads > kMostThreads)
     fail("expected threads = 0 to ", kMostThreads, ", got '", text, "'");
   return threads;
-}
-
-Activations activations_of(const std::string& text) {
-  if (text == "int8") return Activations::kInt8;
-  if (text == "bf16") return Activations::kBFloat16;
-  fail("expected activations = bf16 or int8, got '", text, "'");
-}
-
-GpuWeights weights_of(const std::string& text) {
-  if (text == "auto") return GpuWeights::kAuto;
-  if (text == "buffer") return GpuWeights::kBuffer;
-  if (text == "image") return GpuWeights::kImage;
-  fail("expected gpu_weights = auto, buffer or image, got '", text, "'");
 }
 
 int last_version(const Device& device, const std::string& domain, const std::string& op_type) {
@@ -162,7 +150,7 @@ std::shared_ptr<Device> make_device(const std::string& name,
   DeviceOptions chosen;
   for (const auto& [key, value] : options) {
     if (key == "activations") {
-      chosen.activations = activations_of(value);
+      chosen.activations = choose(key, value, kActivationsChoices);
     } else if (key == "threads" && !is_gpu) {
       chosen.threads = threads_of(value);
     } else if (key == "cpu_isa" && !is_gpu) {
@@ -170,7 +158,7 @@ std::shared_ptr<Device> make_device(const std::string& name,
     } else if (key == "opencl_device" && is_gpu) {
       chosen.opencl_device = value;
     } else if (key == "gpu_weights" && is_gpu) {
-      chosen.gpu_weights = weights_of(value);
+      chosen.gpu_weights = choose(key, value, kGpuWeightsChoices);
     } else {
       fail("expected the options ",
            is_gpu ? "activations, opencl_device and gpu_weights"

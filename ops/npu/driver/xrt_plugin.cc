@@ -23,8 +23,7 @@ struct Meaning {
 constexpr Meaning kMeanings[] = {
     {Status::kNoDevice, Failure::kNoDevice,
      "load the driver (sudo modprobe amdxdna); `flownpu doctor` tells whether the NPU, its driver "
-     "or "
-     "its firmware is missing"},
+     "or its firmware is missing"},
     {Status::kNotStarted, Failure::kNoDevice,
      "this machine has none, or the driver could not start it, as where its firmware is missing or "
      "of another age than the driver: `flownpu doctor` tells which, and names the command that "

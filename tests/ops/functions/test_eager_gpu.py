@@ -72,8 +72,8 @@ def test_attention_appends_and_attends_as_the_cpu_does():
             {"threads": 2},
             r"\[fused_dqp\] expected the options activations, opencl_device and gpu_weights, got 'threads'",
         ),
-        ({"activations": "int4"}, "expected activations = bf16 or int8, got 'int4'"),
-        ({"gpu_weights": "texture"}, "expected gpu_weights = auto, buffer or image, got 'texture'"),
+        ({"activations": "int4"}, "activations = 'int4' is not known; expected one of: bf16, int8"),
+        ({"gpu_weights": "texture"}, "gpu_weights = 'texture' is not known; expected one of: auto, buffer, image"),
         ({"opencl_device": "Radeon 999"}, "expected opencl_device to be a part of one of '.*', got 'Radeon 999'"),
     ],
 )

@@ -102,11 +102,14 @@ class Devices:
 
 def variants(*, large: bool = True, images: bool = True) -> list[Variant]:
     """All variants of all kernels; `large` ones are for their rates, those of `images` for devices that have them."""
-    parts = [products(), dense_products(), attention(), rows()]
-    if images:
-        parts.insert(1, products_of_images())
-    if large:
-        parts.insert(-2, large_products(images=images))
+    parts = [
+        products(),
+        *([products_of_images()] if images else []),
+        dense_products(),
+        *([large_products(images=images)] if large else []),
+        attention(),
+        rows(),
+    ]
     return [Variant(name, make) for part in parts for name, make in part]
 
 

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options that have a few values, and the words for these: the execution provider and
+// flownpu._native read the same.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "ops/device.h"
+#include "ops/error.h"
+
+namespace flownpu {
+
+template <typename Enum>
+using Choice = std::pair<std::string_view, Enum>;
+
+inline constexpr std::array<Choice<Activations>, 2> kActivationsChoices{
+    {{"bf16", Activations::kBFloat16}, {"int8", Activations::kInt8}}};
+inline constexpr std::array<Choice<GpuDtype>, 3> kGpuDtypeChoices{
+    {{"auto", GpuDtype::kAuto}, {"fp16", GpuDtype::kFloat16}, {"fp32", GpuDtype::kFloat32}}};
+inline constexpr std::array<Choice<GpuWeights>, 3> kGpuWeightsChoices{
+    {{"auto", GpuWeights::kAuto}, {"buffer", GpuWeights::kBuffer}, {"image", GpuWeights::kImage}}};
+
+// What `value` says of the option `key`. Throws Error for another word, which lists those there
+// are.
+template <typename Enum, std::size_t N>
+Enum choose(std::string_view key, std::string_view value,
+            const std::array<Choice<Enum>, N>& choices) {
+  std::string valid;
+  for (const auto& [name, choice] : choices) {
+    if (name == value) return choice;
+    valid += (valid.empty() ? "" : ", ") + std::string(name);
+  }
+  fail("[FlowNPU] option ", key, " = '", value, "' is not known; expected one of: ", valid);
+}
+
+}  // namespace flownpu

@@ -2,6 +2,7 @@
 """`flownpu batch`: all lines are answered, none twice, whatever interrupts it."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -99,11 +100,12 @@ def test_an_interrupted_batch_goes_on(source, run, topics, tmp_path):
 def test_a_full_disk_leaves_whole_lines(source, run, topics, tmp_path):
     """A limit of the file's size stands for the disk: a write is cut short, the next one fails."""
     target = tmp_path / "out.jsonl"
-    script = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-    # Of a module that is imported below the limit, Python would keep what fits of its bytecode, and fail on it ever after.
-    script += "sys.dont_write_bytecode = True; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); " + COMMAND
+    script = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    script += "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); " + COMMAND
     done = subprocess.run(
         [sys.executable, "-c", script, "batch", source, target, "--model", topics],
+        # A module imported under the limit would keep the bytecode that fits, and nobody could import it afterwards.
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -20,7 +20,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
-__all__ = ["LIBRARIES", "build_id", "faults", "libraries_of", "newer_symbols", "platform_of"]
+__all__ = ["LIBRARIES", "build_id", "faults", "libraries_of", "licences_of", "newer_symbols", "platform_of"]
 
 MIB = 2**20
 MOST_BYTES = 8 * MIB
@@ -28,6 +28,8 @@ LIBRARIES = ("_native", "libflownpu_aie_xdna", "libflownpu_aie_xdna2", "libflown
 # Only machines of x86-64 have an NPU that XRT drives.
 ONLY_X86 = frozenset({"libflownpu_xrt"})
 LICENCES = ("LICENSE", "LICENSES.md", "nanobind.txt", "robin_map.txt")
+# Texts of the run times that Zig links in, by the platform's name (zig.cmake, licences.cmake).
+LICENCES_OF_ZIG = {"aarch64": ("zig.txt", "llvm.txt"), "win_amd64": ("zig.txt", "llvm.txt", "mingw-w64.txt")}
 # XRT's library and what it brings itself are the system's; without them there is no NPU to drive, and the rest runs.
 OF_THE_SYSTEM = frozenset({"libxrt_coreutil.so.2", "libuuid.so.1"})
 Version = tuple[int, ...]
@@ -44,7 +46,7 @@ def faults(wheel: Path) -> list[str]:
     if stems != set(wanted):
         found.append(f"expected the libraries {', '.join(wanted)}, found {', '.join(sorted(stems))}")
     licences = {Path(name).name for name in names if ".dist-info/licenses/" in name}
-    found += [f"expected the licence {name}, found none" for name in LICENCES if name not in licences]
+    found += [f"expected the licence {name}, found none" for name in licences_of(wheel.stem) if name not in licences]
     if wheel.stat().st_size > MOST_BYTES:
         found.append(f"expected at most {MOST_BYTES / MIB:.0f} MiB, found {wheel.stat().st_size / MIB:.1f}")
     found += [
@@ -62,6 +64,12 @@ def faults(wheel: Path) -> list[str]:
 def libraries_of(platform: str) -> list[str]:
     """The libraries that are to be in a wheel for a platform, whose name ends with that of the processor."""
     return [name for name in LIBRARIES if name not in ONLY_X86 or platform.endswith("x86_64")]
+
+
+def licences_of(platform: str) -> tuple[str, ...]:
+    """The files of licences that are to be in a wheel for a platform, whose name ends with that of the processor."""
+    of_zig = (names for ending, names in LICENCES_OF_ZIG.items() if platform.endswith(ending))
+    return LICENCES + next(of_zig, ())
 
 
 def platform_of(wheel: Path) -> str:

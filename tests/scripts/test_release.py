@@ -165,6 +165,16 @@ def test_wheels_for_arm_have_nothing_of_xrt():
     assert [name for name in names["x86_64"] if name not in names["aarch64"]] == ["libflownpu_xrt"]
 
 
+def test_wheels_have_the_licences_of_the_run_time_that_is_linked_in():
+    """Those that LICENSES.md names, each where it says so: of Zig's in wheels for Arm and Windows alone."""
+    platforms = ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "win_amd64")
+    of_gcc, of_arm, of_windows = (set(contents.licences_of(f"flownpu-1-cp312-abi3-{name}")) for name in platforms)
+    assert of_gcc == set(contents.LICENCES)
+    text = (ROOT / "LICENSES.md").read_text(encoding="utf-8")
+    assert of_arm - of_gcc == {name for name in ("llvm.txt", "zig.txt") if name in text}
+    assert of_windows - of_arm == {"mingw-w64.txt"}
+
+
 def test_a_build_id_is_the_linkers(tmp_path):
     source = 'extern "C" int f() { return 1; }'
     assert contents.build_id(compiled(tmp_path, source, "-Wl,--build-id=0x0123456789abcdef")) == "0123456789abcdef"

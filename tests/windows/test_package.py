@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
+from scripts.release import contents
 from tests.windows.installed import FIXTURE, here
 
 IMPORTS = """
@@ -46,6 +47,11 @@ def test_every_module_is_imported(installed):
     # Linux' own module asks for fcntl.
     assert set(said["failed"]) == {"flownpu.system.linux"}
     assert said["count"] > 200
+
+
+def test_the_licences_of_what_is_inside_are_there(installed):
+    (folder,) = installed.folder.glob("Lib/site-packages/flownpu-*.dist-info/licenses")
+    assert {file.name for file in folder.iterdir()} == set(contents.licences_of("win_amd64"))
 
 
 def test_doctor_finds_nothing_wrong(installed):

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from flownpu.bench.measurement import Case, Engine, measure
+from flownpu.bench.measurement import Case, Engine, Measurement, measure
 from flownpu.machine import usable_cores
 from flownpu.model.folder import read_genai_config
 from flownpu.peers import own_engine
@@ -45,14 +45,20 @@ def main(
     there = Engine("other", _interpreter(other.absolute()), here.script, model, here.options)
     case = Case(0, prompt, generate)
     vocabulary = int(read_genai_config(model)["model"]["vocab_size"])
-    found = measure([here, there], [case], repeats=repeats, threads=usable_cores(), vocabulary_size=vocabulary)
-    if found.failures:
-        raise SystemExit(f"error: {found.failures['other']}")
-    ours, theirs = found.engines.values()
-    for what, tokens, mine, others in (
-        ("prompt", prompt, ours.prefill[case], theirs.prefill[case]),
-        ("decode", generate - 1, ours.decode[case], theirs.decode[case]),
+    rounds: list[dict[str, Measurement]] = []
+    for number in range(repeats):
+        # Who is first in one round is second in the next: neither has always what the other leaves.
+        order = [here, there] if number % 2 == 0 else [there, here]
+        found = measure(order, [case], repeats=1, threads=usable_cores(), vocabulary_size=vocabulary)
+        if found.failures:
+            raise SystemExit(f"error: {found.failures['other']}")
+        rounds.append(found.engines)
+    ours, theirs = ([one[engine.name] for one in rounds] for engine in (here, there))
+    for what, tokens, times in (
+        ("prompt", prompt, lambda run: run.prefill[case][0]),
+        ("decode", generate - 1, lambda run: run.decode[case][0]),
     ):
+        mine, others = list(map(times, ours)), list(map(times, theirs))
         ratios = [a / b for a, b in zip(mine, others, strict=True)]
         print(
             f"{what}: {tokens / median(mine):.2f} tokens/s here, {tokens / median(others):.2f} there; "

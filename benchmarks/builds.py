@@ -2,7 +2,7 @@
 """Speed of another build of FlowNPU beside this one's, in turn, each in an environment and processes of its own.
 
     flownpu make-model gemma3-1b --random --symmetric --layers 4 gemma3-1b-4
-    python -m benchmarks.builds gemma3-1b-4 build/release/tests-python3.13/bin/python
+    python -m benchmarks.builds gemma3-1b-4 build/release/tests-python3.13/bin/python --repeats 10
     python -m benchmarks.builds gemma3-1b-4 build/release/windows/python3.11/python.exe
 
 runs at the root of the repository. A Python for Windows is run by Wine (`make windows` lays it out). Ratios are of the
@@ -10,6 +10,7 @@ runs of one round, so that what a machine does meanwhile is in both; and of the 
 machine does only takes time.
 """
 
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -39,31 +40,34 @@ def main(
     prompt: Annotated[int, typer.Option(help="Tokens to read.")] = 256,
     generate: Annotated[int, typer.Option(help="Tokens to generate after them.")] = 64,
     repeats: Annotated[int, typer.Option(help="Rounds.")] = 5,
+    runs: Annotated[int, typer.Option(help="Runs of a process.")] = 3,
 ) -> None:
     """Measures both, and prints each one's medians and the medians of the ratios of rounds, with least and most."""
     here = own_engine(model, provider="flownpu", options={})
     there = Engine("other", _interpreter(other.absolute()), here.script, model, here.options)
     case = Case(0, prompt, generate)
     vocabulary = int(read_genai_config(model)["model"]["vocab_size"])
-    rounds: list[dict[str, Measurement]] = []
+    mine: list[Measurement] = []
+    others: list[Measurement] = []
     for number in range(repeats):
         # Who is first in one round is second in the next: neither has always what the other leaves.
         order = [here, there] if number % 2 == 0 else [there, here]
-        found = measure(order, [case], repeats=1, threads=usable_cores(), vocabulary_size=vocabulary)
+        found = measure(order, [case] * runs, repeats=1, threads=usable_cores(), vocabulary_size=vocabulary)
         if found.failures:
             raise SystemExit(f"error: {found.failures['other']}")
-        rounds.append(found.engines)
-    ours, theirs = ([one[engine.name] for one in rounds] for engine in (here, there))
-    for what, tokens, times in (
-        ("prompt", prompt, lambda run: run.prefill[case][0]),
-        ("decode", generate - 1, lambda run: run.decode[case][0]),
+        mine.append(found.engines[here.name])
+        others.append(found.engines[there.name])
+    for what, tokens, ours, theirs in (
+        ("prompt", prompt, [one.prefill[case] for one in mine], [one.prefill[case] for one in others]),
+        ("decode", generate - 1, [one.decode[case] for one in mine], [one.decode[case] for one in others]),
     ):
-        mine, others = list(map(times, ours)), list(map(times, theirs))
-        ratios = [a / b for a, b in zip(mine, others, strict=True)]
+        ratios = [median(a) / median(b) for a, b in zip(ours, theirs, strict=True)]
+        fastest = [tokens / min(chain.from_iterable(each)) for each in (ours, theirs)]
+        middle = [tokens / median(chain.from_iterable(each)) for each in (ours, theirs)]
         print(
-            f"{what}: {tokens / median(mine):.2f} tokens/s here, {tokens / median(others):.2f} there; "
-            f"there / here {median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f}), "
-            f"of the fastest runs {min(mine) / min(others):.4f}"
+            f"{what}: {middle[0]:.2f} tokens/s here, {middle[1]:.2f} there; "
+            f"there / here {median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f}); "
+            f"fastest {fastest[0]:.2f} and {fastest[1]:.2f}: {fastest[1] / fastest[0]:.4f}"
         )
 
 

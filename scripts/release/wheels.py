@@ -106,11 +106,12 @@ def _update(new: Path, old: Path) -> None:
 def _wheel(python: Path, pythons: list[Path], work: Path, dist: Path) -> None:
     """Builds one wheel for x86-64."""
     (source,) = (work / "source").iterdir()
+    xrt = Path(str(xrt_headers.find())).resolve()  # g++ writes where a link to system headers leads
     folders: dict[Path | str, str] = {  # of several that fit, g++ takes the last
         ROOT: source.name,
         work / "cmake": "build",
         sysroot.ROOT: "sysroot",
-        str(xrt_headers.find()): "xrt",
+        xrt: "xrt",
         source: source.name,
     }
     flags = f"--sysroot={sysroot.ROOT} -g1 {prefix_maps(folders, pythons)}"
@@ -133,7 +134,7 @@ def _wheel(python: Path, pythons: list[Path], work: Path, dist: Path) -> None:
         "CMAKE_SHARED_LINKER_FLAGS": LIBRARIES,
         "FLOWNPU_COMMIT": commit()[0],
         "FLOWNPU_PLATFORM": PLATFORM,
-        "FLOWNPU_XRT_INCLUDE": xrt_headers.find(),
+        "FLOWNPU_XRT_INCLUDE": xrt,
         "FLOWNPU_UUID_LIBRARY": sysroot.ROOT / "usr/lib/x86_64-linux-gnu/libuuid.so.1",
     }
     pip_wheel(python, source, work / "cmake", dist, platform=PLATFORM, defines=defines)

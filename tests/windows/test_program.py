@@ -41,14 +41,11 @@ def test_the_same_tokens(wine, program, model, genai, isa, prompt):
     assert done.stdout.split() == [str(token) for token in expected], done.stderr
 
 
-@pytest.mark.parametrize(("device", "said"), [
-    ("npu", "expected Linux, got Windows"),
-    ("gpu", "expected one of: auto, cpu, npu, emulate"),
-])  # fmt: skip
-def test_devices_that_run_no_model(wine, program, model, device, said):
+@pytest.mark.parametrize("device", ["npu", "gpu"])
+def test_devices_that_run_no_model(wine, program, model, device):
     done = wine.run(program, model, "1", "a", f"device={device}")
     assert done.returncode == 1
-    assert said in done.stderr
+    assert f"device '{device}': expected Linux, got Windows" in done.stderr
 
 
 def test_a_model_below_a_path_of_more_than_260_characters(wine, program, model, genai, tmp_path):

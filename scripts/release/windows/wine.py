@@ -50,10 +50,13 @@ class Wine:
         return None if program is None else cls(program, prefix)
 
     def script(self, program: Path, script: Path) -> Path:
-        """Writes a script that runs a program, for what starts it by one path."""
+        """Writes a script that runs a program, for what starts it by one path.
+
+        What goes to stderr passes through a pipe: Python, under Wine 8, ends where that is a file.
+        """
         variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in self._own.items())
         command = f"exec env {variables} {self._program} {shlex.quote(str(program))}"
-        script.write_text(f'#!/bin/sh\n{command} "$@"\n', encoding="utf-8")
+        script.write_text(f'#!/bin/bash\n{command} "$@" 2> >(exec cat >&2)\n', encoding="utf-8")
         script.chmod(0o755)
         return script
 

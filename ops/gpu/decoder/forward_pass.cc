@@ -294,11 +294,11 @@ std::int64_t ForwardPass::parts_of(const AttentionShape& shape, const Segment& s
 void ForwardPass::enter(const EntryNorms& norms, std::int64_t tokens) {
   const Activation next = residual_ == kResidual ? kOtherResidual : kResidual;
   if (sizes_.post_norms) {
-    launch(*entry_norm_, rms_norm_grid(tokens),
+    launch(*entry_norm_, rms_norm_grid(sizes_.hidden, tokens),
            {of(residual_), &norms.sum, of(kNormalised), of(kUpdate), &norms.added, of(next)},
            {tokens});
   } else {
-    launch(*entry_norm_, rms_norm_grid(tokens),
+    launch(*entry_norm_, rms_norm_grid(sizes_.hidden, tokens),
            {of(residual_), &norms.sum, of(kNormalised), of(kUpdate), of(next)}, {tokens});
   }
   residual_ = next;
@@ -316,7 +316,7 @@ void ForwardPass::write_ends(std::int64_t first, std::span<const std::int32_t> e
 }
 
 void ForwardPass::run_layers(std::int64_t tokens, std::span<const Segment> segments) {
-  launch(*first_norm_, rms_norm_grid(tokens),
+  launch(*first_norm_, rms_norm_grid(sizes_.hidden, tokens),
          {of(residual_), &constants_.layers.front().first.sum, of(kNormalised)});
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];

@@ -96,7 +96,7 @@ struct NormShape {
 // [columns], y, then if there are skip [skips, columns], its weight [columns], and sum [t,
 // columns]; parameter, with a skip: skips, its rows, which repeat.
 KernelDescription rms_norm(const NormShape& shape);
-Grid rms_norm_grid(std::int64_t rows);
+Grid rms_norm_grid(std::int64_t columns, std::int64_t rows);
 
 struct RotationShape {
   std::int64_t width = 0;  // of a row: heads x head_size

@@ -176,8 +176,7 @@ class Generator {
     if (word == "Minima")
       return symmetric ? minimum(dialect_.bfloat16s(weight, places.scale()))
                        : dialect_.bfloat16s(weight, places.minimum());
-    if (word == "Codes") return dialect_.codes(weight, places.codes_of_8());
-    if (word == "ByteCodes") return dialect_.byte_codes(weight, places.codes_of_8());
+    if (word == "CodePairs") return dialect_.code_pairs(weight, places.codes());
     if (word != "Read") refuse("no ", word, " of '", weight.name, "', a Q4NX weight");
     const std::vector<std::string> group{given[0],
                                          text_of("(", given[1], " / ", q4nx::kGroup, ")")};

@@ -12,15 +12,20 @@
 //   args.y.WriteScale(value, i);  of int8 rows: a statement; the scale of row i, which bf16 holds
 //   args.w.Scale(row, group), args.w.Minimum(row, group)
 //                                 of a Q4NX weight (ops/formats/q4nx.h), float
-//   args.w.Scales(row, group), args.w.Minima(row, group), args.w.Codes(row, column)
+//   args.w.Scales(row, group), args.w.Minima(row, group)
 //                                 of the 8 rows from `row` on, a multiple of 8: float8
-//   args.w.ByteCodes(row, column) the same, char8
+//   args.w.CodePairs(row, column) the codes of the 16 rows from `row` on, a multiple of 16, of
+//                                 `column`, which is even, in .x and .y, and of the next column in
+//                                 .z and .w, as they lie in memory: two rows a byte, the even one in
+//                                 its low nibble; uint4
 //   args.n                        a constant, written as a number; or a parameter of the launch
 //   group(axis), lane()           the work-group, and the work-item in it
 //   shared float a[args.n];       memory of a work-group; synchronise(): its lanes wait for one
 //                                 another
 //   dot4(a, b, c)                 c + the dot product of two char4, int
-// and float8, char8, char4 and C's functions as OpenCL C has them (dialect.h says what a dialect
+//   transposed(four)              uint4: of four words of four bytes; byte i of its word j is byte j
+//                                 of word i
+// and float8, uchar16, char4, uint4, int4 and C's functions as OpenCL C has them (dialect.h says what a dialect
 // must give).
 #pragma once
 

@@ -93,12 +93,12 @@ def test_mistakes_are_named(body, message):
 
 def test_a_weight_may_be_in_an_image():
     """Whose bytes are read by functions of the storage's own, not by a pointer; other tensors may not."""
-    body = "args.w.Scales(0, 0) + args.w.Minima(0, 0) * args.w.Codes(0, 0); args.w.ByteCodes(0, 0); args.w.Read(0, 0);"
+    body = "args.w.Scales(0, 0) + args.w.Minima(0, 0); args.w.CodePairs(0, 0); args.w.Read(0, 0);"
     weight = Tensor("w", "q4nx", [64, 64], in_image=True)
     made = source(body, weight)
     assert "__read_only image1d_buffer_t tensor_w" in made
     assert "vload" not in made
-    assert squeezed(made).count("_of_image(tensor_w,") == 7  # Read has a scale, a minimum and a code
+    assert squeezed(made).count("_of_image(tensor_w,") == 6  # Read has a scale, a minimum and a code
     for other in (
         Tensor("w", "float", [64, 64], in_image=True),
         Tensor("w", "q4nx", [1, 1], written=True, in_image=True),

@@ -117,7 +117,7 @@ Grid fused_dqp_grid(const ProductShape& shape, std::int64_t tokens) {
 }
 
 std::vector<std::int64_t> teams_for(const ProductShape& shape, const DeviceFacts& facts) {
-  // Of a team's sums, and a lane's more.
+  // What a team has of the sums, a lane more of them among it.
   constexpr std::int64_t kBytes = (kLanes + 1) * q4nx::kStripRows * sizeof(float);
   const std::int64_t most =
       std::min({kMostTeams, facts.work_group / kLanes,

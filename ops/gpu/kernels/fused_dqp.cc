@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // FusedDQP (Gemma3 paper, equation 15; ML Drift's fully connected layer of the decode stage): a
-// work-group computes 16 results, those of a strip. A lane has 4 columns of each group that falls to
-// it, 8 lanes the group's 32, so that neighbours read neighbouring bytes, 32 each, and the scales
-// and minima of the strip's rows, 64 bytes of a block, are read for 64 codes of a lane and not for
-// 16: unpacking and multiplying these are some 3 operations each, the parameters some 7 for each row.
+// work-group computes 16 results, those of a strip. A lane has 4 columns of each group that falls
+// to it, 8 lanes the group's 32, so that neighbours read neighbouring bytes, 32 each, and the
+// scales and minima of the strip's rows, 64 bytes of a block, are read for 64 codes of a lane and
+// not for 16: unpacking and multiplying these are some 3 operations each, the parameters some 7 for
+// each row.
 //     of_row = x0 code0 + .. + x3 code3;    sum += scale of_row + minimum (x0 + .. + x3)
 // Rows that share bytes with their neighbours are summed apart, even and odd ones. The lanes' sums
 // go through the work-group's memory, [row][lane], a row one float longer than there are lanes, so
@@ -119,12 +120,10 @@ Grid fused_dqp_grid(const ProductShape& shape, std::int64_t tokens) {
 std::vector<std::int64_t> teams_for(const ProductShape& shape, const DeviceFacts& facts) {
   // What a team has of the sums, a lane more of them among it.
   constexpr std::int64_t kBytes = (kLanes + 1) * q4nx::kStripRows * sizeof(float);
-  const std::int64_t most =
-      std::min({kMostTeams, facts.work_group / kLanes,
-                q4nx::ceil_div(q4nx::groups_of(shape.columns), kGroupsOfTeam),
-                facts.local_memory / kBytes});
-  const std::int64_t wanted =
-      q4nx::ceil_div(kTeamsOfUnit * facts.compute_units, strips_of(shape));
+  const std::int64_t most = std::min({kMostTeams, facts.work_group / kLanes,
+                                      q4nx::ceil_div(q4nx::groups_of(shape.columns), kGroupsOfTeam),
+                                      facts.local_memory / kBytes});
+  const std::int64_t wanted = q4nx::ceil_div(kTeamsOfUnit * facts.compute_units, strips_of(shape));
   std::vector<std::int64_t> teams{1};
   while (teams.back() * 2 <= most) teams.push_back(teams.back() * 2);
   const auto best = std::ranges::upper_bound(teams, std::max<std::int64_t>(wanted, 1)) - 1;

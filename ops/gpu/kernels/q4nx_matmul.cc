@@ -6,8 +6,8 @@
 // columns for 16 reads of 4 words. A group's dot is an exact integer, scaled into a float sum:
 //     sum += scale_x (scale_w dot(codes_w, codes_x) + minimum_w sum(codes_x))
 // A row of a step is 32 words, and 4 more that hold nothing, so that 8 rows from which neighbouring
-// lanes read 4 words at once meet all of 32 banks. A lane's rows are 16 apart, its tokens 8, so that
-// neighbours read and write neighbouring rows. In the work-group's memory:
+// lanes read 4 words at once meet all of 32 banks. A lane's rows are 16 apart, its tokens 8, so
+// that neighbours read and write neighbouring rows. In the work-group's memory:
 //     codes [64 rows, 36], given [32 tokens, 36] int; scales, minima [4 groups, 64 rows],
 //     of_tokens, totals [4 groups, 32 tokens] float: 16.5 KiB of the 32 that OpenCL promises.
 #include <utility>
@@ -114,8 +114,8 @@ std::string dots() {
   std::string sum = "0";
   for (const auto& [half, which] : {std::pair("front", "[0]"), {"back", "[1]"}})
     for (const char* word : {".x", ".y", ".z", ".w"})
-      sum = text_of("dot4(as_char4(", half, word, "), as_char4(of_token[t]", which, word, "), ", sum,
-                    ")");
+      sum = text_of("dot4(as_char4(", half, word, "), as_char4(of_token[t]", which, word, "), ",
+                    sum, ")");
   return sum;
 }
 
@@ -124,8 +124,8 @@ std::string dots() {
 KernelDescription q4nx_matmul(const ProductShape& shape) {
   std::string body = kBody;
   for (const auto& [word, by] :
-       {std::pair<std::string, std::string>(
-            "RESULT", gated(shape, "product[0][r][t]", "product[1][r][t]")),
+       {std::pair<std::string, std::string>("RESULT",
+                                            gated(shape, "product[0][r][t]", "product[1][r][t]")),
         {"DOTS", dots()}})
     body.replace(body.find(word), word.size(), by);
   const std::int64_t groups = q4nx::groups_of(shape.columns);

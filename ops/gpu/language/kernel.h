@@ -16,17 +16,18 @@
 //                                 of the 8 rows from `row` on, a multiple of 8: float8
 //   args.w.CodePairs(row, column) the codes of the 16 rows from `row` on, a multiple of 16, of
 //                                 `column`, which is even, in .x and .y, and of the next column in
-//                                 .z and .w, as they lie in memory: two rows a byte, the even one in
-//                                 its low nibble; uint4
+//                                 .z and .w, as they lie in memory: two rows a byte, the even one
+//                                 in its low nibble; uint4
 //   args.n                        a constant, written as a number; or a parameter of the launch
 //   group(axis), lane()           the work-group, and the work-item in it
 //   shared float a[args.n];       memory of a work-group; synchronise(): its lanes wait for one
 //                                 another
 //   dot4(a, b, c)                 c + the dot product of two char4, int
-//   transposed(four)              uint4: of four words of four bytes; byte i of its word j is byte j
+//   transposed(four)              uint4: of four words of four bytes; byte i of its word j is byte
+//   j
 //                                 of word i
-// and float8, uchar16, char4, uint4, int4 and C's functions as OpenCL C has them (dialect.h says what a dialect
-// must give).
+// and float8, uchar16, char4, uint4, int4 and C's functions as OpenCL C has them (dialect.h says
+// what a dialect must give).
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The dialect OpenCL C 1.2: arithmetic in float; dot products of char4 by the device's own, where
-// its compiler has them (cl_khr_integer_dot_product, in OpenCL C 3.0; NVIDIA's compiler takes its own
-// assembly's, which GPUs since 2016 have), else by multiplying in int: the same numbers.
-// What is read as a vector is read where a vector of its size may lie: a load, and not one for each
+// its compiler has them (cl_khr_integer_dot_product, in OpenCL C 3.0; NVIDIA's compiler takes its
+// own assembly's, which GPUs since 2016 have), else by multiplying in int: the same numbers. What
+// is read as a vector is read where a vector of its size may lie: a load, and not one for each
 // element, as vloadn is compiled to by those who know of no alignment.
 #include <array>
 #include <charconv>

@@ -18,9 +18,9 @@ namespace {
 constexpr std::chrono::seconds kLimitOfGpu{120};
 constexpr std::chrono::seconds kLimitOfCpu{1200};
 
-// Who waits looks again when a 32nd of the time that it has waited has passed: it is told 3 % late at
-// most. Pauses below 50 us, which is by how much Linux lets a sleep take longer, are none: the core
-// is offered to others. Long ones are a millisecond.
+// Who waits looks again when a 32nd of the time that it has waited has passed: it is told 3 % late
+// at most. Pauses below 50 us, which is by how much Linux lets a sleep take longer, are none: the
+// core is offered to others. Long ones are a millisecond.
 using Clock = std::chrono::steady_clock;
 
 void pause(Clock::duration waited) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How far a queue has come: seen by looking at marks that lie between commands. OpenCL's own waits
 // have no limit, and a kernel that never ends would hold a thread for ever; its callbacks come when
-// the driver's thread for them wakes up: NVIDIA's (580.159) every 6 ms, three of which were a token's
-// 19 ms of which its kernels took 4.
+// the driver's thread for them wakes up: NVIDIA's (580.159) every 6 ms, three of which were a
+// token's 19 ms of which its kernels took 4.
 #pragma once
 
 #include <chrono>

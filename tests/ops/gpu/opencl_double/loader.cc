@@ -101,14 +101,14 @@ Marks& marks() {
 // clEnqueueMarkerWithWaitList.
 Int forward(Int (*Functions::*function)(Queue, UInt, const Event*, Event*), const char* name,
             Queue queue, UInt count, const Event* before, Event* event) {
-  const Int code =
-      forward<Int, Queue>(function, name, queue, count, before, event);
+  const Int code = forward<Int, Queue>(function, name, queue, count, before, event);
   if (code == 0) marks().keep(*event, faults().begun());
   return code;
 }
 
-// clGetEventInfo: marks that lie behind what hangs do not end; those behind what failed end with its
-// error, but not before the commands that were begun earlier have: who sees it frees their memory.
+// clGetEventInfo: marks that lie behind what hangs do not end; those behind what failed end with
+// its error, but not before the commands that were begun earlier have: who sees it frees their
+// memory.
 Int forward(Int (*Functions::*function)(Event, UInt, std::size_t, void*, std::size_t*),
             const char* name, Event event, UInt what, std::size_t bytes, void* value,
             std::size_t* had) {

@@ -23,9 +23,8 @@
 //   shared float a[args.n];       memory of a work-group; synchronise(): its lanes wait for one
 //                                 another
 //   dot4(a, b, c)                 c + the dot product of two char4, int
-//   transposed(four)              uint4: of four words of four bytes; byte i of its word j is byte
-//   j
-//                                 of word i
+//   transposed(four)              of the 16 bytes of a uint4: byte i of word j is byte j of word i;
+//                                 uint4
 // and float8, uchar16, char4, uint4, int4 and C's functions as OpenCL C has them (dialect.h says
 // what a dialect must give).
 #pragma once

@@ -31,20 +31,20 @@ constexpr const char* kBody = R"(
   shared float sums[16 * (args.lanes + 1)];
   float8 even[args.parts];
   float8 odd[args.parts];
-  for (int part = 0; part < args.parts; ++part) {
+  unrolled for (int part = 0; part < args.parts; ++part) {
     even[part] = (float8)(0.0f);
     odd[part] = (float8)(0.0f);
   }
   for (int g = lane() / 8; g < args.groups; g += args.lanes / 8) {
     const int k = g * 32 + column;
     float x[4];
-    for (int i = 0; i < 4; ++i) x[i] = k + i < args.columns ? args.x.Read(token, k + i) : 0.0f;
+    unrolled for (int i = 0; i < 4; ++i) x[i] = k + i < args.columns ? args.x.Read(token, k + i) : 0.0f;
     const float total = (x[0] + x[1]) + (x[2] + x[3]);
-    for (int part = 0; part < args.parts; ++part) {
+    unrolled for (int part = 0; part < args.parts; ++part) {
       const int row = (strip / 2 + part * args.row_blocks) * 32 + strip % 2 * 16;
       float8 of_even = (float8)(0.0f);
       float8 of_odd = (float8)(0.0f);
-      for (int pair = 0; pair < 2; ++pair) {
+      unrolled for (int pair = 0; pair < 2; ++pair) {
         const uchar16 codes = as_uchar16(args.w.CodePairs(row, k + pair * 2));
         const uchar16 low = codes & (uchar16)(15);
         const uchar16 high = codes >> (uchar16)(4);
@@ -62,11 +62,11 @@ constexpr const char* kBody = R"(
     }
   }
   float product[args.parts];
-  for (int part = 0; part < args.parts; ++part) {
+  unrolled for (int part = 0; part < args.parts; ++part) {
     float of_rows[16];
     vstore8(even[part], 0, of_rows);
     vstore8(odd[part], 1, of_rows);
-    for (int r = 0; r < 16; ++r)
+    unrolled for (int r = 0; r < 16; ++r)
       sums[(r % 8 * 2 + r / 8) * (args.lanes + 1) + lane()] = of_rows[r];
     synchronise();
     const int of_strip = lane() % 16;

@@ -38,17 +38,17 @@ constexpr const char* kBody = R"(
   shared float of_tokens[4 * 32];
   shared float totals[4 * 32];
   float product[args.parts][4][4];
-  for (int part = 0; part < args.parts; ++part) {
+  unrolled for (int part = 0; part < args.parts; ++part) {
     const int block = group(0) * 2 + strip / 2;
     const int row = (min(block, args.row_blocks - 1) + part * args.row_blocks) * 32 + strip % 2 * 16;
-    for (int r = 0; r < 4; ++r)
-      for (int t = 0; t < 4; ++t) product[part][r][t] = 0.0f;
+    unrolled for (int r = 0; r < 4; ++r)
+      unrolled for (int t = 0; t < 4; ++t) product[part][r][t] = 0.0f;
     for (int step = 0; step < args.groups; step += 4) {
       const int g = min(step + of_step, args.groups - 1);
       const uint4 left = args.w.CodePairs(row, g * 32 + quad * 4);
       const uint4 right = args.w.CodePairs(row, g * 32 + quad * 4 + 2);
       shared uint* unpacked = (shared uint*)codes + strip * 16 * 36 + of_step * 8 + quad;
-      for (int side = 0; side < 2; ++side) {
+      unrolled for (int side = 0; side < 2; ++side) {
         const uint4 columns = side == 0 ? (uint4)(left.xz, right.xz) : (uint4)(left.yw, right.yw);
         const uint4 even = transposed(columns & (uint4)(0x0f0f0f0fu));
         const uint4 odd = transposed((columns >> (uint4)(4u)) & (uint4)(0x0f0f0f0fu));
@@ -79,16 +79,16 @@ constexpr const char* kBody = R"(
       synchronise();
       for (int one = 0; one < 4 && step + one < args.groups; ++one) {
         int4 of_token[4][2];
-        for (int t = 0; t < 4; ++t)
-          for (int side = 0; side < 2; ++side)
+        unrolled for (int t = 0; t < 4; ++t)
+          unrolled for (int side = 0; side < 2; ++side)
             of_token[t][side] = given[(of_tile + t * 8) * 9 + one * 2 + side];
-        for (int r = 0; r < 4; ++r) {
+        unrolled for (int r = 0; r < 4; ++r) {
           const int of_block = of_rows + r * 16;
           const int4 front = codes[of_block * 9 + one * 2];
           const int4 back = codes[of_block * 9 + one * 2 + 1];
           const float scale = scales[one * 64 + of_block];
           const float minimum = minima[one * 64 + of_block];
-          for (int t = 0; t < 4; ++t) {
+          unrolled for (int t = 0; t < 4; ++t) {
             const int dot = DOTS;
             const int at = one * 32 + of_tile + t * 8;
             product[part][r][t] += of_tokens[at] * (scale * (float)dot + minimum * totals[at]);
@@ -98,9 +98,9 @@ constexpr const char* kBody = R"(
       synchronise();
     }
   }
-  for (int r = 0; r < 4; ++r) {
+  unrolled for (int r = 0; r < 4; ++r) {
     const int m = group(0) * 64 + of_rows + r * 16;
-    for (int t = 0; t < 4; ++t) {
+    unrolled for (int t = 0; t < 4; ++t) {
       const int token = first + of_tile + t * 8;
       if (token < args.tokens && m < args.rows) {
         args.y.Write(RESULT, token, m);

@@ -23,6 +23,9 @@ class Dialect {
   // Physical places: `index` counts elements from the tensor's first.
   virtual std::string read(const TensorDescription& tensor, const std::string& index) const = 0;
   virtual std::string read4(const TensorDescription& tensor, const std::string& index) const = 0;
+  // Four elements as float4, of int8 rows the codes; the first is at a multiple of their size.
+  virtual std::string read_floats(const TensorDescription& tensor,
+                                  const std::string& index) const = 0;
   // A statement that writes the variable `value`.
   virtual std::string write(const TensorDescription& tensor, const std::string& index) const = 0;
   // The declaration of `value`, of that tensor's elements, without a semicolon.

@@ -18,6 +18,7 @@ constexpr const char* kPrelude = R"(#define group(axis) ((int)get_group_id(axis)
 #define lane() ((int)get_local_id(0))
 #define shared __local
 #define synchronise() barrier(CLK_LOCAL_MEM_FENCE)
+#define unrolled _Pragma("unroll")
 float from_bfloat16(ushort bits) { return as_float((uint)bits << 16); }
 // To the nearest, ties to even; NaN stays NaN.
 ushort to_bfloat16(float value) {
@@ -25,6 +26,7 @@ ushort to_bfloat16(float value) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return (ushort)((bits >> 16) | 0x40u);
   return (ushort)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
+float4 four_from_bfloat16(ushort4 bits) { return as_float4(convert_uint4(bits) << 16); }
 float8 from_bfloat16s(ushort8 bits) { return as_float8(convert_uint8(bits) << 16); }
 // In two steps: pairs of bytes, then of pairs.
 uint4 transposed(uint4 four) {
@@ -118,6 +120,20 @@ class OpenClC final : public Dialect {
 
   std::string read4(const TensorDescription& tensor, const std::string& index) const override {
     return text_of("*(__global const char4*)(", variable(tensor), " + ", index, ")");
+  }
+
+  // By types that are aligned to their size: vload4 need not be, and may be four loads.
+  std::string read_floats(const TensorDescription& tensor,
+                          const std::string& index) const override {
+    const std::string place = text_of("(", variable(tensor), " + ", index, ")");
+    if (tensor.element == Element::kFloat16) return text_of("vloada_half4(0, ", place, ")");
+    const auto as = [&](const char* type) {
+      return text_of("*(__global const ", type, "*)", place);
+    };
+    if (tensor.element == Element::kBFloat16)
+      return text_of("four_from_bfloat16(", as("ushort4"), ")");
+    return is_integer(tensor.element) ? text_of("convert_float4(", as("char4"), ")")
+                                      : text_of("(", as("float4"), ")");
   }
 
   std::string declare_value(const TensorDescription& tensor,

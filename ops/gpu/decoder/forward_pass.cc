@@ -117,12 +117,15 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const layers::Decoder
                                  given.down);
     layer.attention_shape = attention_of(sizes.layers[i]);
     layer.attention = compile(flow_attention(layer.attention_shape));
+    layer.tiles_shape = layer.attention_shape;
+    layer.tiles_shape.in_tiles = true;
+    layer.attention_in_tiles = compile(flow_attention(layer.tiles_shape));
     AttentionShape in_parts = layer.attention_shape;
     in_parts.has_parts = true;
     layer.attention_in_parts = compile(flow_attention(in_parts));
     merge_ = compile(merge_attention(in_parts));
     if (!sizes.blocks) continue;
-    AttentionShape of_blocks = layer.attention_shape;
+    AttentionShape of_blocks = layer.tiles_shape;
     of_blocks.has_blocks = true;
     layer.attention_of_blocks = compile(flow_attention(of_blocks));
   }
@@ -206,7 +209,8 @@ AttentionShape ForwardPass::attention_of(const layers::LayerKind& kind) const {
                              .cache = cache_,
                              .softcap = sizes_.softcap,
                              .window = kind.window,
-                             .one_sequence = true};
+                             .one_sequence = true,
+                             .lanes = attention_lanes(context_->facts())};
   if (flow_attention_memory(shape) > context_->facts().local_memory)
     fail("expected heads that take at most ", context_->facts().local_memory,
          " bytes of a work-group's memory on ", context_->facts().title(), ", got ",
@@ -271,12 +275,16 @@ void ForwardPass::attend(const Layer& layer, const Segment& segment, const Buffe
            {segment.first, parts});
     return;
   }
-  const Grid grid = flow_attention_grid(shape, 1, segment.count);
+  const Grid tiles = flow_attention_grid(layer.tiles_shape, 1, segment.count);
   if (segment.has_blocks) {
-    launch(*layer.attention_of_blocks, grid, {of(kQuery), keys, values, of(kEnds), of(kAttended)},
+    launch(*layer.attention_of_blocks, tiles, {of(kQuery), keys, values, of(kEnds), of(kAttended)},
+           {segment.first, segment.past, segment.count, capacity});
+  } else if (segment.count > 1) {
+    launch(*layer.attention_in_tiles, tiles, {of(kQuery), keys, values, of(kAttended)},
            {segment.first, segment.past, segment.count, capacity});
   } else {
-    launch(*layer.attention, grid, {of(kQuery), keys, values, of(kAttended)},
+    launch(*layer.attention, flow_attention_grid(shape, 1, 1),
+           {of(kQuery), keys, values, of(kAttended)},
            {segment.first, segment.past, segment.count, capacity});
   }
 }
@@ -294,11 +302,11 @@ std::int64_t ForwardPass::parts_of(const AttentionShape& shape, const Segment& s
 void ForwardPass::enter(const EntryNorms& norms, std::int64_t tokens) {
   const Activation next = residual_ == kResidual ? kOtherResidual : kResidual;
   if (sizes_.post_norms) {
-    launch(*entry_norm_, rms_norm_grid(tokens),
+    launch(*entry_norm_, rms_norm_grid(sizes_.hidden, tokens),
            {of(residual_), &norms.sum, of(kNormalised), of(kUpdate), &norms.added, of(next)},
            {tokens});
   } else {
-    launch(*entry_norm_, rms_norm_grid(tokens),
+    launch(*entry_norm_, rms_norm_grid(sizes_.hidden, tokens),
            {of(residual_), &norms.sum, of(kNormalised), of(kUpdate), of(next)}, {tokens});
   }
   residual_ = next;
@@ -316,7 +324,7 @@ void ForwardPass::write_ends(std::int64_t first, std::span<const std::int32_t> e
 }
 
 void ForwardPass::run_layers(std::int64_t tokens, std::span<const Segment> segments) {
-  launch(*first_norm_, rms_norm_grid(tokens),
+  launch(*first_norm_, rms_norm_grid(sizes_.hidden, tokens),
          {of(residual_), &constants_.layers.front().first.sum, of(kNormalised)});
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];

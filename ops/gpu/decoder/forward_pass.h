@@ -97,7 +97,9 @@ class ForwardPass {
     CompiledProduct gate_up;
     CompiledProduct down;
     AttentionShape attention_shape;
+    AttentionShape tiles_shape;  // of prompts
     std::shared_ptr<const CompiledKernel> attention;
+    std::shared_ptr<const CompiledKernel> attention_in_tiles;
     std::shared_ptr<const CompiledKernel> attention_of_blocks;  // null without any
     std::shared_ptr<const CompiledKernel> attention_in_parts;
   };

@@ -1,113 +1,322 @@
 // SPDX-License-Identifier: Apache-2.0
 // FlowKV and FlowQKV (Gemma3 paper, sections 3.1.2 and 3.1.3): the heads that share a KV head sweep
-// its keys in chunks of as many as there are lanes, with an online softmax (equations 6 to 12). A
-// lane has one key of a chunk for the scores, and then every 64th element of the values' sums.
+// its keys in chunks, with an online softmax (equations 6 to 12).
+//
+// A work-group has `rows` queries: `heads` of a KV head's, of each of the tokens of its tile. Its
+// lanes are dealt out three times for a chunk of keys, with a barrier behind each:
+//  1. Scores: 8 lanes share a key, each takes every eighth unit of it (four elements; of heads
+//     whose size is no multiple of 4, one) and multiplies it with all rows. A row's sums go, eight
+//     for a key, into the work-group's memory.
+//  2. A lane has slots, (row, key) of the chunk: it adds the eight and applies softcap and mask.
+//     Then it looks through its row's scores for the maximum, four at a time, all lanes of a row
+//     the same ones, which memory gives to all at once, and leaves the key's weight behind. What
+//     the maximum was and the share of the denominator that passed through its slots are its own.
+//  3. Values: a lane has one unit of the head and a team's keys, as many teams as the lanes have
+//     room for, and multiplies what it reads with the weights of all rows.
+// Behind the last chunk the lanes' shares of denominators are added, and the teams' sums.
+//
+// Time: neighbouring lanes read neighbouring units, 64 bytes of a float16 key and whole lines of
+// values. A token's attention mostly waits, so that a lane asks for all it needs of a chunk's keys,
+// and then of its values, before it multiplies, and a chunk has but three barriers. For prompts
+// what counts is arithmetic: each unit that is read is multiplied with 8 rows (32 multiplications
+// for its 4 elements), and a float4 of the work-group's memory serves 8 of them (two keys) or 16.
+#include <algorithm>
 #include <utility>
 
 #include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/language/text.h"
 
 namespace flownpu::gpu {
 namespace {
 
-constexpr std::int64_t kLanes = 64;
+// Lanes that share a key: with units of four, half a line of 128 bytes of a float16 cache.
+constexpr std::int64_t kShares = 8;
+// Keys of a lane, whose scores it computes at once: a query's unit is read once for both.
+constexpr std::int64_t kPasses = 2;
+// The most rows: a lane keeps rows x passes scores and as many sums of values, in units, 96
+// registers of the 256 that RDNA 3 has for a lane.
+constexpr std::int64_t kMostRows = 8;
+// The most numbers of queries: 8 KiB beside 20 KiB of 8 rows' scores, of the 32 KiB that OpenCL 1.2
+// requires; 8 heads of 256 elements.
+constexpr std::int64_t kMostQueries = 2048;
+// Units that are asked for before any is needed: 8 or 16, 32 or 64 registers, as rows leave room.
+constexpr std::int64_t kAhead = 8;
+constexpr std::int64_t kFewRows = 4;
+constexpr std::int64_t kWide = 4;  // elements of a unit
+// Work-items of merge_attention.
+constexpr std::int64_t kMergeLanes = 64;
 
-constexpr const char* kBody = R"(
-  const int kv = group(0);
-  const int token = group(1);
-  LENGTHS
-  const int front = kv * args.per_group * args.head_size;
-  shared float query[args.per_group * args.head_size];
-  shared float weights[args.per_group * args.lanes];
-  for (int i = lane(); i < args.per_group * args.head_size; i += args.lanes)
-    query[i] = args.query_heads.Read(batch, row, front + i);
-  float sums[args.per_group][args.each];
-  float maximum[args.per_group];
-  float denominator[args.per_group];
-  for (int h = 0; h < args.per_group; ++h) {
-    maximum[h] = -INFINITY;
-    denominator[h] = 0.0f;
-    for (int j = 0; j < args.each; ++j) sums[h][j] = 0.0f;
+// What follows from a shape: the numbers that the kernel's text and its grid need.
+struct Plan {
+  std::int64_t width;     // elements of a unit
+  std::int64_t units;     // of a head
+  std::int64_t heads;     // of a work-group
+  std::int64_t blocks;    // of so many heads in a group
+  std::int64_t tile;      // tokens of a work-group
+  std::int64_t rows;      // heads x tile
+  std::int64_t chunk;     // keys
+  std::int64_t slots;     // of a lane: rows x chunk among the lanes
+  std::int64_t ahead;     // units of a key that are asked for at once
+  std::int64_t columns;   // units that lanes have at a time
+  std::int64_t each;      // units of a lane; more than 1 only if a head has more than lanes
+  std::int64_t teams;     // of lanes that have all columns
+  std::int64_t values;    // that a lane asks for at once
+  std::int64_t padded;    // keys of a chunk as the teams see it
+  std::int64_t scratch;   // float4s of partial sums
+  std::int64_t together;  // rows whose teams' sums the scratch holds
+
+  std::int64_t row_quads() const { return q4nx::ceil_div(rows, kWide); }
+  std::int64_t float4s() const {
+    return q4nx::ceil_div(rows * units * width, kWide) + scratch + rows * chunk / kWide +
+           padded * row_quads() + row_quads();
   }
-  synchronise();
-  int begin = base;
-  int end = past + SEEN;
-  if (args.window > 0) begin = max(begin, past + token + 1 - args.window);
-  if (token >= valid) end = begin;
+};
+
+Plan plan_of(const AttentionShape& shape) {
+  Plan plan{};
+  plan.width = shape.head_size % kWide == 0 ? kWide : 1;
+  plan.units = shape.head_size / plan.width;
+  const std::int64_t most = std::clamp<std::int64_t>(kMostQueries / shape.head_size, 1, kMostRows);
+  plan.heads = std::min(shape.heads_per_group(), most);
+  while (shape.heads_per_group() % plan.heads != 0) --plan.heads;
+  plan.blocks = shape.heads_per_group() / plan.heads;
+  plan.tile = shape.in_tiles ? most / plan.heads : 1;
+  plan.rows = plan.heads * plan.tile;
+  plan.chunk = shape.lanes / kShares * kPasses;
+  plan.slots = q4nx::ceil_div(plan.rows * plan.chunk, shape.lanes);
+  plan.ahead = std::min(q4nx::ceil_div(plan.units, kShares),
+                        plan.rows > kFewRows ? kAhead / kPasses : kAhead);
+  plan.columns = std::min(plan.units, shape.lanes);
+  plan.each = q4nx::ceil_div(plan.units, plan.columns);
+  plan.teams = shape.lanes / plan.columns;
+  plan.values = std::min(q4nx::ceil_div(plan.chunk, plan.teams), kAhead);
+  plan.padded = q4nx::ceil_div(plan.chunk, plan.teams * plan.values) * plan.teams * plan.values;
+  const std::int64_t of_teams = q4nx::ceil_div(plan.teams * shape.head_size, kWide);
+  plan.scratch = std::max(plan.rows * plan.chunk * kShares / kWide, of_teams);
+  plan.together = std::min(plan.scratch / of_teams, plan.rows);
+  return plan;
+}
+
+// UNIT is float4, READ what reads one, or float of heads whose size is no multiple of 4. Rows are
+// `heads` of the tile's first token, then of its second. ADD adds what a value is to all rows.
+constexpr const char* kBody = R"(
+  const int kv = group(0) / args.blocks;
+  const int first_head = kv * args.per_group + group(0) % args.blocks * args.heads;
+  const int first_token = group(1) * args.tile;
+  LENGTHS
+  shared UNIT query[args.rows * args.units];
+  shared float4 scratch[args.scratch];
+  shared float4 scores[args.rows * args.chunk / 4];
+  shared float4 weights[args.padded * args.row_quads];
+  shared float4 of_rows[args.row_quads];
+  for (int i = lane(); i < args.rows * args.units; i += args.lanes) {
+    const int of_tile = i / args.units;
+    const int token = min(first_token + of_tile / args.heads, args.tokens - 1);
+    query[i] = args.query_heads.READ(
+        batch, first_row + token,
+        (first_head + of_tile % args.heads) * args.head_size + i % args.units * args.width);
+  }
+  for (int i = lane(); i < args.padded * args.row_quads; i += args.lanes) weights[i] = 0.0f;
+  int begin = 0x7fffffff;
+  int end = base;
+  for (int i = 0; i < args.tile; ++i) {
+    const int token = first_token + i;
+    RANGE
+    if (from < to) {
+      begin = min(begin, from);
+      end = max(end, to);
+    }
+  }
+  begin = min(begin, end);
   PART
-  for (int start = begin; start < end; start += args.lanes) {
-    const int keys = min(args.lanes, end - start);
-    float scores[args.per_group];
-    for (int h = 0; h < args.per_group; ++h) scores[h] = 0.0f;
-    if (lane() < keys) {
-      for (int i = 0; i < args.head_size; ++i) {
-        const float key = args.key.Read(batch, kv, start + lane() - base, i);
-        for (int h = 0; h < args.per_group; ++h) scores[h] += query[h * args.head_size + i] * key;
+  int froms[args.slots];
+  int tos[args.slots];
+  float slot_scores[args.slots];
+  float maxima[args.slots];
+  float denominators[args.slots];
+  unrolled for (int i = 0; i < args.slots; ++i) {
+    const int token = first_token + (lane() + i * args.lanes) / args.chunk / args.heads;
+    RANGE
+    froms[i] = from;
+    tos[i] = to;
+    maxima[i] = -INFINITY;
+    denominators[i] = 0.0f;
+  }
+  const int share = lane() % args.shares;
+  const int key_of_pass = lane() / args.shares;
+  const int column = lane() % args.columns;
+  const int team = lane() / args.columns;
+  UNIT sums[args.each * args.rows];
+  unrolled for (int i = 0; i < args.each * args.rows; ++i) sums[i] = 0.0f;
+  synchronise();
+  for (int start = begin; start < end; start += args.chunk) {
+    const int last = min(args.chunk, end - start) - 1;
+    UNIT dots[args.passes * args.rows];
+    unrolled for (int i = 0; i < args.passes * args.rows; ++i) dots[i] = 0.0f;
+    for (int first = 0; first < args.units; first += args.ahead * args.shares) {
+      UNIT keys[args.ahead * args.passes];
+      unrolled for (int i = 0; i < args.ahead; ++i) {
+        const int unit = min(first + i * args.shares + share, args.units - 1);
+        unrolled for (int pass = 0; pass < args.passes; ++pass) {
+          const int key = min(pass * (args.lanes / args.shares) + key_of_pass, last);
+          keys[i * args.passes + pass] =
+              args.key.READ(batch, kv, start + key - base, unit * args.width);
+        }
       }
-    }
-    for (int h = 0; h < args.per_group; ++h) {
-      if (args.softcap > 0.0f) scores[h] = args.softcap * tanh(scores[h] / args.softcap);
-      weights[h * args.lanes + lane()] = scores[h];
-    }
-    synchronise();
-    float rescale[args.per_group];
-    for (int h = 0; h < args.per_group; ++h) {
-      float larger = maximum[h];
-      for (int l = 0; l < keys; ++l) larger = fmax(larger, weights[h * args.lanes + l]);
-      rescale[h] = exp(maximum[h] - larger);
-      maximum[h] = larger;
-    }
-    synchronise();
-    for (int h = 0; h < args.per_group; ++h)
-      weights[h * args.lanes + lane()] = exp(scores[h] - maximum[h]);
-    synchronise();
-    for (int h = 0; h < args.per_group; ++h) {
-      denominator[h] *= rescale[h];
-      for (int l = 0; l < keys; ++l) denominator[h] += weights[h * args.lanes + l];
-      for (int j = 0; j < args.each; ++j) sums[h][j] *= rescale[h];
-    }
-    for (int j = 0; j < args.each; ++j) {
-      const int i = lane() + j * args.lanes;
-      if (i < args.head_size) {
-        for (int l = 0; l < keys; ++l) {
-          const float value = args.value_rows.Read(batch, kv, start + l - base, i);
-          for (int h = 0; h < args.per_group; ++h)
-            sums[h][j] += weights[h * args.lanes + l] * value;
+      unrolled for (int i = 0; i < args.ahead; ++i) {
+        const int unit = first + i * args.shares + share;
+        if (unit < args.units) {
+          unrolled for (int row = 0; row < args.rows; ++row) {
+            const UNIT part_of_query = query[row * args.units + unit];
+            unrolled for (int pass = 0; pass < args.passes; ++pass)
+              dots[pass * args.rows + row] += part_of_query * keys[i * args.passes + pass];
+          }
         }
       }
     }
+    unrolled for (int pass = 0; pass < args.passes; ++pass) {
+      const int key = pass * (args.lanes / args.shares) + key_of_pass;
+      unrolled for (int row = 0; row < args.rows; ++row) {
+        const UNIT dot_of_unit = dots[pass * args.rows + row];
+        ((shared float*)scratch)[(row * args.chunk + key) * args.shares + share] = TOTAL;
+      }
+    }
     synchronise();
+    unrolled for (int i = 0; i < args.slots; ++i) {
+      const int slot = lane() + i * args.lanes;
+      if (slot < args.rows * args.chunk) {
+        const float4 four = scratch[slot * 2] + scratch[slot * 2 + 1];
+        float score = (four.x + four.y) + (four.z + four.w);
+        if (args.softcap > 0.0f) score = args.softcap * tanh(score / args.softcap);
+        const int key = slot % args.chunk;
+        const int is_seen = key <= last && start + key >= froms[i] && start + key < tos[i];
+        slot_scores[i] = score;
+        ((shared float*)scores)[slot] = is_seen ? score : -INFINITY;
+      }
+    }
+    synchronise();
+    unrolled for (int i = 0; i < args.slots; ++i) {
+      const int slot = lane() + i * args.lanes;
+      if (slot < args.rows * args.chunk) {
+        const int row = slot / args.chunk;
+        const int key = slot % args.chunk;
+        float4 larger = maxima[i];
+        unrolled for (int j = 0; j < args.chunk / 4; ++j)
+          larger = fmax(larger, scores[row * (args.chunk / 4) + j]);
+        const float maximum = fmax(fmax(larger.x, larger.y), fmax(larger.z, larger.w));
+        const int is_seen = key <= last && start + key >= froms[i] && start + key < tos[i];
+        const float weight = is_seen ? exp(slot_scores[i] - maximum) : 0.0f;
+        const float rescale = maximum == maxima[i] ? 1.0f : exp(maxima[i] - maximum);
+        maxima[i] = maximum;
+        denominators[i] = denominators[i] * rescale + weight;
+        ((shared float*)weights)[key * (args.row_quads * 4) + row] = weight;
+        if (key == 0) ((shared float*)of_rows)[row] = rescale;
+      }
+    }
+    synchronise();
+    unrolled for (int i = 0; i < args.each * args.rows; ++i)
+      sums[i] *= ((shared float*)of_rows)[i % args.rows];
+    if (team < args.teams) {
+      unrolled for (int j = 0; j < args.each; ++j) {
+        const int unit = min(column + j * args.columns, args.units - 1);
+        for (int first = team; first <= last; first += args.teams * args.values) {
+          UNIT values[args.values];
+          unrolled for (int i = 0; i < args.values; ++i) {
+            const int key = start + min(first + i * args.teams, last) - base;
+            values[i] = args.value_rows.READ(batch, kv, key, unit * args.width);
+          }
+          unrolled for (int i = 0; i < args.values; ++i) {
+            const int place = (first + i * args.teams) * args.row_quads;
+            ADD
+          }
+        }
+      }
+    }
   }
-  for (int h = 0; h < args.per_group; ++h) {
-    for (int j = 0; j < args.each; ++j) {
-      const int i = lane() + j * args.lanes;
-      if (i < args.head_size) {
+  unrolled for (int i = 0; i < args.slots; ++i) {
+    const int slot = lane() + i * args.lanes;
+    if (slot < args.rows * args.chunk) {
+      ((shared float*)scores)[slot] = denominators[i];
+      MAXIMUM
+    }
+  }
+  synchronise();
+  if (lane() < args.rows) {
+    float4 four = 0.0f;
+    for (int j = 0; j < args.chunk / 4; ++j) four += scores[lane() * (args.chunk / 4) + j];
+    const float denominator = (four.x + four.y) + (four.z + four.w);
+    ((shared float*)of_rows)[lane()] = denominator;
+    DENOMINATOR
+  }
+  unrolled for (int first = 0; first < args.rows; first += args.together) {
+    unrolled for (int i = 0; i < args.each * args.together; ++i) {
+      const int row = first + i % args.together;
+      const int unit = column + i / args.together * args.columns;
+      if (row < args.rows && unit < args.units && team < args.teams)
+        ((shared UNIT*)scratch)[(i % args.together * args.teams + team) * args.units + unit] =
+            sums[i / args.together * args.rows + row];
+    }
+    synchronise();
+    for (int i = lane(); i < args.together * args.head_size; i += args.lanes) {
+      const int row = first + i / args.head_size;
+      const int token = first_token + row / args.heads;
+      if (row < args.rows && token < args.tokens) {
+        const int element = i % args.head_size;
+        const int place = i / args.head_size * args.teams * args.head_size + element;
+        float sum = 0.0f;
+        for (int j = 0; j < args.teams; ++j)
+          sum += ((shared float*)scratch)[place + j * args.head_size];
+        const int at = (first_head + row % args.heads) * args.head_size + element;
         RESULT
       }
     }
-    STATE
+    synchronise();
   }
 )";
 
+// The keys that a token sees; none of one that is padding.
+constexpr const char* kRange = R"(
+    int from = base;
+    int to = past + SEEN;
+    if (args.window > 0) from = max(from, past + token + 1 - args.window);
+    if (token >= valid) to = from;
+)";
+
+// Only a row without keys has a denominator of 0: the largest weight is 1.
 constexpr const char* kMean = R"(
-        const float mean = begin < end ? sums[h][j] / denominator[h] : 0.0f;
-        args.y.Write(mean, batch, row, front + h * args.head_size + i);
+        const float denominator = ((shared float*)of_rows)[row];
+        args.y.Write(denominator == 0.0f ? 0.0f : sum / denominator, batch, first_row + token, at);
 )";
 // A work-group has a part of the keys, of which it leaves the softmax's state behind.
 constexpr const char* kPart = R"(
   const int part = group(2);
-  const int share = (end - begin + args.parts - 1) / args.parts;
-  begin += part * share;
-  end = min(end, begin + share);
+  const int portion = (end - begin + args.parts - 1) / args.parts;
+  begin += part * portion;
+  end = min(end, begin + portion);
 )";
 constexpr const char* kSum = R"(
-        args.y.Write(sums[h][j], part, front + h * args.head_size + i);
+        args.y.Write(sum, part, at);
 )";
-constexpr const char* kState = R"(
-    if (lane() == 0) {
-      args.states.Write(maximum[h], part, kv * args.per_group + h, 0);
-      args.states.Write(denominator[h], part, kv * args.per_group + h, 1);
-    }
+constexpr const char* kMaximum = R"(
+      if (slot % args.chunk == 0)
+        args.states.Write(maxima[i], part, first_head + slot / args.chunk, 0);
 )";
+constexpr const char* kDenominator = R"(
+    args.states.Write(denominator, part, first_head + lane(), 1);
+)";
+
+// What ADD is: for each row its weight, a component of a float4, times the value.
+std::string add_of(const Plan& plan) {
+  std::string text;
+  for (std::int64_t row = 0; row < plan.rows; ++row) {
+    const std::int64_t quad = row / kWide;
+    if (row % kWide == 0)
+      text += text_of("const float4 weight", quad, " = weights[place + ", quad, "];\n            ");
+    text += text_of("sums[j * args.rows + ", row, "] += weight", quad, ".", "xyzw"[row % kWide],
+                    " * values[i];\n            ");
+  }
+  return text;
+}
 
 // A part without keys has a denominator of zero and a maximum of -INFINITY, which weighs nothing.
 constexpr const char* kMergeBody = R"(
@@ -132,15 +341,21 @@ constexpr const char* kLengthsOfBatch = R"(
   const int past = args.rows.Read(batch, 0);
   const int valid = args.rows.Read(batch, 1);
   const int base = args.rows.Read(batch, 2);
-  const int row = token;
+  const int first_row = 0;
 )";
 constexpr const char* kLengthsOfSequence = R"(
   const int batch = 0;
   const int past = args.before;
   const int valid = args.tokens;
   const int base = 0;
-  const int row = args.first + token;
+  const int first_row = args.first;
 )";
+
+void replace_all(std::string& text, const std::string& word, const std::string& by) {
+  for (std::size_t at = text.find(word); at != std::string::npos;
+       at = text.find(word, at + by.size()))
+    text.replace(at, word.size(), by);
+}
 
 TensorDescription states_of(const AttentionShape& shape, Access access) {
   return {.name = "states",
@@ -155,17 +370,28 @@ KernelDescription flow_attention(const AttentionShape& shape) {
   const std::string tokens = "tokens";
   const std::vector<Size> cache{batch, shape.kv_heads, std::string("capacity"), shape.head_size};
   const std::vector<Size> heads{batch, tokens, shape.heads * shape.head_size};
+  const Plan plan = plan_of(shape);
+  const bool is_wide = plan.width > 1;
+  const std::string seen = shape.has_blocks
+                               ? "args.ends.Read(first_row + min(token, args.tokens - 1))"
+                               : "(args.causal ? token + 1 : valid)";
   std::string body = kBody;
-  const std::string seen =
-      shape.has_blocks ? "args.ends.Read(row)" : "(args.causal ? token + 1 : valid)";
   for (const auto& [word, by] :
        {std::pair<std::string, std::string>(
             "LENGTHS", shape.one_sequence ? kLengthsOfSequence : kLengthsOfBatch),
+        {"RANGE", kRange},
         {"SEEN", seen},
         {"PART", shape.has_parts ? kPart : ""},
+        {"TOTAL", is_wide ? "(dot_of_unit.x + dot_of_unit.y) + "
+                            "(dot_of_unit.z + dot_of_unit.w)"
+                          : "dot_of_unit"},
+        {"ADD", add_of(plan)},
         {"RESULT", shape.has_parts ? kSum : kMean},
-        {"STATE", shape.has_parts ? kState : ""}})
-    body.replace(body.find(word), word.size(), by);
+        {"MAXIMUM", shape.has_parts ? kMaximum : ""},
+        {"DENOMINATOR", shape.has_parts ? kDenominator : ""},
+        {"UNIT", is_wide ? "float4" : "float"},
+        {"READ", is_wide ? "ReadFloats" : "Read"}})
+    replace_all(body, word, by);
   std::vector<TensorDescription> tensors{
       {.name = "query_heads", .element = Element::kActivation, .sizes = heads},
       {.name = "key", .element = shape.cache, .sizes = cache},
@@ -191,12 +417,30 @@ KernelDescription flow_attention(const AttentionShape& shape) {
           .tensors = std::move(tensors),
           .constants = {{"per_group", shape.heads_per_group()},
                         {"head_size", shape.head_size},
-                        {"each", q4nx::ceil_div(shape.head_size, kLanes)},
                         {"softcap", shape.softcap},
                         {"window", shape.window},
-                        {"causal", std::int64_t{shape.causal ? 1 : 0}}},
+                        {"causal", std::int64_t{shape.causal ? 1 : 0}},
+                        {"shares", kShares},
+                        {"passes", kPasses},
+                        {"width", plan.width},
+                        {"units", plan.units},
+                        {"heads", plan.heads},
+                        {"blocks", plan.blocks},
+                        {"tile", plan.tile},
+                        {"rows", plan.rows},
+                        {"row_quads", plan.row_quads()},
+                        {"chunk", plan.chunk},
+                        {"slots", plan.slots},
+                        {"ahead", plan.ahead},
+                        {"columns", plan.columns},
+                        {"each", plan.each},
+                        {"teams", plan.teams},
+                        {"values", plan.values},
+                        {"padded", plan.padded},
+                        {"scratch", plan.scratch},
+                        {"together", plan.together}},
           .parameters = std::move(parameters),
-          .lanes = kLanes};
+          .lanes = shape.lanes};
 }
 
 KernelDescription merge_attention(const AttentionShape& shape) {
@@ -211,20 +455,30 @@ KernelDescription merge_attention(const AttentionShape& shape) {
                        .sizes = {std::string("tokens"), width}}},
           .constants = {{"head_size", shape.head_size}},
           .parameters = {"first", "parts"},
-          .lanes = kLanes};
+          .lanes = kMergeLanes};
 }
 
 Grid merge_attention_grid(const AttentionShape& shape) {
-  return {.groups = {shape.heads, 1, 1}, .lanes = kLanes};
+  return {.groups = {shape.heads, 1, 1}, .lanes = kMergeLanes};
 }
 
 Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens) {
-  return {.groups = {shape.kv_heads, tokens, batch}, .lanes = kLanes};
+  const Plan plan = plan_of(shape);
+  return {.groups = {shape.kv_heads * plan.blocks, q4nx::ceil_div(tokens, plan.tile), batch},
+          .lanes = shape.lanes};
 }
 
 std::int64_t flow_attention_memory(const AttentionShape& shape) {
-  return shape.heads_per_group() * (shape.head_size + kLanes) *
+  AttentionShape in_tiles = shape;
+  in_tiles.in_tiles = true;
+  return std::max(plan_of(shape).float4s(), plan_of(in_tiles).float4s()) * kWide *
          static_cast<std::int64_t>(sizeof(float));
+}
+
+std::int64_t attention_lanes(const DeviceFacts& facts) {
+  std::int64_t lanes = AttentionShape{}.lanes;
+  while (lanes > kMergeLanes && lanes > facts.work_group) lanes /= 2;
+  return lanes;
 }
 
 }  // namespace flownpu::gpu

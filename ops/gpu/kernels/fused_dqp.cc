@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // FusedDQP (Gemma3 paper, equation 15; ML Drift's fully connected layer of the decode stage): a
-// work-group computes 32 results, one row of blocks. A lane has one column of a strip in each group
-// that falls to it, so that neighbours read neighbouring bytes, and 16 sums. Of several teams of
-// lanes each has every so many-th group. The lanes' sums are added in their order.
+// work-group computes 16 results, those of a strip. A lane has 4 columns of each group that falls
+// to it, 8 lanes the group's 32, so that neighbours read neighbouring bytes, 32 each, and the
+// scales and minima of the strip's rows, 64 bytes of a block, are read for 64 codes of a lane and
+// not for 16: unpacking and multiplying these are some 3 operations each, the parameters some 7 for
+// each row.
+//     of_row = x0 code0 + .. + x3 code3;    sum += scale of_row + minimum (x0 + .. + x3)
+// Rows that share bytes with their neighbours are summed apart, even and odd ones. The lanes' sums
+// go through the work-group's memory, [row][lane], a row one float longer than there are lanes, so
+// that both ways of reading it meet all banks; they are added in an order that the sizes set.
 #include <algorithm>
 
 #include "ops/gpu/kernels/product.h"
@@ -10,52 +16,79 @@
 namespace flownpu::gpu {
 namespace {
 
-// Lanes of a team: two strips of 32 columns, a group of a row of blocks.
+// Lanes of a team: eight groups of a row of blocks.
 constexpr std::int64_t kLanes = 64;
+constexpr std::int64_t kGroupsOfTeam = 8;
 // So many teams are 256 lanes, which every GPU takes in a work-group.
 constexpr std::int64_t kMostTeams = 4;
 // Teams that a compute unit chooses from while others wait for memory.
 constexpr std::int64_t kTeamsOfUnit = 4;
 
 constexpr const char* kBody = R"(
-  const int block = group(0);
+  const int strip = group(0);
   const int token = group(1);
-  const int team = lane() / 64;
-  const int strip = lane() % 64 / 32;
-  const int column = lane() % 32;
-  shared float sums[args.lanes * 16];
-  float product[args.parts];
-  for (int part = 0; part < args.parts; ++part) {
-    const int row = (block + part * args.row_blocks) * 32 + strip * 16;
-    float8 sum[2] = {(float8)(0.0f), (float8)(0.0f)};
-    for (int g = team; g < args.groups; g += args.teams) {
-      const int k = g * 32 + column;
-      if (k < args.columns) {
-        const float x = args.x.Read(token, k);
-        for (int octet = 0; octet < 2; ++octet) {
-          const int of_octet = row + octet * 8;
-          sum[octet] += x * (args.w.Minima(of_octet, g) +
-                            args.w.Scales(of_octet, g) * args.w.Codes(of_octet, k));
-        }
+  const int column = lane() % 8 * 4;
+  shared float sums[16 * (args.lanes + 1)];
+  float8 even[args.parts];
+  float8 odd[args.parts];
+  unrolled for (int part = 0; part < args.parts; ++part) {
+    even[part] = (float8)(0.0f);
+    odd[part] = (float8)(0.0f);
+  }
+  for (int g = lane() / 8; g < args.groups; g += args.lanes / 8) {
+    const int k = g * 32 + column;
+    float x[4];
+    unrolled for (int i = 0; i < 4; ++i) x[i] = k + i < args.columns ? args.x.Read(token, k + i) : 0.0f;
+    const float total = (x[0] + x[1]) + (x[2] + x[3]);
+    unrolled for (int part = 0; part < args.parts; ++part) {
+      const int row = (strip / 2 + part * args.row_blocks) * 32 + strip % 2 * 16;
+      float8 of_even = (float8)(0.0f);
+      float8 of_odd = (float8)(0.0f);
+      unrolled for (int pair = 0; pair < 2; ++pair) {
+        const uchar16 codes = as_uchar16(args.w.CodePairs(row, k + pair * 2));
+        const uchar16 low = codes & (uchar16)(15);
+        const uchar16 high = codes >> (uchar16)(4);
+        of_even += x[pair * 2] * convert_float8(low.lo) + x[pair * 2 + 1] * convert_float8(low.hi);
+        of_odd += x[pair * 2] * convert_float8(high.lo) + x[pair * 2 + 1] * convert_float8(high.hi);
       }
+      const float8 scales = args.w.Scales(row, g);
+      const float8 more_scales = args.w.Scales(row + 8, g);
+      const float8 minima = args.w.Minima(row, g);
+      const float8 more_minima = args.w.Minima(row + 8, g);
+      even[part] += total * (float8)(minima.even, more_minima.even) +
+                    (float8)(scales.even, more_scales.even) * of_even;
+      odd[part] += total * (float8)(minima.odd, more_minima.odd) +
+                   (float8)(scales.odd, more_scales.odd) * of_odd;
     }
-    for (int octet = 0; octet < 2; ++octet) vstore8(sum[octet], lane() * 2 + octet, sums);
+  }
+  float product[args.parts];
+  unrolled for (int part = 0; part < args.parts; ++part) {
+    float of_rows[16];
+    vstore8(even[part], 0, of_rows);
+    vstore8(odd[part], 1, of_rows);
+    unrolled for (int r = 0; r < 16; ++r)
+      sums[(r % 8 * 2 + r / 8) * (args.lanes + 1) + lane()] = of_rows[r];
+    synchronise();
+    const int of_strip = lane() % 16;
+    float sum = 0.0f;
+    for (int other = lane() / 16; other < args.lanes; other += args.lanes / 16)
+      sum += sums[of_strip * (args.lanes + 1) + other];
+    synchronise();
+    sums[lane()] = sum;
     synchronise();
     product[part] = 0.0f;
-    if (lane() < 32) {
-      for (int of_team = 0; of_team < args.teams; ++of_team) {
-        const int first = of_team * 64 + lane() / 16 * 32;
-        for (int other = 0; other < 32; ++other)
-          product[part] += sums[(first + other) * 16 + lane() % 16];
-      }
-    }
+    for (int other = of_strip; other < args.lanes; other += 16) product[part] += sums[other];
     synchronise();
   }
-  const int m = block * 32 + lane();
-  if (lane() < 32 && m < args.rows) {
+  const int m = strip * 16 + lane();
+  if (lane() < 16 && m < args.rows) {
     args.y.Write(RESULT, token, m);
   }
 )";
+
+std::int64_t strips_of(const ProductShape& shape) {
+  return q4nx::ceil_div(shape.rows, q4nx::kStripRows);
+}
 
 }  // namespace
 
@@ -74,23 +107,23 @@ KernelDescription fused_dqp(const ProductShape& shape) {
                                          {"columns", shape.columns},
                                          {"groups", q4nx::groups_of(shape.columns)},
                                          {"row_blocks", q4nx::row_blocks(shape.rows)},
-                                         {"parts", parts_of(shape)},
-                                         {"teams", shape.teams}},
+                                         {"parts", parts_of(shape)}},
                            .lanes = kLanes * shape.teams};
   link_addends(shape, kernel);
   return kernel;
 }
 
 Grid fused_dqp_grid(const ProductShape& shape, std::int64_t tokens) {
-  return {.groups = {q4nx::row_blocks(shape.rows), tokens, 1}, .lanes = kLanes * shape.teams};
+  return {.groups = {strips_of(shape), tokens, 1}, .lanes = kLanes * shape.teams};
 }
 
 std::vector<std::int64_t> teams_for(const ProductShape& shape, const DeviceFacts& facts) {
-  constexpr std::int64_t kBytes = kLanes * q4nx::kStripRows * sizeof(float);  // of a team's sums
+  // What a team has of the sums, a lane more of them among it.
+  constexpr std::int64_t kBytes = (kLanes + 1) * q4nx::kStripRows * sizeof(float);
   const std::int64_t most = std::min({kMostTeams, facts.work_group / kLanes,
-                                      q4nx::groups_of(shape.columns), facts.local_memory / kBytes});
-  const std::int64_t wanted =
-      q4nx::ceil_div(kTeamsOfUnit * facts.compute_units, q4nx::row_blocks(shape.rows));
+                                      q4nx::ceil_div(q4nx::groups_of(shape.columns), kGroupsOfTeam),
+                                      facts.local_memory / kBytes});
+  const std::int64_t wanted = q4nx::ceil_div(kTeamsOfUnit * facts.compute_units, strips_of(shape));
   std::vector<std::int64_t> teams{1};
   while (teams.back() * 2 <= most) teams.push_back(teams.back() * 2);
   const auto best = std::ranges::upper_bound(teams, std::max<std::int64_t>(wanted, 1)) - 1;

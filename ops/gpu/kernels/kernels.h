@@ -96,7 +96,7 @@ struct NormShape {
 // [columns], y, then if there are skip [skips, columns], its weight [columns], and sum [t,
 // columns]; parameter, with a skip: skips, its rows, which repeat.
 KernelDescription rms_norm(const NormShape& shape);
-Grid rms_norm_grid(std::int64_t rows);
+Grid rms_norm_grid(std::int64_t columns, std::int64_t rows);
 
 struct RotationShape {
   std::int64_t width = 0;  // of a row: heads x head_size
@@ -143,14 +143,18 @@ struct AttentionShape {
   // With one_sequence, of one token: its keys are shared among several work-groups, whose sums
   // merge_attention puts together.
   bool has_parts = false;
+  // Several tokens of a prompt share a work-group, which reads keys and values once for them.
+  bool in_tiles = false;
+  // Work-items of a work-group, a power of two from 64 on: attention_lanes.
+  std::int64_t lanes = 256;
 
   std::int64_t heads_per_group() const { return heads / kv_heads; }
 };
 
-// Attention of a token's heads of one KV head at a time, which reads its keys and values once: an
-// online softmax over chunks of them. Arguments: query [b, t, heads head_size], scaled, key and
-// value [b, kv_heads, capacity, head_size], rows int32 [b, 3] (tokens before, tokens of the call,
-// the position of the first row of the cache), y [b, t, heads head_size]; parameters: tokens,
+// Attention of a token's heads, up to 8 of one KV head at a time, which reads its keys and values
+// once: an online softmax over chunks of them. Arguments: query [b, t, heads head_size], scaled,
+// key and value [b, kv_heads, capacity, head_size], rows int32 [b, 3] (tokens before, tokens of the
+// call, the position of the first row of the cache), y [b, t, heads head_size]; parameters: tokens,
 // capacity. Tokens that are padding get zeros. With one_sequence b is 1, there are no rows, and the
 // parameters are first (of t), before (its position), tokens and capacity; with has_blocks there is
 // ends int32 [t] before y: how many of the sequence's tokens, from `first` on, a token sees.
@@ -162,8 +166,10 @@ Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::i
 // Arguments: sums and states, as above, y [t, heads head_size]; parameters: first (of t), parts.
 KernelDescription merge_attention(const AttentionShape& shape);
 Grid merge_attention_grid(const AttentionShape& shape);
-// Bytes of a work-group's own memory that flow_attention takes.
+// Bytes of a work-group's own memory that flow_attention takes at most, in tiles or not.
 std::int64_t flow_attention_memory(const AttentionShape& shape);
+// The most lanes of a shape that the device has room for: 256, 128 or 64.
+std::int64_t attention_lanes(const DeviceFacts& facts);
 
 // The place of the largest of each row, the first of equals. As on the CPU, NaN is the largest
 // where it comes first, and nowhere else. Arguments: x [t, columns], y int32 [t].

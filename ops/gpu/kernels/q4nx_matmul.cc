@@ -1,65 +1,133 @@
 // SPDX-License-Identifier: Apache-2.0
-// Q4NXMatMul of activations that quantize_rows rounded: a work-group computes 32 results for each
-// of 16 rows. Its lanes unpack a block's codes into their own memory, row by row, where dots of
-// four columns are read at once; a group's dot is an exact integer, scaled into a float sum:
+// Q4NXMatMul of activations that quantize_rows rounded: a work-group computes 64 results, of two
+// rows of blocks, for each of 32 tokens. It goes along the columns in steps of 4 groups: each lane
+// unpacks 4 columns of a strip's group into the work-group's memory, row by row, and brings 8 words
+// of activations there, a word being 4 columns; then it has 4 rows times 4 tokens, 128 dots of 4
+// columns for 16 reads of 4 words. A group's dot is an exact integer, scaled into a float sum:
 //     sum += scale_x (scale_w dot(codes_w, codes_x) + minimum_w sum(codes_x))
+// A row of a step is 32 words, and 4 more that hold nothing, so that 8 rows from which neighbouring
+// lanes read 4 words at once meet all of 32 banks. A lane's rows are 16 apart, its tokens 8, so
+// that neighbours read and write neighbouring rows. In the work-group's memory:
+//     codes [64 rows, 36], given [32 tokens, 36] int; scales, minima [4 groups, 64 rows],
+//     of_tokens, totals [4 groups, 32 tokens] float: 16.5 KiB of the 32 that OpenCL promises.
+#include <utility>
+
 #include "ops/gpu/kernels/product.h"
+#include "ops/gpu/language/text.h"
 
 namespace flownpu::gpu {
 namespace {
 
-constexpr std::int64_t kLanes = 64;
-constexpr std::int64_t kTile = 16;
-// A lane has one result of every second row.
-constexpr std::int64_t kEach = kTile * q4nx::kBlockRows / kLanes;
+// Tokens, and rows of blocks, of a work-group; what its lanes unpack of a step are 4 strips x 4
+// groups x 8 times 4 columns.
+constexpr std::int64_t kTile = 32;
+constexpr std::int64_t kBlocks = 2;
+constexpr std::int64_t kLanes = 128;
 
 constexpr const char* kBody = R"(
-  const int block = group(0);
-  const int first = group(1) * args.tile + lane() / 32;
+  const int first = group(1) * 32;
   const int strip = lane() / 32;
-  const int column = lane() % 32;
-  shared char codes[32 * 32];
-  float product[args.parts][args.each];
-  for (int part = 0; part < args.parts; ++part) {
-    const int of_blocks = (block + part * args.row_blocks) * 32;
-    const int row = of_blocks + lane() % 32;
-    for (int t = 0; t < args.each; ++t) product[part][t] = 0.0f;
-    for (int g = 0; g < args.groups; ++g) {
-      char unpacked[16];
-      for (int octet = 0; octet < 2; ++octet)
-        vstore8(args.w.ByteCodes(of_blocks + strip * 16 + octet * 8, g * 32 + column), octet, unpacked);
-      for (int r = 0; r < 16; ++r) codes[(strip * 16 + r) * 32 + column] = unpacked[r];
+  const int of_step = lane() / 8 % 4;
+  const int quad = lane() % 8;
+  const int of_rows = lane() % 16;
+  const int of_tile = lane() / 16;
+  shared int4 codes[64 * 9];
+  shared int4 given[32 * 9];
+  shared float scales[4 * 64];
+  shared float minima[4 * 64];
+  shared float of_tokens[4 * 32];
+  shared float totals[4 * 32];
+  float product[args.parts][4][4];
+  unrolled for (int part = 0; part < args.parts; ++part) {
+    const int block = group(0) * 2 + strip / 2;
+    const int row = (min(block, args.row_blocks - 1) + part * args.row_blocks) * 32 + strip % 2 * 16;
+    unrolled for (int r = 0; r < 4; ++r)
+      unrolled for (int t = 0; t < 4; ++t) product[part][r][t] = 0.0f;
+    for (int step = 0; step < args.groups; step += 4) {
+      const int g = min(step + of_step, args.groups - 1);
+      const uint4 left = args.w.CodePairs(row, g * 32 + quad * 4);
+      const uint4 right = args.w.CodePairs(row, g * 32 + quad * 4 + 2);
+      shared uint* unpacked = (shared uint*)codes + strip * 16 * 36 + of_step * 8 + quad;
+      unrolled for (int side = 0; side < 2; ++side) {
+        const uint4 columns = side == 0 ? (uint4)(left.xz, right.xz) : (uint4)(left.yw, right.yw);
+        const uint4 even = transposed(columns & (uint4)(0x0f0f0f0fu));
+        const uint4 odd = transposed((columns >> (uint4)(4u)) & (uint4)(0x0f0f0f0fu));
+        shared uint* of_side = unpacked + side * 8 * 36;
+        of_side[0] = even.x;
+        of_side[36] = odd.x;
+        of_side[72] = even.y;
+        of_side[108] = odd.y;
+        of_side[144] = even.z;
+        of_side[180] = odd.z;
+        of_side[216] = even.w;
+        of_side[252] = odd.w;
+      }
+      for (int r = lane() % 8; r < 16; r += 8) {
+        scales[of_step * 64 + strip * 16 + r] = args.w.Scale(row + r, g);
+        minima[of_step * 64 + strip * 16 + r] = args.w.Minimum(row + r, g);
+      }
+      for (int i = lane(); i < 32 * 32; i += args.lanes) {
+        const int token = min(first + i / 32, args.tokens - 1);
+        const int k = min(step * 8 + i % 32, args.groups * 8 - 1) * 4;
+        ((shared int*)given)[i / 32 * 36 + i % 32] = as_int(args.x.Read4(token, k));
+      }
+      const int token = min(first + lane() % 32, args.tokens - 1);
+      const int g_of_token = step + lane() / 32;
+      of_tokens[lane()] =
+          g_of_token < args.groups ? args.scales.Read(token, min(g_of_token, args.groups - 1)) : 0.0f;
+      totals[lane()] = args.sums.Read(token, min(g_of_token, args.groups - 1));
       synchronise();
-      const float scale = args.w.Scale(row, g);
-      const float minimum = args.w.Minimum(row, g);
-      for (int t = 0; t < args.each; ++t) {
-        const int token = first + 2 * t;
-        if (token < args.tokens) {
-          int dot = 0;
-          for (int q = 0; q < 8; ++q)
-            dot = dot4(vload4(lane() % 32 * 8 + q, codes), args.x.Read4(token, g * 32 + q * 4), dot);
-          product[part][t] += args.scales.Read(token, g) *
-                              (scale * (float)dot + minimum * args.sums.Read(token, g));
+      for (int one = 0; one < 4 && step + one < args.groups; ++one) {
+        int4 of_token[4][2];
+        unrolled for (int t = 0; t < 4; ++t)
+          unrolled for (int side = 0; side < 2; ++side)
+            of_token[t][side] = given[(of_tile + t * 8) * 9 + one * 2 + side];
+        unrolled for (int r = 0; r < 4; ++r) {
+          const int of_block = of_rows + r * 16;
+          const int4 front = codes[of_block * 9 + one * 2];
+          const int4 back = codes[of_block * 9 + one * 2 + 1];
+          const float scale = scales[one * 64 + of_block];
+          const float minimum = minima[one * 64 + of_block];
+          unrolled for (int t = 0; t < 4; ++t) {
+            const int dot = DOTS;
+            const int at = one * 32 + of_tile + t * 8;
+            product[part][r][t] += of_tokens[at] * (scale * (float)dot + minimum * totals[at]);
+          }
         }
       }
       synchronise();
     }
   }
-  const int m = block * 32 + lane() % 32;
-  for (int t = 0; t < args.each; ++t) {
-    const int token = first + 2 * t;
-    if (token < args.tokens && m < args.rows) {
-      args.y.Write(RESULT, token, m);
+  unrolled for (int r = 0; r < 4; ++r) {
+    const int m = group(0) * 64 + of_rows + r * 16;
+    unrolled for (int t = 0; t < 4; ++t) {
+      const int token = first + of_tile + t * 8;
+      if (token < args.tokens && m < args.rows) {
+        args.y.Write(RESULT, token, m);
+      }
     }
   }
 )";
+
+// 8 dots of 4 columns, one into the next.
+std::string dots() {
+  std::string sum = "0";
+  for (const auto& [half, which] : {std::pair("front", "[0]"), {"back", "[1]"}})
+    for (const char* word : {".x", ".y", ".z", ".w"})
+      sum = text_of("dot4(as_char4(", half, word, "), as_char4(of_token[t]", which, word, "), ",
+                    sum, ")");
+  return sum;
+}
 
 }  // namespace
 
 KernelDescription q4nx_matmul(const ProductShape& shape) {
   std::string body = kBody;
-  const std::string result = "RESULT";
-  body.replace(body.find(result), result.size(), gated(shape, "product[0][t]", "product[1][t]"));
+  for (const auto& [word, by] :
+       {std::pair<std::string, std::string>("RESULT",
+                                            gated(shape, "product[0][r][t]", "product[1][r][t]")),
+        {"DOTS", dots()}})
+    body.replace(body.find(word), word.size(), by);
   const std::int64_t groups = q4nx::groups_of(shape.columns);
   const std::string tokens = "tokens";
   KernelDescription kernel{.name = "q4nx_matmul",
@@ -74,9 +142,7 @@ KernelDescription q4nx_matmul(const ProductShape& shape) {
                            .constants = {{"rows", shape.rows},
                                          {"groups", groups},
                                          {"row_blocks", q4nx::row_blocks(shape.rows)},
-                                         {"parts", parts_of(shape)},
-                                         {"tile", kTile},
-                                         {"each", kEach}},
+                                         {"parts", parts_of(shape)}},
                            .parameters = {tokens},
                            .lanes = kLanes};
   link_addends(shape, kernel);
@@ -84,7 +150,8 @@ KernelDescription q4nx_matmul(const ProductShape& shape) {
 }
 
 Grid q4nx_matmul_grid(const ProductShape& shape, std::int64_t tokens) {
-  return {.groups = {q4nx::row_blocks(shape.rows), q4nx::ceil_div(tokens, kTile), 1},
+  return {.groups = {q4nx::ceil_div(q4nx::row_blocks(shape.rows), kBlocks),
+                     q4nx::ceil_div(tokens, kTile), 1},
           .lanes = kLanes};
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activations to int8, as ML Drift's prefill has it: a kernel of its own, before the product. A
-// lane has one group of 32 columns: x = scale * integer, integer = x * (127 / largest) to the
-// nearest, as on the CPU. The sum of a group's integers is what the weight's minimum is multiplied
-// by.
+// Activations to int8, as ML Drift's prefill has it: a kernel of its own, before the product. Eight
+// lanes have a group of 32 columns, 4 neighbouring ones each: x = scale * integer, integer = x *
+// (127 / largest) to the nearest, as on the CPU. They tell one another their largest, and the sums
+// of their integers, through the work-group's memory. The sum of a group's integers is what the
+// weight's minimum is multiplied by.
 #include <limits>
 
 #include "ops/gpu/kernels/kernels.h"
@@ -11,26 +12,42 @@ namespace flownpu::gpu {
 namespace {
 
 constexpr std::int64_t kLanes = 64;
+constexpr std::int64_t kGroups = kLanes / 8;
 
 // Up to `negligible`, 127 / largest would be infinite: taken for 0. NaN stays the largest, so that
 // the scale tells of it.
 constexpr const char* kBody = R"(
   const int token = group(1);
-  const int g = group(0) * args.lanes + lane();
-  if (g < args.groups) {
-    const int end = min(g * 32 + 32, args.columns);
-    float largest = 0.0f;
-    for (int k = g * 32; k < end; ++k) {
-      const float magnitude = fabs(args.x.Read(token, k));
-      largest = isnan(largest) || magnitude <= largest ? largest : magnitude;
+  const int g = group(0) * (args.lanes / 8) + lane() / 8;
+  const int first = g * 32 + lane() % 8 * 4;
+  shared float largest_of[args.lanes];
+  shared int sum_of[args.lanes];
+  float x[4];
+  float largest = 0.0f;
+  for (int i = 0; i < 4; ++i) {
+    x[i] = first + i < args.columns ? args.x.Read(token, first + i) : 0.0f;
+    const float magnitude = fabs(x[i]);
+    largest = isnan(largest) || magnitude <= largest ? largest : magnitude;
+  }
+  largest_of[lane()] = largest;
+  synchronise();
+  for (int other = lane() / 8 * 8; other < lane() / 8 * 8 + 8; ++other) {
+    const float magnitude = largest_of[other];
+    largest = isnan(largest) || magnitude <= largest ? largest : magnitude;
+  }
+  const float inverse = largest > args.negligible ? 127.0f / largest : 0.0f;
+  int sum = 0;
+  for (int i = 0; i < 4; ++i) {
+    const int code = convert_char_sat_rte(x[i] * inverse);
+    if (g < args.groups) {
+      args.codes.Write(code, token, first + i);
     }
-    const float inverse = largest > args.negligible ? 127.0f / largest : 0.0f;
-    int sum = 0;
-    for (int k = g * 32; k < g * 32 + 32; ++k) {
-      const int code = k < end ? convert_char_sat_rte(args.x.Read(token, k) * inverse) : 0;
-      args.codes.Write(code, token, k);
-      sum += code;
-    }
+    sum += code;
+  }
+  sum_of[lane()] = sum;
+  synchronise();
+  if (lane() % 8 == 0 && g < args.groups) {
+    for (int other = lane() + 1; other < lane() + 8; ++other) sum += sum_of[other];
     args.scales.Write(largest / 127.0f, token, g);
     args.sums.Write((float)sum, token, g);
   }
@@ -57,7 +74,8 @@ KernelDescription quantize_rows(std::int64_t columns, Element given) {
 }
 
 Grid quantize_rows_grid(std::int64_t columns, std::int64_t tokens) {
-  return {.groups = {q4nx::ceil_div(q4nx::groups_of(columns), kLanes), tokens, 1}, .lanes = kLanes};
+  return {.groups = {q4nx::ceil_div(q4nx::groups_of(columns), kGroups), tokens, 1},
+          .lanes = kLanes};
 }
 
 }  // namespace flownpu::gpu

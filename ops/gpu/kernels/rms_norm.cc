@@ -5,14 +5,25 @@
 namespace flownpu::gpu {
 namespace {
 
-// The sum of `square` of all lanes, in squares[0].
+// A token's norm is a chain of reads, sums and waits: 256 lanes, which every GPU takes in a
+// work-group, have few columns each, but are of no use where there are fewer.
+constexpr std::int64_t kMostLanes = 256;
+
+std::int64_t lanes_for(std::int64_t columns) { return columns < kMostLanes ? 64 : kMostLanes; }
+
+// The sum of `square` of all lanes, in two stages: of every 16th, then of 16 such. A tree would
+// wait for all lanes eight times.
 constexpr const char* kReduce = R"(
   squares[lane()] = square;
   synchronise();
-  for (int step = args.lanes / 2; step > 0; step /= 2) {
-    if (lane() < step) squares[lane()] += squares[lane() + step];
-    synchronise();
+  square = 0.0f;
+  if (lane() < 16) {
+    for (int other = lane(); other < args.lanes; other += 16) square += squares[other];
+    sixteenths[lane()] = square;
   }
+  synchronise();
+  square = 0.0f;
+  for (int one = 0; one < 16; ++one) square += sixteenths[one];
 )";
 
 constexpr const char* kNormSkip = R"(
@@ -21,8 +32,7 @@ constexpr const char* kNormSkip = R"(
     square += x * x;
   }
   REDUCE
-  const float inverse_skip = 1.0f / sqrt(squares[0] / (float)args.columns + args.epsilon);
-  synchronise();
+  const float inverse_skip = 1.0f / sqrt(square / (float)args.columns + args.epsilon);
   square = 0.0f;
 )";
 
@@ -31,6 +41,7 @@ constexpr const char* kNormSkip = R"(
 constexpr const char* kBody = R"(
   const int row = group(0);
   shared float squares[args.lanes];
+  shared float sixteenths[16];
   float square = 0.0f;
   NORM_SKIP
   for (int k = lane(); k < args.columns; k += args.lanes) {
@@ -39,7 +50,7 @@ constexpr const char* kBody = R"(
     square += x * x;
   }
   REDUCE
-  const float inverse = 1.0f / sqrt(squares[0] / (float)args.columns + args.epsilon);
+  const float inverse = 1.0f / sqrt(square / (float)args.columns + args.epsilon);
   for (int k = lane(); k < args.columns; k += args.lanes) {
     const float x = SUM;
     args.y.Write(x * inverse * args.weight.Read(k), row, k);
@@ -71,7 +82,8 @@ KernelDescription rms_norm(const NormShape& shape) {
                                         .element = Element::kActivation,
                                         .access = Access::kWrite,
                                         .sizes = {rows, shape.columns}}},
-                           .constants = {{"columns", shape.columns}, {"epsilon", shape.epsilon}}};
+                           .constants = {{"columns", shape.columns}, {"epsilon", shape.epsilon}},
+                           .lanes = lanes_for(shape.columns)};
   if (shape.has_skip) {
     kernel.tensors.push_back({.name = "skip", .sizes = {rows, shape.columns}});
     if (shape.norms_skip)
@@ -85,8 +97,8 @@ KernelDescription rms_norm(const NormShape& shape) {
   return kernel;
 }
 
-Grid rms_norm_grid(std::int64_t rows) {
-  return {.groups = {rows, 1, 1}, .lanes = KernelDescription{}.lanes};
+Grid rms_norm_grid(std::int64_t columns, std::int64_t rows) {
+  return {.groups = {rows, 1, 1}, .lanes = lanes_for(columns)};
 }
 
 }  // namespace flownpu::gpu

@@ -149,6 +149,8 @@ class Generator {
     if (tensor.element == Element::kQ4NX) return read_weight(tensor, word, given);
     if (word == "Read" && tensor.element == Element::kInt8Rows) return read_row(tensor, given);
     if (word == "Read") return dialect_.read(tensor, index_of(tensor, given));
+    if (word == "ReadFloats" && tensor.element != Element::kInt32)
+      return read_floats(tensor, given);
     if (word == "Read4" && tensor.element == Element::kInt8)
       return dialect_.read4(tensor, index_of(tensor, given));
     refuse("no ", word, " of '", tensor.name, "'");
@@ -176,8 +178,7 @@ class Generator {
     if (word == "Minima")
       return symmetric ? minimum(dialect_.bfloat16s(weight, places.scale()))
                        : dialect_.bfloat16s(weight, places.minimum());
-    if (word == "Codes") return dialect_.codes(weight, places.codes_of_8());
-    if (word == "ByteCodes") return dialect_.byte_codes(weight, places.codes_of_8());
+    if (word == "CodePairs") return dialect_.code_pairs(weight, places.codes());
     if (word != "Read") refuse("no ", word, " of '", weight.name, "', a Q4NX weight");
     const std::vector<std::string> group{given[0],
                                          text_of("(", given[1], " / ", q4nx::kGroup, ")")};
@@ -191,6 +192,18 @@ class Generator {
     const std::string scale = scale_of_row(rows, {given.begin(), given.end() - 1});
     return text_of("(", dialect_.bfloat16(rows, scale), " * (float)",
                    dialect_.read(rows, index_of(rows, given)), ")");
+  }
+
+  std::string read_floats(const TensorDescription& tensor,
+                          const std::vector<std::string>& given) const {
+    const auto* size = std::get_if<std::int64_t>(&tensor.sizes.back());
+    if (size == nullptr || *size % 4 != 0)
+      refuse("a multiple of 4 as the last size of '", tensor.name, "' for args.", tensor.name,
+             ".ReadFloats");
+    std::string four = dialect_.read_floats(tensor, index_of(tensor, given));
+    if (tensor.element != Element::kInt8Rows) return four;
+    const std::string scale = scale_of_row(tensor, {given.begin(), given.end() - 1});
+    return text_of("(", dialect_.bfloat16(tensor, scale), " * ", four, ")");
   }
 
   std::string write_scale(const TensorDescription& rows, const std::string& value,

@@ -16,14 +16,14 @@ uint word_of_image(__read_only image1d_buffer_t image, int offset) {
 uchar uchar_of_image(__read_only image1d_buffer_t image, int offset) {
   return (uchar)(word_of_image(image, offset) >> (offset % 4 * 8));
 }
-uchar4 uchar4_of_image(__read_only image1d_buffer_t image, int offset) {
-  return as_uchar4(word_of_image(image, offset));
-}
 ushort ushort_of_image(__read_only image1d_buffer_t image, int offset) {
   return (ushort)(word_of_image(image, offset) >> (offset % 4 * 8));
 }
+uint4 uint4_of_image(__read_only image1d_buffer_t image, int offset) {
+  return read_imageui(image, offset / 16);
+}
 ushort8 ushort8_of_image(__read_only image1d_buffer_t image, int offset) {
-  return as_ushort8(read_imageui(image, offset / 16));
+  return as_ushort8(uint4_of_image(image, offset));
 }
 )";
 

@@ -15,7 +15,7 @@ namespace flownpu::gpu::image {
 std::string functions();
 // The type of the kernel's argument.
 std::string type();
-// The bytes at `offset` of `image`, as one of uchar, uchar4, ushort and ushort8: an expression. The
+// The bytes at `offset` of `image`, as one of uchar, ushort, ushort8 and uint4: an expression. The
 // offset is a multiple of their size.
 std::string read(const std::string& type, const std::string& image, const std::string& offset);
 

@@ -7,21 +7,30 @@
 //   args.x.Read(i, j)             an element, as float or int: of bf16 and f16, too; of int8 rows
 //                                 scale * code, a float
 //   args.x.Read4(i, j)            four along the last axis, j a multiple of 4 (int8 only)
+//   args.x.ReadFloats(i, j)       float4: four along the last axis, as Read has them, j and the
+//                                 axis's size multiples of 4, so that one load of 4 elements does
 //   args.y.Write(value, i, j);    a statement; what is linked to y (Link) happens to `value` first;
 //                                 of int8 rows a code
 //   args.y.WriteScale(value, i);  of int8 rows: a statement; the scale of row i, which bf16 holds
 //   args.w.Scale(row, group), args.w.Minimum(row, group)
 //                                 of a Q4NX weight (ops/formats/q4nx.h), float
-//   args.w.Scales(row, group), args.w.Minima(row, group), args.w.Codes(row, column)
+//   args.w.Scales(row, group), args.w.Minima(row, group)
 //                                 of the 8 rows from `row` on, a multiple of 8: float8
-//   args.w.ByteCodes(row, column) the same, char8
+//   args.w.CodePairs(row, column) the codes of the 16 rows from `row` on, a multiple of 16, of
+//                                 `column`, which is even, in .x and .y, and of the next column in
+//                                 .z and .w, as they lie in memory: two rows a byte, the even one
+//                                 in its low nibble; uint4
 //   args.n                        a constant, written as a number; or a parameter of the launch
 //   group(axis), lane()           the work-group, and the work-item in it
 //   shared float a[args.n];       memory of a work-group; synchronise(): its lanes wait for one
 //                                 another
+//   unrolled for (...)            a loop of a constant number of rounds, written out: arrays that
+//                                 it indexes are registers
 //   dot4(a, b, c)                 c + the dot product of two char4, int
-// and float8, char8, char4 and C's functions as OpenCL C has them (dialect.h says what a dialect
-// must give).
+//   transposed(four)              of the 16 bytes of a uint4: byte i of word j is byte j of word i;
+//                                 uint4
+// and float4, float8, uchar16, char4, uint4, int4 and C's functions as OpenCL C has them (dialect.h
+// says what a dialect must give).
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The dialect OpenCL C 1.2: arithmetic in float; dot products of char4 by the device's own, where
-// its compiler has them (cl_khr_integer_dot_product, in OpenCL C 3.0), else by multiplying in int:
-// the same numbers.
+// its compiler has them (cl_khr_integer_dot_product, in OpenCL C 3.0; NVIDIA's compiler takes its
+// own assembly's, which GPUs since 2016 have), else by multiplying in int: the same numbers. What
+// is read as a vector is read where a vector of its size may lie: a load, and not one for each
+// element, as vloadn is compiled to by those who know of no alignment.
 #include <array>
 #include <charconv>
 
@@ -16,6 +18,7 @@ constexpr const char* kPrelude = R"(#define group(axis) ((int)get_group_id(axis)
 #define lane() ((int)get_local_id(0))
 #define shared __local
 #define synchronise() barrier(CLK_LOCAL_MEM_FENCE)
+#define unrolled _Pragma("unroll")
 float from_bfloat16(ushort bits) { return as_float((uint)bits << 16); }
 // To the nearest, ties to even; NaN stays NaN.
 ushort to_bfloat16(float value) {
@@ -23,15 +26,25 @@ ushort to_bfloat16(float value) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return (ushort)((bits >> 16) | 0x40u);
   return (ushort)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
+float4 four_from_bfloat16(ushort4 bits) { return as_float4(convert_uint4(bits) << 16); }
 float8 from_bfloat16s(ushort8 bits) { return as_float8(convert_uint8(bits) << 16); }
-uchar8 codes_of(uchar4 bytes) {
-  uchar8 codes;
-  codes.even = bytes & (uchar4)(15);
-  codes.odd = bytes >> (uchar4)(4);
-  return codes;
+// In two steps: pairs of bytes, then of pairs.
+uint4 transposed(uint4 four) {
+  const uint mask = 0x00ff00ffu;
+  const uint2 first = (uint2)((four.x & mask) | ((four.y & mask) << 8),
+                              ((four.x >> 8) & mask) | (four.y & ~mask));
+  const uint2 second = (uint2)((four.z & mask) | ((four.w & mask) << 8),
+                               ((four.z >> 8) & mask) | (four.w & ~mask));
+  return (uint4)((first & 0xffffu) | (second << 16), (first >> 16) | (second & 0xffff0000u));
 }
 #ifdef __opencl_c_integer_dot_product_input_4x8bit_packed
 int dot4(char4 a, char4 b, int c) { return c + dot_4x8packed_ss_int(as_uint(a), as_uint(b)); }
+#elif defined(__NV_CL_C_VERSION)
+int dot4(char4 a, char4 b, int c) {
+  int sum;
+  asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(as_int(a)), "r"(as_int(b)), "r"(c));
+  return sum;
+}
 #else
 int dot4(char4 a, char4 b, int c) {
   const int4 products = convert_int4(a) * convert_int4(b);
@@ -106,7 +119,21 @@ class OpenClC final : public Dialect {
   }
 
   std::string read4(const TensorDescription& tensor, const std::string& index) const override {
-    return text_of("vload4(0, ", variable(tensor), " + ", index, ")");
+    return text_of("*(__global const char4*)(", variable(tensor), " + ", index, ")");
+  }
+
+  // By types that are aligned to their size: vload4 need not be, and may be four loads.
+  std::string read_floats(const TensorDescription& tensor,
+                          const std::string& index) const override {
+    const std::string place = text_of("(", variable(tensor), " + ", index, ")");
+    if (tensor.element == Element::kFloat16) return text_of("vloada_half4(0, ", place, ")");
+    const auto as = [&](const char* type) {
+      return text_of("*(__global const ", type, "*)", place);
+    };
+    if (tensor.element == Element::kBFloat16)
+      return text_of("four_from_bfloat16(", as("ushort4"), ")");
+    return is_integer(tensor.element) ? text_of("convert_float4(", as("char4"), ")")
+                                      : text_of("(", as("float4"), ")");
   }
 
   std::string declare_value(const TensorDescription& tensor,
@@ -134,12 +161,9 @@ class OpenClC final : public Dialect {
   std::string bfloat16s(const TensorDescription& weight, const std::string& offset) const override {
     return text_of("from_bfloat16s(", bytes_of(weight, "ushort8", offset), ")");
   }
-  std::string codes(const TensorDescription& weight, const std::string& offset) const override {
-    return text_of("convert_float8(codes_of(", bytes_of(weight, "uchar4", offset), "))");
-  }
-  std::string byte_codes(const TensorDescription& weight,
+  std::string code_pairs(const TensorDescription& weight,
                          const std::string& offset) const override {
-    return text_of("as_char8(codes_of(", bytes_of(weight, "uchar4", offset), "))");
+    return bytes_of(weight, "uint4", offset);
   }
   std::string code(const TensorDescription& weight, const std::string& offset,
                    const std::string& row) const override {
@@ -156,16 +180,11 @@ class OpenClC final : public Dialect {
     return text_of("__global ", tensor.access == Access::kRead ? "const " : "",
                    type_of(tensor.element), "* restrict ");
   }
-  // Bytes at an offset, as one of uchar, uchar4, ushort and ushort8.
+  // Bytes at an offset, as one of uchar, ushort, ushort8 and uint4.
   static std::string bytes_of(const TensorDescription& weight, const std::string& type,
                               const std::string& offset) {
     if (weight.storage == Storage::kImage) return image::read(type, variable(weight), offset);
-    const char last = type.back();
-    const bool is_vector = last == '4' || last == '8';
-    const std::string element = is_vector ? type.substr(0, type.size() - 1) : type;
-    const std::string place =
-        text_of("(__global const ", element, "*)(", variable(weight), " + ", offset, ")");
-    return is_vector ? text_of("vload", last, "(0, ", place, ")") : text_of("*", place);
+    return text_of("*(__global const ", type, "*)(", variable(weight), " + ", offset, ")");
   }
 };
 

@@ -64,9 +64,4 @@ std::string WeightPlaces::codes() const {
                  q4nx::kColumnBytes, ")");
 }
 
-std::string WeightPlaces::codes_of_8() const {
-  // Two rows share a byte.
-  return text_of("(", codes(), " + ", row_, " % ", q4nx::kStripRows, " / 8 * 4)");
-}
-
 }  // namespace flownpu::gpu

@@ -25,8 +25,6 @@ class WeightPlaces {
   std::string scale() const;
   std::string minimum() const;
   std::string codes() const;
-  // The same, within it that of the 8 rows from `row` on.
-  std::string codes_of_8() const;
 
  private:
   // Offset of the group's block, and, `each` bytes a group, within it.

@@ -55,6 +55,7 @@ inline constexpr UInt kImageOfBuffer = 0x10F6;
 inline constexpr UInt kProgramBinarySizes = 0x1165;
 inline constexpr UInt kProgramBinaries = 0x1166;
 inline constexpr UInt kBuildLog = 0x1183;
+inline constexpr UInt kEventStatus = 0x11D3;
 inline constexpr UInt kEventQueued = 0x1280;
 inline constexpr UInt kEventStart = 0x1282;
 inline constexpr UInt kEventEnd = 0x1283;
@@ -121,7 +122,7 @@ inline constexpr Int kComplete = 0;
     (Queue, Kernel, UInt, const std::size_t*, const std::size_t*, const std::size_t*, UInt,      \
      const Event*, Event*))                                                                      \
   X(Int, clEnqueueMarkerWithWaitList, (Queue, UInt, const Event*, Event*))                       \
-  X(Int, clSetEventCallback, (Event, Int, void (*)(Event, Int, void*), void*))                   \
+  X(Int, clGetEventInfo, (Event, UInt, std::size_t, void*, std::size_t*))                        \
   X(Int, clGetEventProfilingInfo, (Event, UInt, std::size_t, void*, std::size_t*))               \
   X(Int, clReleaseEvent, (Event))
 

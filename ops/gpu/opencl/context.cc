@@ -32,10 +32,6 @@ std::int64_t now_ns() {
       .count();
 }
 
-void tell(cl::Event /*mark*/, cl::Int status, void* progress) {
-  static_cast<Progress*>(progress)->reach(status);
-}
-
 // What a device that was given up may still use stays for as long as the process does.
 void leave_to_process(std::vector<std::shared_ptr<const void>> owners) {
   static std::mutex mutex;
@@ -83,10 +79,7 @@ Context::~Context() {
   } catch (const OpenClError&) {
     given_up_ = true;  // It was told already, or is of what nobody asked for.
   }
-  if (progress_->reached() < marked_ || since_mark_.commands > 0) {
-    owners_.push_back(progress_);
-    leave_to_process(std::move(owners_));
-  }
+  if (!marks_.empty() || since_mark_.commands > 0) leave_to_process(std::move(owners_));
   for (const Mark& one : marks_) opencl().clReleaseEvent(one.event);
   for (const Launched& one : launched_) opencl().clReleaseEvent(one.event);
   kernels_.clear();
@@ -129,19 +122,12 @@ void Context::mark() {
   cl::Event event = nullptr;
   check(opencl().clEnqueueMarkerWithWaitList(queue_, 0, nullptr, &event),
         "clEnqueueMarkerWithWaitList", text_of(since_mark_));
-  const cl::Int code =
-      opencl().clSetEventCallback(event, cl::kComplete, &tell, static_cast<void*>(progress_.get()));
-  if (code != 0) opencl().clReleaseEvent(event);
-  check(code, "clSetEventCallback", text_of(since_mark_));
   marks_.push_back({event, std::exchange(since_mark_, {})});
-  ++marked_;
 }
 
-void Context::give_up() {
+void Context::give_up(const Mark& missed) {
   given_up_ = true;
   failed_ = true;
-  const std::int64_t before = marked_ - static_cast<std::int64_t>(marks_.size());
-  const Mark& missed = marks_[static_cast<std::size_t>(progress_->reached() - before)];
   throw OpenClError(
       Failure::kTime,
       "[FlowNPU] device 'gpu': " + text_of(missed.before) + " did not end within " +
@@ -155,11 +141,16 @@ void Context::wait() {
   if (since_mark_.commands > 0) mark();
   if (marks_.empty()) return;
   check(opencl().clFlush(queue_), "clFlush", text_of(marks_.back().before));
-  if (!progress_->wait(marked_, limit_)) give_up();
+  cl::Int error = cl::kComplete;
+  for (const Mark& one : marks_) {
+    const std::optional<cl::Int> ended = end_of(one.event, limit_);
+    if (!ended) give_up(one);
+    if (error == cl::kComplete) error = *ended;
+  }
   const std::string what = "one of the commands up to " + std::string(marks_.back().before.last);
   for (const Mark& one : marks_) opencl().clReleaseEvent(one.event);
   marks_.clear();
-  check(progress_->take_error(), "its execution", what);
+  check(error, "its execution", what);
 }
 
 Buffer Context::allocate(std::size_t bytes) {

@@ -165,7 +165,7 @@ class Context {
   void check_not_given_up() const;
   void enqueued(std::string_view kernel);
   void mark();
-  [[noreturn]] void give_up();
+  [[noreturn]] void give_up(const Mark& missed);
   cl::Program load(const std::string& key);
   cl::Program build(const std::string& name, const std::string& source);
   void keep(cl::Program program, const std::string& key);
@@ -190,10 +190,8 @@ class Context {
   std::vector<KernelTime> times_;
   Counts counts_;
   std::chrono::milliseconds limit_;
-  std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
   Stretch since_mark_;
   std::vector<Mark> marks_;  // those that were not waited for
-  std::int64_t marked_ = 0;  // all so far
   std::vector<std::shared_ptr<const void>> owners_;
   bool failed_ = false;
   bool given_up_ = false;

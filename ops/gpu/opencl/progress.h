@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far a queue has come: its driver tells by callbacks of marks that lie between commands.
-// OpenCL's own waits have no limit, and a kernel that never ends would hold a thread for ever.
+// How far a queue has come: seen by looking at marks that lie between commands. OpenCL's own waits
+// have no limit, and a kernel that never ends would hold a thread for ever; its callbacks come when
+// the driver's thread for them wakes up: NVIDIA's (580.159) every 6 ms, three of which were a
+// token's 19 ms of which its kernels took 4.
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
+#include <optional>
 
 #include "ops/gpu/opencl/abi.h"
 #include "ops/gpu/opencl/devices.h"
@@ -22,21 +23,8 @@ inline constexpr const char* kTimeVariable = "FLOWNPU_GPU_TIMEOUT";
 // That limit, else the device's. Throws Error for what is no number of seconds.
 std::chrono::milliseconds time_limit(const DeviceFacts& facts);
 
-class Progress {
- public:
-  // A mark was reached, with kComplete or the error of what lies before it. On any thread.
-  void reach(cl::Int status);
-  // Waits until so many marks have been reached. False if for `limit` none was.
-  bool wait(std::int64_t marks, std::chrono::milliseconds limit);
-  std::int64_t reached() const;
-  // The first error that a mark ended with since this was last asked, or kComplete.
-  cl::Int take_error();
-
- private:
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::int64_t reached_ = 0;
-  cl::Int error_ = cl::kComplete;
-};
+// How the command of an event ended, kComplete or its error; nothing if it did not within `limit`.
+// Throws OpenClError where the driver does not tell.
+std::optional<cl::Int> end_of(cl::Event event, std::chrono::milliseconds limit);
 
 }  // namespace flownpu::gpu

@@ -55,7 +55,8 @@ class Attention final : public cpu::FlowQKVAttention {
 
  protected:
   void attend(const AttentionCall& call) const override {
-    const AttentionShape shape = shape_of(call.cache_type);
+    AttentionShape shape = shape_of(call.cache_type);
+    shape.in_tiles = call.tokens > 1;
     std::vector<std::int32_t> rows;
     std::int64_t capacity = 1;
     for (std::int64_t batch = 0; batch < call.batch; ++batch) {
@@ -92,7 +93,8 @@ class Attention final : public cpu::FlowQKVAttention {
             .cache = element_of_cache(type),
             .softcap = attributes().softcap,
             .window = attributes().window,
-            .causal = attributes().causal};
+            .causal = attributes().causal,
+            .lanes = attention_lanes(context_->facts())};
   }
 
   std::vector<float> queries_of(const AttentionCall& call) const {

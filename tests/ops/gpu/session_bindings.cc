@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // flownpu_testing.gpu: the device of a session, and what lies below it.
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -137,17 +138,29 @@ void bind_gpu_session(nb::module_& module) {
   module.def(
       "attention_of_sequence",
       [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size, float softcap,
-         std::int64_t window, bool has_blocks) {
-        return flow_attention({.heads = heads,
-                               .kv_heads = kv_heads,
-                               .head_size = head_size,
-                               .softcap = softcap,
-                               .window = window,
-                               .one_sequence = true,
-                               .has_blocks = has_blocks});
+         std::int64_t window, bool has_blocks, bool in_tiles, std::int64_t lanes,
+         std::int64_t tokens) {
+        const AttentionShape shape{.heads = heads,
+                                   .kv_heads = kv_heads,
+                                   .head_size = head_size,
+                                   .softcap = softcap,
+                                   .window = window,
+                                   .one_sequence = true,
+                                   .has_blocks = has_blocks,
+                                   .in_tiles = in_tiles,
+                                   .lanes = lanes};
+        return std::pair(flow_attention(shape), flow_attention_grid(shape, 1, tokens).groups);
       },
       nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("softcap"),
-      nb::arg("window"), nb::arg("has_blocks"));
+      nb::arg("window"), nb::arg("has_blocks"), nb::arg("in_tiles") = false,
+      nb::arg("lanes") = AttentionShape{}.lanes, nb::arg("tokens") = 1);
+  module.def(
+      "attention_memory",
+      [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size) {
+        return flow_attention_memory(
+            {.heads = heads, .kv_heads = kv_heads, .head_size = head_size});
+      },
+      nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"));
   const auto in_parts = [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size,
                            float softcap, std::int64_t window) {
     return AttentionShape{.heads = heads,

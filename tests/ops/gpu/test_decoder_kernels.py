@@ -2,6 +2,8 @@
 """Kernels that only a decoder has, against float64: heads that are rotated and appended, attention of one sequence
 among others, and the norms at an entry of the residual stream."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -63,38 +65,79 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
     assert (query[:first] == 7).all()
 
 
-@pytest.mark.parametrize("has_blocks", [False, True])
-@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (2.0, 70)])
-def test_attention_of_a_sequence_among_others(context, rng, softcap, window, has_blocks):
-    """Its rows begin at 3; keys fill more than one chunk of lanes, and the cache has more room than keys."""
-    heads, kv_heads, size, tokens, first, past, capacity = 4, 2, 26, 2, 3, 130, 140
+def check_attention(context, rng, *, heads, kv_heads, size, tokens, softcap=0.0, window=0, has_blocks=False, **shape):
+    """Its rows begin at 3; keys fill more than one chunk, and the cache has more room than keys."""
+    first, past, capacity = 3, 130, 148
     query = rng.standard_normal((first + tokens, heads * size), dtype=np.float32)
     key, value = (rng.standard_normal((1, kv_heads, capacity, size), dtype=np.float32) for _ in range(2))
     y = np.full_like(query, 7)
-    kernel = gpu.attention_of_sequence(heads, kv_heads, size, softcap, window, has_blocks)
+    kernel, grid = gpu.attention_of_sequence(
+        heads, kv_heads, size, softcap, window, has_blocks, tokens=tokens, **shape
+    )  # fmt: skip
     ends = np.arange(1 - first, tokens + 1, dtype=np.int32)
     ends[first] = 2  # sees the token after it
     arrays = [query, key, value, *([ends] if has_blocks else []), y]
-    context.run(kernel, [kv_heads, tokens, 1], arrays, [first, past, tokens, capacity])
+    context.run(kernel, grid, arrays, [first, past, tokens, capacity])
     for token in range(tokens):
         position = past + token
         seen = past + int(ends[first + token]) if has_blocks else position + 1
         keys = slice(max(0, position + 1 - window) if window else 0, seen)
         for head in range(heads):
             at = slice(head * size, (head + 1) * size)
-            k, v = (cache[0, head // 2, keys].astype(np.float64) for cache in (key, value))
+            k, v = (cache[0, head // (heads // kv_heads), keys].astype(np.float64) for cache in (key, value))
             terms = k * query[first + token, at]
             scores = terms.sum(axis=1)
             if softcap:
                 scores = softcap * np.tanh(scores / softcap)
             weights = np.exp(scores - scores.max())
             weights /= weights.sum()
-            # A score is a sum of 26 terms; of an error of it the weights have the same share, twice (numerator and
-            # denominator); the sums over at most 132 keys add as many additions, twice.
-            of_score = 30 * F32 * np.abs(terms).sum(axis=1).max()
-            bound = (2 * of_score + 2 * 140 * F32) * (weights @ np.abs(v))
+            # A score is a sum of `size` terms; of an error of it the weights have the same share, twice (numerator and
+            # denominator); the sums over at most 148 keys add as many additions, twice.
+            of_score = (size + 4) * F32 * np.abs(terms).sum(axis=1).max()
+            bound = (2 * of_score + 2 * 150 * F32) * (weights @ np.abs(v))
             assert (np.abs(y[first + token, at] - weights @ v) <= bound).all()
     assert (y[:first] == 7).all()
+
+
+@pytest.mark.parametrize("has_blocks", [False, True])
+@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (2.0, 70)])
+def test_attention_of_a_sequence_among_others(context, rng, softcap, window, has_blocks):
+    check_attention(
+        context, rng, heads=4, kv_heads=2, size=26, tokens=2, softcap=softcap, window=window, has_blocks=has_blocks
+    )
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size"),
+    [
+        (4, 2, 28),  # 4 tokens of 2 heads
+        (2, 2, 26),  # 8 of one
+        (3, 1, 20),  # 2 of 3: 6 rows
+        (20, 2, 8),  # two work-groups of 5 heads, a token each
+        (1, 1, 2052),  # more units than lanes
+    ],
+)
+@pytest.mark.parametrize(("window", "has_blocks", "lanes"), [(0, False, 64), (5, True, 256)])
+def test_tokens_of_a_tile(context, rng, heads, kv_heads, size, window, has_blocks, lanes):
+    """The last tile is not full; windows are shorter than what the tile's tokens see together."""
+    check_attention(
+        context, rng, heads=heads, kv_heads=kv_heads, size=size, tokens=11, window=window, has_blocks=has_blocks,
+        in_tiles=True, lanes=lanes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("heads", "size"), [(8, 256), (4, 256), (1, 64), (8, 128), (16, 128), (71, 64), (8, 512)])
+def test_the_memory_of_a_work_group_is_enough(heads, size):
+    """OpenCL 1.2 requires 32 KiB of every device."""
+    assert heads_bytes(heads, size) <= gpu.attention_memory(heads, 1, size) <= 32 * 1024
+
+
+def heads_bytes(heads, size):
+    """The sum of what the kernel's text declares; memory says no less."""
+    text = gpu.generate(gpu.attention_of_sequence(heads, 1, size, 0.0, 0, False)[0])
+    declared = re.findall(r"shared (float4?) \w+\[([0-9 */]+)\];", text)
+    assert len(declared) == text.count("shared float") - text.count("(shared float")
+    return sum((16 if kind == "float4" else 4) * eval(count.replace("/", "//")) for kind, count in declared)  # noqa: S307
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5, 64])
@@ -111,8 +154,8 @@ def test_keys_that_are_shared_among_work_groups(context, rng, softcap, window, p
     context.run(share, [kv_heads, 1, parts], [query, key, value, sums, states], [*lengths, parts])
     context.run(merge, [heads, 1, 1], [sums, states, y], [first, parts])
     whole = np.full_like(query, 7)
-    kernel = gpu.attention_of_sequence(heads, kv_heads, size, softcap, window, False)
-    context.run(kernel, [kv_heads, 1, 1], [query, key, value, whole], lengths)
+    kernel, grid = gpu.attention_of_sequence(heads, kv_heads, size, softcap, window, False)
+    context.run(kernel, grid, [query, key, value, whole], lengths)
     # Both sum 200 terms of weights below 1 in another order, each within as many roundings (above); a weight is off by
     # exp's 3 units and the score's error, which is the same in both.
     np.testing.assert_allclose(y, whole, rtol=0, atol=(2 * 200 + 20) * F32 * np.abs(value).max())

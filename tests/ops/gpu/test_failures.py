@@ -16,7 +16,8 @@ from tests.ops.gpu.test_session import hidden_of
 pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
 
 gpu, DeviceFailed = testing.gpu, testing.npu.DeviceFailed
-LAUNCH, BUFFER, BUILD, MARK = "clEnqueueNDRangeKernel", "clCreateBuffer", "clBuildProgram", "clSetEventCallback"
+LAUNCH, BUFFER, BUILD = "clEnqueueNDRangeKernel", "clCreateBuffer", "clBuildProgram"
+MARK = "clEnqueueMarkerWithWaitList"
 RESOURCES, QUEUE, MEMORY, FAILURE = -5, -36, -4, -11
 TOKENS = 20
 # Seconds: what tests of a hang wait for, and no kernel of theirs takes on a machine that does other things, too.

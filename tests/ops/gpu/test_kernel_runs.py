@@ -69,7 +69,7 @@ def test_dots_of_integers_are_exact(context):
 @pytest.mark.parametrize("in_image", [False, True])
 @pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC, q4nx.WIDE], ids=["narrow", "symmetric", "wide"])
 def test_words_of_a_weight(context, layout, in_image):
-    """Every element of a weight of several blocks, by Read and by 8 rows at once, is the host's."""
+    """Every element of a weight of several blocks, by Read, by 16 rows at once and transposed, is the host's."""
     rows, columns = 70, 300
     rng = np.random.default_rng(2)
     scale = rng.uniform(0.5, 1, (rows, 10)).astype(ml_dtypes.bfloat16)
@@ -85,16 +85,27 @@ def test_words_of_a_weight(context, layout, in_image):
     tensors = [weight, *(Tensor(name, "float", [96, columns], written=True) for name in ("one", "strip", "byte"))]
     body = """
       const int row = group(1) * 16, k = group(0);
-      float strip[16]; char bytes[16];
+      float strip[16];
+      uchar pairs[16];
+      vstore16(as_uchar16(args.w.CodePairs(row, k / 2 * 2)), 0, pairs);
+      const uint4 quads = transposed(args.w.CodePairs(row, k / 2 * 2));
       for (int octet = 0; octet < 2; ++octet) {
         const int first = row + 8 * octet;
-        vstore8(args.w.Minima(first, k / 32) + args.w.Scales(first, k / 32) * args.w.Codes(first, k), octet, strip);
-        vstore8(args.w.ByteCodes(first, k), octet, bytes);
+        float scales[8], minima[8];
+        vstore8(args.w.Scales(first, k / 32), 0, scales);
+        vstore8(args.w.Minima(first, k / 32), 0, minima);
+        for (int r = 0; r < 8; ++r) {
+          const int code = pairs[k % 2 * 8 + octet * 4 + r / 2] >> (r % 2 * 4) & 15;
+          strip[octet * 8 + r] = minima[r] + scales[r] * (float)code;
+        }
       }
       for (int r = 0; r < 16; ++r) {
         args.one.Write(args.w.Read(row + r, k), row + r, k);
         args.strip.Write(strip[r], row + r, k);
-        const float byte = args.w.Minimum(row + r, k / 32) + args.w.Scale(row + r, k / 32) * bytes[r];
+        // Byte r / 2 % 4 of the four words of two columns: rows 0 to 7 and 8 to 15 of one, then of the other.
+        const uint word = r / 2 % 4 == 0 ? quads.x : r / 2 % 4 == 1 ? quads.y : r / 2 % 4 == 2 ? quads.z : quads.w;
+        const int code = word >> (k % 2 * 16 + r / 8 * 8 + r % 2 * 4) & 15;
+        const float byte = args.w.Minimum(row + r, k / 32) + args.w.Scale(row + r, k / 32) * (float)code;
         args.byte.Write(byte, row + r, k);
       }
     """

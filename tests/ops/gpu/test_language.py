@@ -49,6 +49,19 @@ def test_reads_nest():
     assert "tensor_x[(((int)tensor_ids[(i)]))]" in squeezed(made)
 
 
+@pytest.mark.parametrize(
+    ("element", "read"),
+    [
+        ("float", "(*(__global const float4*)PLACE)"),
+        ("float16", "vloada_half4(0, PLACE)"),
+        ("bfloat16", "four_from_bfloat16(*(__global const ushort4*)PLACE)"),
+    ],
+)
+def test_four_at_once(element, read):
+    made = source("float4 a = args.x.ReadFloats(i, 4 * j);", Tensor("x", element, [2, 8]))
+    assert squeezed(read.replace("PLACE", "(tensor_x + ((i) * 8 + (4 * j)))")) in squeezed(made)
+
+
 def test_steps_are_linked_into_their_producer():
     made = source(
         "args.y.Write(x * 2, i, j);",
@@ -80,6 +93,8 @@ WRITTEN = Tensor("y", "float", [2], written=True)
         ("args.x.Write(1.0f, 0, 0);", "no Write of 'x', which is read"),
         ("args.y.Read(0);", "no Read of 'y', which is written"),
         ("args.x.Read4(0, 0);", "no Read4 of 'x'"),
+        ("args.x.ReadFloats(0, 0);", "a multiple of 4 as the last size of 'x' for args.x.ReadFloats"),
+        ("args.w.ReadFloats(0, 0);", "no ReadFloats of 'w', a Q4NX weight"),
         ("args.w.Read4(0, 0);", "no Read4 of 'w', a Q4NX weight"),
         ("args.x.Scale(0, 0);", "no Scale of 'x'"),
         ("args.x.Read", r"'\(' after args.x.Read"),
@@ -93,12 +108,12 @@ def test_mistakes_are_named(body, message):
 
 def test_a_weight_may_be_in_an_image():
     """Whose bytes are read by functions of the storage's own, not by a pointer; other tensors may not."""
-    body = "args.w.Scales(0, 0) + args.w.Minima(0, 0) * args.w.Codes(0, 0); args.w.ByteCodes(0, 0); args.w.Read(0, 0);"
+    body = "args.w.Scales(0, 0) + args.w.Minima(0, 0); args.w.CodePairs(0, 0); args.w.Read(0, 0);"
     weight = Tensor("w", "q4nx", [64, 64], in_image=True)
     made = source(body, weight)
     assert "__read_only image1d_buffer_t tensor_w" in made
     assert "vload" not in made
-    assert squeezed(made).count("_of_image(tensor_w,") == 7  # Read has a scale, a minimum and a code
+    assert squeezed(made).count("_of_image(tensor_w,") == 6  # Read has a scale, a minimum and a code
     for other in (
         Tensor("w", "float", [64, 64], in_image=True),
         Tensor("w", "q4nx", [1, 1], written=True, in_image=True),

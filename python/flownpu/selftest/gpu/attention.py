@@ -29,6 +29,7 @@ def attention() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
     """Names of cases, and what makes them."""
     for cache in _TYPES:
         yield f"flow_kv_attention, {cache} cache", partial(_attention, 4, 2, 26, 1, 90, cache=cache)
+        yield f"flow_kv_attention, {cache} cache by fours", partial(_attention, 4, 2, 36, 1, 90, cache=cache)
     yield "flow_kv_attention, window", partial(_attention, 3, 1, 72, 1, 150, window=77)
     yield "flow_kv_attention, softcap", partial(_attention, 4, 4, 26, 1, 20, softcap=3.0)
     yield "flow_qkv_attention, first prompt", partial(_attention, 4, 2, 26, 13, 0)

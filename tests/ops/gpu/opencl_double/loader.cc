@@ -6,7 +6,8 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
+#include <map>
+#include <mutex>
 #include <type_traits>
 
 #include "ops/gpu/opencl/abi.h"
@@ -74,33 +75,51 @@ Result forward(Result (*Functions::*function)(First, Rest...), const char* name,
   return refuse<Result>(fate.code, first, rest...);
 }
 
-// Who is told that a mark ended, and the error that it is said to have ended with.
-struct Late {
-  void (*tell)(Event, Int, void*);
-  void* data;
-  Int code;
+// What was to become of the commands that lie before a mark, by the mark's event.
+class Marks {
+ public:
+  void keep(Event event, const Faults::Fate& fate) {
+    const std::lock_guard lock(mutex_);
+    fates_[event] = fate;
+  }
+  Faults::Fate of(Event event) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = fates_.find(event);
+    return found == fates_.end() ? Faults::Fate{} : found->second;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<Event, Faults::Fate> fates_;
 };
 
-void tell_late(Event event, Int /*state*/, void* data) {
-  const std::unique_ptr<Late> late(static_cast<Late*>(data));
-  late->tell(event, late->code, late->data);
+Marks& marks() {
+  static Marks all;
+  return all;
 }
 
-// clSetEventCallback: of marks that lie behind what hangs, nobody tells; those behind what failed
-// end with its error, but not before the commands that were begun earlier have: who is told frees
-// their memory.
-Int forward(Int (*Functions::*function)(Event, Int, void (*)(Event, Int, void*), void*),
-            const char* name, Event event, Int state, void (*tell)(Event, Int, void*), void* data) {
-  const Faults::Fate begun = faults().begun();
-  if (begun.way == Way::kHung) return 0;
-  if (begun.way == Way::kLate) {
-    auto late = std::make_unique<Late>(Late{tell, data, begun.code});
-    void* mine = late.release();  // tell_late's, unless nobody will call it
-    const Int code = forward<Int, Event>(function, name, event, state, &tell_late, mine);
-    if (code != 0) late.reset(static_cast<Late*>(mine));
-    return code;
-  }
-  return forward<Int, Event>(function, name, event, state, tell, data);
+// clEnqueueMarkerWithWaitList.
+Int forward(Int (*Functions::*function)(Queue, UInt, const Event*, Event*), const char* name,
+            Queue queue, UInt count, const Event* before, Event* event) {
+  const Int code = forward<Int, Queue>(function, name, queue, count, before, event);
+  if (code == 0) marks().keep(*event, faults().begun());
+  return code;
+}
+
+// clGetEventInfo: marks that lie behind what hangs do not end; those behind what failed end with
+// its error, but not before the commands that were begun earlier have: who sees it frees their
+// memory.
+Int forward(Int (*Functions::*function)(Event, UInt, std::size_t, void*, std::size_t*),
+            const char* name, Event event, UInt what, std::size_t bytes, void* value,
+            std::size_t* had) {
+  constexpr Int kSubmitted = 2;
+  const Int code = forward<Int, Event>(function, name, event, what, bytes, value, had);
+  if (code != 0 || what != kEventStatus) return code;
+  const Faults::Fate fate = marks().of(event);
+  Int& status = *static_cast<Int*>(value);
+  if (fate.way == Way::kHung) status = kSubmitted;
+  if (fate.way == Way::kLate && status == kComplete) status = fate.code;
+  return code;
 }
 
 }  // namespace

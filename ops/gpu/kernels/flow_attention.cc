@@ -20,6 +20,9 @@
 // and then of its values, before it multiplies, and a chunk has but three barriers. For prompts
 // what counts is arithmetic: each unit that is read is multiplied with 8 rows (32 multiplications
 // for its 4 elements), and a float4 of the work-group's memory serves 8 of them (two keys) or 16.
+//
+// of_rows is an array of float: Mesa 22.3's compiler reads what an element was before, where it is
+// one of a float4 and was written by itself.
 #include <algorithm>
 #include <utility>
 
@@ -108,7 +111,7 @@ constexpr const char* kBody = R"(
   shared float4 scratch[args.scratch];
   shared float4 scores[args.rows * args.chunk / 4];
   shared float4 weights[args.padded * args.row_quads];
-  shared float4 of_rows[args.row_quads];
+  shared float of_rows[args.row_quads * 4];
   for (int i = lane(); i < args.rows * args.units; i += args.lanes) {
     const int of_tile = i / args.units;
     const int token = min(first_token + of_tile / args.heads, args.tokens - 1);
@@ -210,12 +213,12 @@ constexpr const char* kBody = R"(
         maxima[i] = maximum;
         denominators[i] = denominators[i] * rescale + weight;
         ((shared float*)weights)[key * (args.row_quads * 4) + row] = weight;
-        if (key == 0) ((shared float*)of_rows)[row] = rescale;
+        if (key == 0) of_rows[row] = rescale;
       }
     }
     synchronise();
     unrolled for (int i = 0; i < args.each * args.rows; ++i)
-      sums[i] *= ((shared float*)of_rows)[i % args.rows];
+      sums[i] *= of_rows[i % args.rows];
     if (team < args.teams) {
       unrolled for (int j = 0; j < args.each; ++j) {
         const int unit = min(column + j * args.columns, args.units - 1);
@@ -245,7 +248,7 @@ constexpr const char* kBody = R"(
     float4 four = 0.0f;
     for (int j = 0; j < args.chunk / 4; ++j) four += scores[lane() * (args.chunk / 4) + j];
     const float denominator = (four.x + four.y) + (four.z + four.w);
-    ((shared float*)of_rows)[lane()] = denominator;
+    of_rows[lane()] = denominator;
     DENOMINATOR
   }
   unrolled for (int first = 0; first < args.rows; first += args.together) {
@@ -284,7 +287,7 @@ constexpr const char* kRange = R"(
 
 // Only a row without keys has a denominator of 0: the largest weight is 1.
 constexpr const char* kMean = R"(
-        const float denominator = ((shared float*)of_rows)[row];
+        const float denominator = of_rows[row];
         args.y.Write(denominator == 0.0f ? 0.0f : sum / denominator, batch, first_row + token, at);
 )";
 // A work-group has a part of the keys, of which it leaves the softmax's state behind.

@@ -30,7 +30,7 @@ __all__ = ["Python", "download", "exported"]
 
 PANDA3D = "panda3d==1.10.16"
 # Of Python 3.12 on, for `platform`, which does without: it calls VariantToString, at which Wine 8 ends the process.
-LACKING = "_wmi.pyd"
+NOT_UNDER_WINE = "_wmi.pyd"
 # What of the standard library no program needs.
 LEFT_OUT = (
     "__pycache__",
@@ -149,7 +149,7 @@ class Python:
         library = _ask(self.here, "import sysconfig; print(sysconfig.get_path('stdlib'))")
         shutil.copytree(library, folder / "Lib", ignore=shutil.ignore_patterns(*LEFT_OUT))
         (folder / "Lib" / "site-packages").mkdir()
-        for file in (file for file in self._unpacked().iterdir() if file.name != LACKING):
+        for file in (file for file in self._unpacked().iterdir() if file.name != NOT_UNDER_WINE):
             beside = file.stem.lower() in (self.library, "vcruntime140", "vcruntime140_1")
             shutil.copy(file, folder if beside else folder / "DLLs")
         shutil.copy(program, folder / "python.exe")

@@ -78,10 +78,14 @@ def test_softmax(isa: str, columns: int) -> None:
             rows[-1] = rows[-1].astype(np.float32)
             rows[-1][place] = value
     x = np.stack(rows).astype(np.float32)
-    (expected,) = ort("Softmax", [x], ("float",), "")
+    # Not ONNX Runtime's, whose kernels for Arm have infinity where all is -infinity, and for x86 NaN.
+    exact = x.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        exact = np.exp(exact - exact.max(axis=1, keepdims=True))
+        expected = exact / exact.sum(axis=1, keepdims=True)
     found = standard("Softmax", [x], isa=isa)
-    # e^x of both, to some ten roundings; sums of 33.
-    np.testing.assert_allclose(found, expected, rtol=2 * (10 + columns) * EPSILON, atol=1e-37)
+    # e^x to some ten roundings; sums of 33.
+    np.testing.assert_allclose(found, expected, rtol=(10 + columns) * EPSILON, atol=1e-37)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -109,7 +109,7 @@ void CompiledDesigns::dispatch(std::size_t array, std::span<const Call> calls) {
     loaded = arrays_.at(array).get();
   }
   try {
-    runtime_->submit(*loaded, calls)->wait(time_limit_);
+    runtime_->run(*loaded, calls, time_limit_);
   } catch (const DeviceError& error) {
     fail_with(error.what());
     throw DeviceFailed(error.what());

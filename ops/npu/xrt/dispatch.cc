@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <span>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -53,6 +54,17 @@ constexpr std::chrono::milliseconds kHasEnded{1};
 // How often the driver is asked whether the device is there.
 constexpr std::chrono::milliseconds kDeviceCheck{100};
 
+struct Abandoned {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Submission>> submissions;
+};
+
+// Never destroyed: XRT would end the process at its exit.
+Abandoned& abandoned() {
+  static auto* instance = new Abandoned;
+  return *instance;
+}
+
 }  // namespace
 
 Context::Context(const xrt::device& opened, const std::string& file) : device(opened) {
@@ -74,9 +86,6 @@ Instructions::Instructions(const Context& context, const std::uint32_t* words, s
 }
 
 void Instructions::write(std::size_t word, std::uint32_t value) {
-  if (under_way_ != 0) {
-    throw StatusError(Status::kSubmit, "its instructions cannot be changed while it is under way");
-  }
   if (words_[word] == value) return;
   words_[word] = value;
   first_ = std::min(first_, word);
@@ -94,31 +103,29 @@ std::size_t Instructions::flush() {
 
 Submission::Submission(std::shared_ptr<Context> context, const Call* calls, std::size_t count)
     : context_(std::move(context)) {
-  for (std::size_t i = 0; i < count; ++i) add(calls[i]);
+  for (const Call& call : std::span(calls, count)) {
+    Instructions& instructions = *instructions_.emplace_back(call.sequence->instructions);
+    word_bytes_ += instructions.flush();
+    xrt::run& run = runs_.emplace_back(context_->kernel);
+    run.set_arg(kOpcodeArgument, kRunInstructions);
+    run.set_arg(kInstructionsArgument, instructions.buffer());
+    run.set_arg(kCountArgument, instructions.count());
+    for (std::size_t i = 0; i < call.count; ++i) {
+      const View& view = call.arguments[i];
+      const xrt::bo& whole = view.buffer->buffer;
+      const bool is_whole = view.offset == 0 && view.bytes == whole.size();
+      buffers_.push_back(is_whole ? whole : xrt::bo(whole, view.bytes, view.offset));
+      run.set_arg(kFirstBufferArgument + static_cast<int>(i), buffers_.back());
+    }
+  }
   if (runs_.size() > 1) {
     list_ = xrt::runlist(context_->context);
     for (const xrt::run& run : runs_) list_.add(run);
   }
 }
 
-void Submission::add(const Call& call) {
-  Instructions& instructions = *instructions_.emplace_back(call.sequence->instructions);
-  word_bytes_ += instructions.flush();
-  xrt::run& run = runs_.emplace_back(context_->kernel);
-  run.set_arg(kOpcodeArgument, kRunInstructions);
-  run.set_arg(kInstructionsArgument, instructions.buffer());
-  run.set_arg(kCountArgument, instructions.count());
-  for (std::size_t i = 0; i < call.count; ++i) {
-    const View& view = call.arguments[i];
-    const xrt::bo& whole = view.buffer->buffer;
-    const bool is_whole = view.offset == 0 && view.bytes == whole.size();
-    buffers_.push_back(is_whole ? whole : xrt::bo(whole, view.bytes, view.offset));
-    run.set_arg(kFirstBufferArgument + static_cast<int>(i), buffers_.back());
-  }
-}
-
 void Submission::start() {
-  begin();
+  under_way_ = true;
   if (runs_.size() > 1) {
     // If it throws, XRT may have submitted some of them, and wants them waited for.
     list_.execute();
@@ -127,23 +134,8 @@ void Submission::start() {
   try {
     runs_.front().start();
   } catch (...) {
-    end();
+    under_way_ = false;
     throw;
-  }
-}
-
-void Submission::begin() {
-  under_way_ = true;
-  for (const std::shared_ptr<Instructions>& instructions : instructions_) {
-    ++instructions->under_way();
-  }
-}
-
-void Submission::end() noexcept {
-  if (!under_way_) return;
-  under_way_ = false;
-  for (const std::shared_ptr<Instructions>& instructions : instructions_) {
-    --instructions->under_way();
   }
 }
 
@@ -154,7 +146,7 @@ bool Submission::has_ended(std::size_t& failed) {
       runs_.front().wait2(kHasEnded);
       return true;
     } catch (const xrt::run::command_error& error) {
-      end();
+      under_way_ = false;
       failed = 0;
       throw failure_of(error.get_command_state(), error.what());
     }
@@ -163,7 +155,7 @@ bool Submission::has_ended(std::size_t& failed) {
     // Not state(), which keeps to itself which call failed.
     return list_.poll() != 0;
   } catch (const xrt::runlist::command_error& error) {
-    end();
+    under_way_ = false;
     for (std::size_t i = 0; i < runs_.size(); ++i) {
       if (runs_[i].get_handle() == error.get_run().get_handle()) failed = i;
     }
@@ -182,28 +174,26 @@ void Submission::require_device() const {
   }
 }
 
-bool Submission::wait(std::chrono::milliseconds timeout, std::size_t& failed) {
-  if (!under_way_) return true;
+void Submission::wait(std::chrono::milliseconds timeout, std::size_t& failed) {
+  if (!under_way_) return;
   Sleeper sleeper(instructions_.front()->expectation());
   const auto deadline = Sleeper::Clock::now() + timeout;
   auto next_check = Sleeper::Clock::now() + kDeviceCheck;
   while (!has_ended(failed)) {
     const auto now = Sleeper::Clock::now();
-    if (now >= deadline) {
-      require_device();
-      return false;
-    }
-    if (now >= next_check) {
+    if (now >= std::min(deadline, next_check)) {
       require_device();
       next_check = now + kDeviceCheck;
+    }
+    if (now >= deadline) {
+      throw StatusError(Status::kTimeout, "the array did not answer within " +
+                                              std::to_string(timeout.count()) + " ms (timeout)");
     }
     // Not over the next check, if the call takes longer than was expected.
     sleeper.sleep(std::min(deadline, next_check));
   }
   sleeper.learn();
-  end();
-  succeeded_ = true;
-  return true;
+  under_way_ = false;
 }
 
 bool Submission::ends_within(std::chrono::milliseconds timeout) noexcept {
@@ -220,26 +210,10 @@ bool Submission::ends_within(std::chrono::milliseconds timeout) noexcept {
   return false;
 }
 
-namespace {
-
-struct Abandoned {
-  std::mutex mutex;
-  std::vector<std::unique_ptr<Submission>> submissions;
-};
-
-// Never destroyed: XRT would end the process at its exit.
-Abandoned& abandoned() {
-  static auto* instance = new Abandoned;
-  return *instance;
-}
-
-}  // namespace
-
-bool free_or_abandon(std::unique_ptr<Submission> submission) noexcept {
-  if (submission->ends_within(watchdog_patience())) return submission->succeeded();
+void free_or_abandon(std::unique_ptr<Submission> submission) noexcept {
+  if (submission->ends_within(watchdog_patience())) return;
   const std::lock_guard lock(abandoned().mutex);
   abandoned().submissions.push_back(std::move(submission));
-  return false;
 }
 
 void free_abandoned() noexcept {

@@ -205,6 +205,7 @@ class XrtRuntime final : public Runtime {
     const auto& on = static_cast<XrtArray&>(array);
     std::vector<std::vector<xrt_abi::View>> views(calls.size());
     std::vector<xrt_abi::Call> flat;
+    flat.reserve(calls.size());
     for (std::size_t i = 0; i < calls.size(); ++i) flat.push_back(flatten(calls[i], on, views[i]));
     // For XRT 0 is for ever.
     const auto milliseconds =

@@ -17,9 +17,6 @@
 namespace flownpu::npu {
 namespace {
 
-// What a DMA's addresses are multiples of.
-constexpr std::size_t kDmaWord = 4;
-
 GuardedPages allocate_pages(std::size_t bytes) {
   try {
     return GuardedPages(bytes);

@@ -61,6 +61,9 @@ class Buffer {
   virtual void to_host(std::size_t offset, std::size_t bytes) = 0;
 };
 
+// What a DMA's addresses are multiples of.
+inline constexpr std::size_t kDmaWord = 4;
+
 // A part of a buffer, as an argument of a call.
 struct View {
   Buffer* buffer = nullptr;
@@ -96,7 +99,7 @@ struct Call {
   std::int64_t position = 0;
 };
 
-// Since the runtime was opened, of dispatches that went well. Bytes are those of to_device and
+// Since the runtime was opened, of dispatches that were accepted. Bytes are those of to_device and
 // to_host, without the words of calls, which are counted apart.
 template <typename Number>
 struct CountsOf {

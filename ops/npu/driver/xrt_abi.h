@@ -52,6 +52,13 @@ struct Call {
   std::size_t count;
 };
 
+// What became of a dispatch.
+struct Outcome {
+  bool accepted;           // all its calls were, however they ended
+  std::size_t word_bytes;  // of instructions, moved to the device for it
+  std::size_t failed;      // which call, where XRT knows; else it is left
+};
+
 enum class Direction : std::int32_t { kToDevice, kToHost };
 
 // All functions may be called from any thread; one object is used by one thread at a time, but for
@@ -82,12 +89,11 @@ struct Table {
                  Text error);
   void (*free_buffer)(Buffer* buffer);
 
-  // One dispatch. `word_bytes`: how many bytes of instructions were moved to the device for it;
-  // `failed`: which call, where XRT knows; else it is left. kTimeout if the calls have not ended
-  // after `milliseconds`: then, and after kNoDevice, it waits until the driver's watchdog has ended
-  // them; what that never ends is kept, with all it uses.
+  // One dispatch. kTimeout if the calls have not ended after `milliseconds`: then, and after
+  // kNoDevice, it waits until the driver's watchdog has ended them; what that never ends is kept,
+  // with all it uses.
   Status (*run)(Array* array, const Call* calls, std::size_t count, std::uint32_t milliseconds,
-                std::size_t* word_bytes, std::size_t* failed, Text error);
+                Outcome* outcome, Text error);
 };
 
 // The one symbol the plugin exports.

@@ -147,9 +147,6 @@ std::unique_ptr<Sequence> XrtArray::sequence(std::span<const std::int64_t> words
   return std::make_unique<XrtSequence>(shared_from_this(), words);
 }
 
-// What a DMA's addresses are multiples of.
-constexpr std::size_t kDmaWord = 4;
-
 // A call as the plugin takes it, whose arguments are in `views`.
 xrt_abi::Call flatten(const Call& call, const XrtArray& array, std::vector<xrt_abi::View>& views) {
   auto& sequence = static_cast<XrtSequence&>(*call.sequence);
@@ -161,19 +158,21 @@ xrt_abi::Call flatten(const Call& call, const XrtArray& array, std::vector<xrt_a
     fail_device(Failure::kSubmit, call.name, ": the array ", array.file(), " takes ",
                 array.most_buffers(), " buffers, and the call has ", call.arguments.size());
   }
-  for (const auto& [at, offset, bytes, _] : call.arguments) {
-    auto& buffer = static_cast<XrtBuffer&>(*at);
+  for (const View& view : call.arguments) {
+    auto& buffer = static_cast<XrtBuffer&>(*view.buffer);
     const std::size_t size = buffer.bytes().size();
-    if (bytes == 0 || offset % kDmaWord != 0 || offset > size || bytes > size - offset) {
+    if (view.bytes == 0 || view.offset % kDmaWord != 0 || view.offset > size ||
+        view.bytes > size - view.offset) {
       fail_device(Failure::kSubmit, call.name, ": expected bytes of a buffer of ", size,
-                  " from a multiple of ", kDmaWord, ", got ", bytes, " from byte ", offset);
+                  " from a multiple of ", kDmaWord, ", got ", view.bytes, " from byte ",
+                  view.offset);
     }
-    views.push_back({buffer.handle(), offset, bytes});
+    views.push_back({buffer.handle(), view.offset, view.bytes});
   }
   return {sequence.handle(), views.data(), views.size()};
 }
 
-// Of a call, or of all, if it is not known which.
+// The name of a call, or of all, if it is not known which.
 std::string name_of(std::span<const Call> calls, std::size_t number, const XrtArray& array) {
   if (calls.empty()) return array.file();
   if (number < calls.size()) return calls[number].name;
@@ -211,15 +210,16 @@ class XrtRuntime final : public Runtime {
     const auto milliseconds =
         std::clamp<std::int64_t>(limit.count(), 1, std::numeric_limits<std::int32_t>::max());
     ErrorText error;
-    std::size_t word_bytes = 0;
-    std::size_t failed = calls.size();
-    const Status status = connection_->table.run(on.handle(), flat.data(), flat.size(),
-                                                 static_cast<std::uint32_t>(milliseconds),
-                                                 &word_bytes, &failed, error.text());
-    error.check(status, name_of(calls, failed, on) + connection_->versions(status));
-    connection_->counters.dispatches += 1;
-    connection_->counters.calls += flat.size();
-    connection_->counters.word_bytes += word_bytes;
+    xrt_abi::Outcome outcome{.accepted = false, .word_bytes = 0, .failed = calls.size()};
+    const Status status =
+        connection_->table.run(on.handle(), flat.data(), flat.size(),
+                               static_cast<std::uint32_t>(milliseconds), &outcome, error.text());
+    if (outcome.accepted) {
+      connection_->counters.dispatches += 1;
+      connection_->counters.calls += flat.size();
+      connection_->counters.word_bytes += outcome.word_bytes;
+    }
+    error.check(status, name_of(calls, outcome.failed, on) + connection_->versions(status));
   }
   Counts counts() const override { return connection_->counters.read(); }
 

@@ -162,24 +162,6 @@ Status move(Buffer* buffer, Direction direction, std::size_t offset, std::size_t
   });
 }
 
-Status run(Array* array, const Call* calls, std::size_t count, std::uint32_t milliseconds,
-           std::size_t* word_bytes, std::size_t* failed, Text error) {
-  std::unique_ptr<Submission> submission;
-  Status status = guard(Stage::kSubmit, error, [&] {
-    free_abandoned();
-    if (count == 0) throw StatusError(Status::kSubmit, "expected calls, got none");
-    submission = std::make_unique<Submission>(array->context, calls, count);
-    *word_bytes = submission->word_bytes();
-    submission->start();
-  });
-  if (status == Status::kOk) {
-    status = guard(Stage::kWait, error,
-                   [&] { submission->wait(std::chrono::milliseconds(milliseconds), *failed); });
-  }
-  if (submission != nullptr) free_or_abandon(std::move(submission));
-  return status;
-}
-
 constexpr Table kTable = {
     .version = kVersion,
     .open_device = open_device,

@@ -47,7 +47,7 @@ __all__ = [
 # empty at most. A model of 4 billion weights is predicted to take a fourth of a second for the changes of array of a
 # chunk, and as long for the products of 600 tokens; beyond 4096 tokens there is little left to win.
 CHUNKS = (256, 512, 1024, 2048, 4096)
-DEFAULT_CONTEXT = 4096  # positions, of models that are made for as many
+DEFAULT_CONTEXT = 4096  # positions, of models that are made for as many or do not say
 
 
 @dataclass(frozen=True)
@@ -226,14 +226,8 @@ def programs_of_decoder(
     programs = with_fewest(programs, seconds)
     if decoder.block:
         try:
-            programs.append(_block_program(decoder, target, context, weights))
+            programs.append(prefill_program(decoder, target, context, decoder.block, weights, block=True))
         except ValueError as error:
             what = f"images of {decoder.block} tokens (prompts with images are refused)"
             left_out.append(LeftOut(what, first_of(error)))
     return programs, left_out
-
-
-def _block_program(decoder: DecoderShape, target: str, context: int, weights: str) -> Program:
-    if decoder.block > context:
-        raise ValueError(f"expected a context of {decoder.block} or more, got {context}")
-    return prefill_program(decoder, target, context, decoder.block, weights, block=True)

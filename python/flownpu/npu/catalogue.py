@@ -186,7 +186,8 @@ def _rope(target: str, model: Decoder) -> _Calls:
 
 def _norm_rope(target: str, model: Decoder) -> _Calls:
     (sizes, name), qk_norm = _heads(model), model.shape.qk_norm
-    design, array = partial(NormRope, target, *sizes, qk_norm, _CORES), f"norm_rope-{name}" + "-qk" * qk_norm
+    design = partial(NormRope, target, *sizes, qk_norm, _CORES)
+    array = f"norm_rope-{name}" + "-qk" * qk_norm
     yield array, f"tokens{CHUNK}", partial(_call, design, CHUNK, CONTEXT - CHUNK, CONTEXT)
 
 
@@ -231,5 +232,5 @@ OPERATORS: dict[str, Callable[[str, Decoder], _Calls]] = {
     "geglu": partial(_gated, "geglu"),
     "swiglu": partial(_gated, "swiglu"),
     "softmax": _softmax,
-    "patch_pooling": lambda _target, _decoder: iter(()),
+    "patch_pooling": lambda _target, _decoder: iter(()),  # likewise
 }

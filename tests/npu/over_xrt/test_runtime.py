@@ -349,11 +349,13 @@ def test_no_memory_for_a_command(bench, case, arguments, driver, calls, after):
     ],
 )
 def test_a_call_that_ends_with_an_error(bench, case, arguments, driver, state, failure, message, calls):
-    """The call is named, and another context of the same xclbin works."""
+    """The call is named, the dispatch counts, and another context of the same xclbin works."""
     sequence = bench.sequence(case.plan)
     driver.inject("error", state, after=calls - 1)
     with device_error(failure, rf"\[FlowNPU\] call {calls - 1}: {message}.*; close the session and make it again$"):
         bench.run(*[(sequence, arguments)] * calls)
+    counts = bench.runtime.counts()
+    assert (counts["dispatches"], counts["calls"]) == (1, calls)
     bench.array = bench.runtime.load(bench.file)
     bench.run((bench.sequence(case.plan), arguments))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits the parameters of `gemm_parameters` that say so to the rows of `published_gemm`, and predicts rows left out.
 
-Two steps, each a least-squares fit of relative errors by Gauss-Newton, from the values that the table has:
+Two steps, each a least-squares fit of relative errors, from the values that the table has:
 
 1. what a kernel call takes, of each generation, to the throughput of single cores;
 2. main memory, calls and synchronising, of both together, to TOPS, with the cores' throughput as it was measured: an
@@ -20,6 +20,7 @@ import numpy as np
 from flownpu.aie.cost.gemm_kernel import PRECISIONS, macs_per_cycle
 from flownpu.aie.cost.gemm_model import Order, predict_gemm
 from flownpu.aie.cost.gemm_parameters import GEMM
+from flownpu.aie.cost.least_squares import fit_least_squares
 from flownpu.aie.cost.published_gemm import CORES, GEMMS, SWEEPS, Core, Measured
 
 if TYPE_CHECKING:
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Row", "fit", "fitted", "left_out", "rows"]
 
-_PASSES = 12  # of Gauss-Newton, at most
-_SMALL = 5e-4  # relative change of a parameter with which it ends
-_PROBE = 1e-4  # relative step of a derivative
 _LARGEST = 8192  # of the sweeps' sizes
 _SWEPT = 12  # of a sweep's sizes are looked at, evenly among them
 
@@ -159,18 +157,9 @@ def left_out(found: Sequence[Row]) -> dict[tuple[str, str, str], Parameters]:
 
 
 def _fit(chosen: Sequence[Row], names: Sequence[_Name], known: Parameters) -> Parameters:
-    """Gauss-Newton on the logarithms of the parameters, which so stay positive."""
+    def errors(values: Mapping[_Name, float]) -> list[float]:
+        changed = with_values(known, values)
+        return [row.error(changed, measured=True) for row in chosen]
 
-    def errors(logarithms: np.ndarray) -> np.ndarray:
-        changed = with_values(known, dict(zip(names, np.exp(logarithms).tolist(), strict=True)))
-        return np.array([row.error(changed, measured=True) for row in chosen])
-
-    at = np.log([fitted(known)[name] for name in names])
-    for _ in range(_PASSES):
-        now = errors(at)
-        slopes = np.stack([(errors(at + _PROBE * unit) - now) / _PROBE for unit in np.eye(len(names))], axis=1)
-        step = np.linalg.lstsq(slopes, -now, rcond=1e-4)[0]
-        at = at + np.clip(step, -0.3, 0.3)
-        if np.abs(step).max() < _SMALL:
-            break
-    return with_values(known, dict(zip(names, np.exp(at).tolist(), strict=True)))
+    start = fitted(known)
+    return with_values(known, fit_least_squares(errors, {name: start[name] for name in names}))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.gemm_kernel import KernelSize, call_cycles, precision_of
 from flownpu.aie.cost.gemm_parameters import gemm_parameters
+from flownpu.aie.designs.common import ceil_div
 from flownpu.aie.plan.limits import LIMITS
 
 if TYPE_CHECKING:
@@ -188,9 +189,9 @@ def predict_gemm(
             f"[gemm cost] expected an epilogue of none, {', '.join(known.kinds('epilogue'))}, got {tiling.epilogue!r}"
         )
     native = tiling.native(target)
-    padded = (_up(m, native[0]), _up(k, native[1]), _up(n, native[2]))
-    megatile = _Megatile(known, kind, tiling, padded[1], measured)
-    count = (padded[0] // native[0]) * (padded[2] // native[2])
+    rows, depth, columns = (ceil_div(size, unit) * unit for size, unit in zip((m, k, n), native, strict=True))
+    megatile = _Megatile(known, kind, tiling, depth, measured)
+    count = (rows // native[0]) * (columns // native[2])
     compute, read, write = (count * seconds for seconds in (megatile.compute, megatile.read, megatile.write))
     slowest = max(("compute", compute), ("read", read), ("write", write), key=lambda pair: pair[1])
     ends = megatile.fill + megatile.flush
@@ -209,15 +210,11 @@ def predict_gemm(
         synchronise_seconds=apart,
         read_bytes=count * megatile.read_bytes,
         write_bytes=count * megatile.write_bytes,
-        macs=float(math.prod(padded)) * tiling.gates,
-        padded=padded,
+        macs=float(rows * depth * columns) * tiling.gates,
+        padded=(rows, depth, columns),
         macs_per_cycle=tiling.size.macs / megatile.call_cycles,
         bound=slowest[0],
     )
-
-
-def _up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
 
 
 class _Megatile:

@@ -11,10 +11,10 @@ The controller goes through a phase's instructions while what its first transfer
 comes before that, parameters and barriers, is added.
 
 Cores that call the same kernels with what they take are one *kind*, and so are streams into such cores; those out of
-cores, by what they give. A kind is as busy
-as the fullest of it over the whole call, phase by phase in proportion to the bytes of all of it: what one of them is
-sent ahead of its phase so does not look like a stream that has more than the others. Streams of a kind share main
-memory evenly (`shared_seconds` of memory.py): where some have more than others, they end alone.
+cores, by what they give. A kind is as busy as the fullest of it over the whole call, phase by phase in proportion to
+the bytes of all of it: what one of them is sent ahead of its phase so does not look like a stream that has more than
+the others. Streams of a kind share main memory evenly (`shared_seconds` of memory.py): where some have more than
+others, they end alone.
 
 `simulation.py` follows a plan event by event instead; tests compare the two.
 """
@@ -98,12 +98,6 @@ class _Phase:
     waits: bool = False
     ahead: int = 0
     words: int = 0
-
-    def add(self, transfer: Transfer, size: int, cost: float) -> None:
-        """One more transfer."""
-        self.moved[transfer.fifo] += size
-        self.cost[transfer.fifo] += cost
-        self.buffers[transfer.buffer] += cost
 
 
 class _Kinds:
@@ -196,7 +190,9 @@ def _phases(plan: Plan, device: Device, values: Values) -> Iterator[_Phase]:
             if walk not in efficiency:
                 efficiency[walk] = relative_efficiency(contiguous_bytes(step.tap, item), values)
             size = step.tap.elements * item
-            phase.add(step, size, size / efficiency[walk])
+            phase.moved[step.fifo] += size
+            phase.cost[step.fifo] += size / efficiency[walk]
+            phase.buffers[step.buffer] += size / efficiency[walk]
             started[step.name] = step
             pending[step.fifo] += 1
         elif isinstance(step, Await):

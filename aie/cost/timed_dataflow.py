@@ -320,7 +320,10 @@ class TimedDataflow:
                     end.move(statement.count * self.fifos[statement.fifo].type.bytes)
                     self._changed(end.waitable)
                 case Call():
-                    yield from self._call(core, statement, variables, views)
+                    integers, size = call_arguments(statement, variables, views, self.bytes_of)
+                    cycles = self.call_cycles(statement.kernel, integers, size)
+                    self.spans.append(Span(core.tile, "core", statement.kernel, self.now, cycles))
+                    yield cycles
                 case Load():
                     key = statement.buffer, evaluate(statement.index, variables)
                     variables[statement.variable] = self.words.get(key, 0)
@@ -334,11 +337,3 @@ class TimedDataflow:
                 case BarrierRelease():
                     self.barriers[statement.barrier].value += statement.value
                     self._changed(self.barriers[statement.barrier])
-
-    def _call(
-        self, core: Core, call: Call, variables: dict[str, int], views: dict[str, Fifo]
-    ) -> Iterator[float | _Waitable]:
-        integers, size = call_arguments(call, variables, views, self.bytes_of)
-        cycles = self.call_cycles(call.kernel, integers, size)
-        self.spans.append(Span(core.tile, "core", call.kernel, self.now, cycles))
-        yield cycles

@@ -40,17 +40,14 @@ def stream_seconds(
 ) -> dict[str, float]:
     """Each stream's time, by fifo: its bytes at 32 bits a cycle; from main memory, those that runs cost at its rate."""
     seconds = {}
-    for fifo in _streams(array, device):
+    linked = {name for link in array.links for name in (*link.inputs, *link.outputs)}
+    for fifo in array.fifos:
+        if shared_memory(fifo, fifo.name in linked, device.limits) is not None:
+            continue  # no stream, but memory that two cores share
         seconds[fifo.name] = through[fifo.name] * 8 / device.limits.stream_bits / device.clock
         if from_shim(fifo, device):
             seconds[fifo.name] = max(seconds[fifo.name], cost[fifo.name] / values["channel_read"])
     return seconds
-
-
-def _streams(array: Array, device: Device) -> list[Fifo]:
-    """The fifos that are no memory which two cores share."""
-    linked = {name for link in array.links for name in (*link.inputs, *link.outputs)}
-    return [fifo for fifo in array.fifos if shared_memory(fifo, fifo.name in linked, device.limits) is None]
 
 
 def from_shim(fifo: Fifo, device: Device) -> bool:

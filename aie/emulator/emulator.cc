@@ -68,9 +68,22 @@ void Emulator::check(const Sequence& sequence,
   }
 }
 
+// Null, of no name.
+const Agent* Emulator::find(std::string_view name) const {
+  if (name.empty()) return nullptr;
+  for (const auto& core : cores_) {
+    if (core->name() == name) return core.get();
+  }
+  for (const auto& channel : channels_) {
+    if (channel->name() == name) return channel.get();
+  }
+  throw Error("[emulator] expected the name of a core or a channel, got " + std::string(name));
+}
+
 void Emulator::run(const Sequence& sequence, std::span<const std::span<std::byte>> buffers,
                    const RunOptions& options) {
   check(sequence, buffers);
+  const Agent* const last = find(options.last);
   failed_ = true;  // until it has ended well
   if (sequence_ != nullptr) {
     scheduler_.forget(*sequence_);
@@ -78,7 +91,7 @@ void Emulator::run(const Sequence& sequence, std::span<const std::span<std::byte
   }
   sequence_ = std::make_unique<SequenceAgent>(sequence, buffers, array_, channels_, locks_,
                                               memories_, scheduler_);
-  scheduler_.start(options.seed);
+  scheduler_.start(options.seed, last);
   scheduler_.wake(*sequence_);
   while (!sequence_->ended() || options.settle) {
     if (scheduler_.run_one()) continue;

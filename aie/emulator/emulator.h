@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "aie/emulator/agents/channel.h"
@@ -28,6 +29,8 @@ struct RunOptions {
   std::uint64_t seed = 0;  // 0: in turn; others: small steps in an order of their own
   // Whether everything that can goes on before the next call, as where the host takes its time.
   bool settle = true;
+  // The name of a core or a channel that goes on, under a seed, only where nothing else can.
+  std::string_view last = {};
 };
 
 struct Counts {
@@ -60,6 +63,7 @@ class Emulator {
 
  private:
   void check(const Sequence& sequence, std::span<const std::span<std::byte>> buffers) const;
+  const Agent* find(std::string_view name) const;
 
   Array array_;
   Memories memories_;

@@ -52,7 +52,13 @@ class Emulator:
         self._native = _native.Emulator(self.flat.words, "" if library is None else str(library), given)
 
     def run(
-        self, sequence: plan.Sequence, buffers: Iterable[np.ndarray], *, seed: int = 0, settle: bool = True
+        self,
+        sequence: plan.Sequence,
+        buffers: Iterable[np.ndarray],
+        *,
+        seed: int = 0,
+        settle: bool = True,
+        last: str = "",
     ) -> None:
         """Run one call.
 
@@ -63,6 +69,8 @@ class Emulator:
             seed: which legal order of events; 0 is the cheapest. Results are the same for all, or the plan has a race.
             settle: let everything that can go on do so before this returns, as where the host's next call takes its
                 time to come; False: whatever was not done is still to be done when the next call begins.
+            last: the name of a core, "core (0, 2)", or of a channel, that goes on only where nothing else can; under a
+                seed.
 
         Raises:
             RuntimeError: the program goes wrong: a deadlock (`Deadlock`, with who waits for whom), a transfer outside
@@ -70,7 +78,7 @@ class Emulator:
                 further use then.
         """
         spans = [_bytes(buffer) for buffer in buffers]
-        self._native.run(self.flat.flatten(sequence), spans, seed, settle)
+        self._native.run(self.flat.flatten(sequence), spans, seed, settle, last)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Since the beginning or `reset_counts`.

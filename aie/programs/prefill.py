@@ -83,8 +83,10 @@ def prefill_program(
         block: whether the tokens are a block, which see one another.
 
     Raises:
-        ValueError: a design has no place for the sizes.
+        ValueError: a design has no place for the sizes, or the caches none for the tokens.
     """
+    if tokens > context:
+        raise ValueError(f"expected a context of {tokens} or more, got {context}")
     return _Chunk(decoder, target, context, tokens, weights, block).program()
 
 

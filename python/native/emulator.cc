@@ -52,14 +52,15 @@ class PythonEmulator {
           return kernels_of(load_kernels(library))(record);
         }) {}
 
-  void run(const Words& words, const std::vector<Bytes>& buffers, std::uint64_t seed, bool settle) {
+  void run(const Words& words, const std::vector<Bytes>& buffers, std::uint64_t seed, bool settle,
+           const std::string& last) {
     std::vector<std::span<std::byte>> spans;
     spans.reserve(buffers.size());
     for (const Bytes& buffer : buffers) {
       spans.emplace_back(reinterpret_cast<std::byte*>(buffer.data()), buffer.size());
     }
     sequence_ = read_sequence(span(words));
-    emulator_.run(sequence_, spans, {.seed = seed, .settle = settle});
+    emulator_.run(sequence_, spans, {.seed = seed, .settle = settle, .last = last});
   }
 
   // {channel: words}, and {kernel: how often it was called}.
@@ -87,7 +88,7 @@ void bind_emulator(nb::module_& module) {
       .def(nb::init<const Words&, const std::string&, const nb::dict&>(), nb::arg("words"),
            nb::arg("library"), nb::arg("functions"))
       .def("run", &PythonEmulator::run, nb::arg("words"), nb::arg("buffers"), nb::arg("seed"),
-           nb::arg("settle"))
+           nb::arg("settle"), nb::arg("last"))
       .def("counts", &PythonEmulator::counts)
       .def("reset_counts", &PythonEmulator::reset_counts)
       .def("leftovers", &PythonEmulator::leftovers);

@@ -44,7 +44,7 @@ def plan_of(program: Program | Plan, *, checked: bool = True) -> Plan:
 
 
 def call(
-    array: Emulator, plan: Plan, *, seed: int = 0, settle: bool = True,
+    array: Emulator, plan: Plan, *, seed: int = 0, settle: bool = True, last: str = "",
     shared: Mapping[str, np.ndarray] = MappingProxyType({}), **buffers: np.ndarray,
 ) -> dict[str, Any]:  # fmt: skip
     """Run a plan's sequence on an emulator of its array, which may have run others.
@@ -54,6 +54,7 @@ def call(
         plan: the call.
         seed: the schedule.
         settle: as in `Emulator.run`.
+        last: likewise.
         shared: buffers that are given as they are, and changed; they may be views of one memory.
         buffers: host buffers by their names in the plan (those of the sequence function's arguments), in any shape.
             Those that are not given are outputs.
@@ -74,7 +75,7 @@ def call(
             assert given == dtype, f"host buffer {record.name} is of {dtype}, got {given}"
         else:
             held[record.name] = np.full(record.type.bytes, _NEVER_WRITTEN, np.uint8).view(dtype)
-    array.run(plan.sequence, held.values(), seed=seed, settle=settle)
+    array.run(plan.sequence, held.values(), seed=seed, settle=settle, last=last)
     return held
 
 

@@ -48,14 +48,10 @@ class Bench:
             for record in plan.sequence.buffers
         }
 
-    def submit(self, *calls: tuple[Any, list[Argument]]) -> Any:
-        """Calls, each a sequence and its arguments, in one dispatch; they are named call 0, call 1."""
+    def run(self, *calls: tuple[Any, list[Argument]], limit: int = 1000) -> None:
+        """Calls, each a sequence and its arguments, in one dispatch, of so many ms; they are named call 0, call 1."""
         named = [(f"call {number}", sequence, arguments) for number, (sequence, arguments) in enumerate(calls)]
-        return self.runtime.submit(self.array, named)
-
-    def run(self, *calls: tuple[Any, list[Argument]]) -> None:
-        """Submit, and wait."""
-        self.submit(*calls).wait(1000)
+        self.runtime.run(self.array, named, limit)
 
 
 def whole(*buffers: Any) -> list[Argument]:

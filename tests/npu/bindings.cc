@@ -53,8 +53,7 @@ void raise_device_error(const std::exception_ptr& error, void* type) {
   }
 }
 
-std::unique_ptr<Submission> submit(Runtime& runtime, Array& array,
-                                   const std::vector<GivenCall>& given) {
+void run(Runtime& runtime, Array& array, const std::vector<GivenCall>& given, int limit) {
   std::vector<std::vector<View>> views;
   for (const auto& [name, sequence, arguments] : given) {
     views.emplace_back();
@@ -65,7 +64,7 @@ std::unique_ptr<Submission> submit(Runtime& runtime, Array& array,
   for (std::size_t i = 0; i < given.size(); ++i)
     calls.push_back({std::get<0>(given[i]), std::get<1>(given[i]), views[i]});
   const nb::gil_scoped_release released;
-  return runtime.submit(array, calls);
+  runtime.run(array, calls, std::chrono::milliseconds(limit));
 }
 
 std::map<std::string, std::uint64_t> counts(const Runtime& runtime) {
@@ -150,10 +149,6 @@ void bind_runtime(nb::module_& module) {
       .def("to_device", &Buffer::to_device, nb::arg("offset"), nb::arg("bytes"))
       .def("to_host", &Buffer::to_host, nb::arg("offset"), nb::arg("bytes"));
   nb::class_<Sequence>(module, "Sequence").def("write", &Sequence::write);
-  nb::class_<Submission>(module, "Submission").def("wait", [](Submission& submission, int timeout) {
-    const nb::gil_scoped_release released;
-    submission.wait(std::chrono::milliseconds(timeout));
-  });
   nb::class_<Array>(module, "Array")
       .def(
           "sequence", [](Array& array, const Words& words) { return array.sequence(span(words)); },
@@ -162,7 +157,7 @@ void bind_runtime(nb::module_& module) {
       .def_prop_ro("description", &Runtime::description)
       .def("load", &Runtime::load)
       .def("allocate", &Runtime::allocate)
-      .def("submit", submit)
+      .def("run", run)
       .def("counts", counts);
   module.def("open_emulated_runtime", open_emulated_runtime, nb::arg("target"),
              nb::arg("kernels") = "");

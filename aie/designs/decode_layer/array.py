@@ -214,9 +214,7 @@ _LAYERS = 13  # the word that says how many layers there are, after those of fou
 def projecting_words(phases: Sequence[Phase], column: int, layers: int) -> list[int | None]:
     """The words of a column's tiles, for so many layers alike: phases, those of each, layers.
 
-    Those of phases that there are not stay as they were (None). A column without a row in a layer's last projection
-    gives nothing that the host could await: when the LM head's words are written it may still be to read that
-    projection's.
+    Those of phases that there are not stay as they were (None).
 
     Those of a phase: blocks of a row; rows of a stream; rows that the span shares. The last two are plain + 1024 gated
     ones, and the last has 65536 times the tile that sharing starts with.
@@ -239,9 +237,8 @@ def _tile(
     those of a span or those of a stream, each multiplies its blocks and adds what others made; the first has the whole
     sum. `sharer`: which of how many tiles of the span it is; `of_span`: how their sums meet.
     """
-    x, sums, accumulator, second = buffers
+    (x, sums, accumulator, second), rtp, rtp_of_share = buffers, words[0], words[-1]
     take, zero, add, dqp, store, store_gated = kernels
-    rtp, rtp_of_share = words[0], words[-1]
     parts_of_line = way.shape.line // BLOCK_COLUMNS
     # The second tile of a stream gives its sums to the first.
     of_stream = of_span if y is None else Meeting(of_span.others[:1], [], leaves=True)
@@ -300,8 +297,11 @@ def _tile(
     barrier.wait_for_value(1)
     barrier.release_with_value(1)
     for _ in range_(rtp[_LAYERS]):
+        # The last that the host awaits of a call with an LM head is what the head's projection gives. Then it may write
+        # the next call's words: so those for what follows a first projection are read before it.
+        phases, counts = rtp[0], way.counts_of_share(rtp_of_share)
         if share is not None:
             project(0, may_be_gated=False)
-            way.attend_to_share(w, y, x, take_parts, rtp_of_share, share_buffers, share_kernels, share)
-        for phase in range_(int(share is not None), rtp[0]):
+            way.attend_to_share(w, y, x, take_parts, rtp_of_share, counts, share_buffers, share_kernels, share)
+        for phase in range_(int(share is not None), phases):
             project(phase)

@@ -118,11 +118,15 @@ class Attention(ABC):
         """What the projecting tiles of each column do with their shares; `sums`: with those of shared rows."""
         return [[None] * len(column) for column in sums]
 
+    def counts_of_share(self, rtp: Buffer) -> Sequence[Any]:  # noqa: ARG002
+        """In a projecting tile, before its first phase: words that decide what it does after it."""
+        return ()
+
     def attend_to_share(  # noqa: B027 (not every way has a share here)
         self, w: ObjectFifoHandle, y: ObjectFifoHandle | None, x: Buffer, take: Callable[[Any], None], rtp: Buffer,
-        buffers: list[Buffer], kernels: list[Kernel], meeting: Meeting,
+        counts: Sequence[Any], buffers: list[Buffer], kernels: list[Kernel], meeting: Meeting,
     ) -> None:  # fmt: skip
-        """In a projecting tile, after its first phase; `take`: takes parts of x."""
+        """In a projecting tile, after its first phase; `take`: takes parts of x; `counts`: `counts_of_share`."""
 
     # --- The sequence -------------------------------------------------------------------------------------------------
 

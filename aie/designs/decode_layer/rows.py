@@ -55,8 +55,9 @@ def deal_rows(projections: Sequence[Projection], columns: int, span: int) -> lis
 
     A span takes as many rows as any other, or one more. Its streams have as many as each other, and what these leave is
     shared. Spans that take a row more, and tiles that take a block more, begin where those of the projection before
-    ended. Where streams are left without a row, columns take two each; the last ones end with the matrix: a row may be
-    computed twice, with equal results.
+    ended. Where there are fewer rows than streams, columns take two each, and the last ones all end with the matrix: a
+    row may be computed several times, with equal results. No column is without a row: what it gives is how the host
+    hears that it has come so far.
     """
     spans, streams = columns // span, STREAMS * span
     before, starts, phases = 0, [0] * spans, list[Phase]()
@@ -65,8 +66,7 @@ def deal_rows(projections: Sequence[Projection], columns: int, span: int) -> lis
         each, more = divmod(rows, spans)
         if each < streams:
             firsts = [min(STREAMS * column, rows - STREAMS) for column in range(columns)]
-            few = [ColumnRows(0, 0, 0, first, int(STREAMS * column < rows)) for column, first in enumerate(firsts)]
-            phases.append(Phase(projection, few))
+            phases.append(Phase(projection, [ColumnRows(0, 0, 0, first, 1) for first in firsts]))
             continue
         phase, first = Phase(projection, []), 0
         for place in range(spans):

@@ -211,9 +211,13 @@ class SplitKeys(Attention):
             behind = [fifo.cons() for fifo in across]
         return found
 
+    def counts_of_share(self, rtp: Buffer) -> Sequence[Any]:
+        """Objects a bundle, parts of x that are heads, bundles: see `attend_to_share`."""
+        return rtp[0], rtp[_HEADS_OF_X], rtp[_TURNS]
+
     def attend_to_share(
         self, w: ObjectFifoHandle, y: ObjectFifoHandle | None, x: Buffer, take: Callable[[Any], None], rtp: Buffer,
-        buffers: list[Buffer], kernels: list[Kernel], meeting: Meeting,
+        counts: Sequence[Any], buffers: list[Buffer], kernels: list[Kernel], meeting: Meeting,
     ) -> None:  # fmt: skip
         """The tile's share of each bundle's keys, and those that it is given of others.
 
@@ -224,7 +228,7 @@ class SplitKeys(Attention):
         (share,) = buffers
         start, attend, meet, give, store = kernels
         heads, rows, d = self.bundle, self.shape.group, self.shape.d
-        objects, parts_of_heads, turns = rtp[0], rtp[_HEADS_OF_X], rtp[_TURNS]
+        objects, parts_of_heads, turns = counts
 
         def pass_on(part: Any) -> None:
             for number, other in enumerate(meeting.others):

@@ -13,9 +13,10 @@ constexpr std::size_t kStepsOfRanks = 256;
 
 }  // namespace
 
-void Scheduler::start(std::uint64_t seed) {
+void Scheduler::start(std::uint64_t seed, const Agent* last) {
   state_ = seed;
   ranked_ = seed % 2 == 1;
+  last_ = last;
   ++run_;
 }
 
@@ -47,12 +48,15 @@ void Scheduler::forget(const Agent& agent) {
 // The place of one that is ready.
 std::size_t Scheduler::choose() {
   const auto place = [&](std::size_t i) { return (first_ + i) % ready_.size(); };
-  if (!ranked_) return place(random(count_));
+  if (!ranked_) {
+    const std::size_t chosen = random(count_);
+    return place(ready_[place(chosen)] == last_ ? (chosen + 1) % count_ : chosen);
+  }
   std::size_t best = first_;
   for (std::size_t i = 0; i < count_; ++i) {
     Agent& agent = *ready_[place(i)];
     if (agent.ranked_in_ != run_) {
-      agent.rank_ = random(kRanks);
+      agent.rank_ = &agent == last_ ? 0 : 1 + random(kRanks);
       agent.ranked_in_ = run_;
     }
     if (agent.rank_ > ready_[best]->rank_) best = place(i);

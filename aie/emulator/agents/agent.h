@@ -42,10 +42,11 @@ class Agent {
 
 // Who goes on next: in turn (seed 0), or as a generator says that is started with the seed. Under
 // an even seed all that are ready are equal. Under an odd one each has a rank, and one goes on for
-// as long as none of higher rank can, so that some are very late; now and then ranks change.
+// as long as none of higher rank can, so that some are very late; now and then ranks change. Under
+// any seed one may be the `last`, which goes on only where no other can.
 class Scheduler {
  public:
-  void start(std::uint64_t seed);
+  void start(std::uint64_t seed, const Agent* last);
   [[nodiscard]] bool seeded() const { return state_ != 0; }
   // A number below `count`.
   std::size_t random(std::size_t count);
@@ -61,6 +62,7 @@ class Scheduler {
 
   std::vector<Agent*> ready_;  // a ring
   bool ranked_ = false;
+  const Agent* last_ = nullptr;
   std::uint64_t run_ = 0;
   std::size_t first_ = 0;
   std::size_t count_ = 0;

@@ -16,15 +16,12 @@ constexpr std::int64_t kMostPositions = std::int64_t{1} << 31;
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-CallFamily::Patch read_patch(WordReader& reader, std::size_t words, std::size_t features) {
-  const std::size_t word = reader.index(words, "words");
-  const std::size_t feature = reader.index(features, "features");
-  return {word, feature, reader.next()};
-}
-
 CallFamily::Class read_class(WordReader& reader, std::size_t features) {
   CallFamily::Class members{reader.integers(), reader.integers(), {}};
-  members.patches = reader.list([&] { return read_patch(reader, members.words.size(), features); });
+  members.patches = reader.list([&] {
+    return CallFamily::Patch{reader.index(members.words.size(), "words"),
+                             reader.index(features, "features"), reader.next()};
+  });
   return members;
 }
 

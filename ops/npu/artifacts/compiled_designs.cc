@@ -88,11 +88,6 @@ bool CompiledDesigns::failed() {
   return !failure_.empty();
 }
 
-void CompiledDesigns::fail_with(const std::string& message) {
-  const std::lock_guard lock(mutex_);
-  if (failure_.empty()) failure_ = message;
-}
-
 void CompiledDesigns::begin_run() {
   const std::lock_guard lock(mutex_);
   if (!failure_.empty()) throw DeviceFailed(failure_);
@@ -109,9 +104,10 @@ void CompiledDesigns::dispatch(std::size_t array, std::span<const Call> calls) {
     loaded = arrays_.at(array).get();
   }
   try {
-    runtime_->submit(*loaded, calls)->wait(time_limit_);
+    runtime_->run(*loaded, calls, time_limit_);
   } catch (const DeviceError& error) {
-    fail_with(error.what());
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = error.what();
     throw DeviceFailed(error.what());
   }
   if (current_dispatch_observer() != nullptr)

@@ -52,7 +52,6 @@ class CompiledDesigns {
 
  private:
   bool failed();
-  void fail_with(const std::string& message);
   // With the bytes that were moved since the last that was told of.
   void tell(Dispatch dispatch);
 

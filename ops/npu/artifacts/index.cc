@@ -20,21 +20,16 @@ namespace fs = std::filesystem;
 using words::WordReader;
 
 std::vector<BufferRecord> read_buffers(WordReader& reader) {
-  return reader.list([&] {
-    std::string name = reader.text();
-    return BufferRecord{std::move(name), reader.size()};
-  });
+  return reader.list([&] { return BufferRecord{reader.text(), reader.size()}; });
 }
 
 CallRecord read_call(WordReader& reader, std::size_t arrays) {
-  CallRecord call;
-  call.op_type = reader.text();
-  call.name = reader.text();
-  call.array = reader.index(arrays, "arrays");
-  call.file = reader.text();
-  call.crc = reader.next();
-  call.buffers = read_buffers(reader);
-  return call;
+  return {.op_type = reader.text(),
+          .name = reader.text(),
+          .array = reader.index(arrays, "arrays"),
+          .file = reader.text(),
+          .crc = reader.next(),
+          .buffers = read_buffers(reader)};
 }
 
 HostCallRecord read_host_call(WordReader& reader) {
@@ -100,11 +95,7 @@ void Artifacts::read_index(std::span<const std::int64_t> words) {
                        ", expected designs for " + (emulated_ ? "the emulator" : "a real NPU"));
   }
   identity_ = reader.text();
-  arrays_ = reader.list([&] {
-    std::string name = reader.text();
-    std::string file = reader.text();
-    return ArrayRecord{std::move(name), std::move(file), reader.next()};
-  });
+  arrays_ = reader.list([&] { return ArrayRecord{reader.text(), reader.text(), reader.next()}; });
   calls_ = reader.list([&] { return read_call(reader, arrays_.size()); });
   host_calls_ = reader.list([&] { return read_host_call(reader); });
   programs_ = reader.list([&] { return read_program(reader, calls_, host_calls_); });

@@ -55,13 +55,11 @@ ViewRecord checked(const ViewRecord& view, const ProgramRecord& program, const s
 }
 
 ProgramBuffer read_buffer(WordReader& reader) {
-  ProgramBuffer buffer;
-  buffer.name = reader.text();
-  buffer.role = static_cast<BufferRole>(reader.index(4, "roles"));
-  buffer.bytes = reader.size();
-  buffer.line = reader.index(kMostElements, "elements");
-  buffer.one = reader.index(kMostElements, "elements");
-  return buffer;
+  return {.name = reader.text(),
+          .role = static_cast<BufferRole>(reader.index(4, "roles")),
+          .bytes = reader.size(),
+          .line = reader.index(kMostElements, "elements"),
+          .one = reader.index(kMostElements, "elements")};
 }
 
 RowsRecord read_rows(WordReader& reader, const ProgramRecord& program, const char* what) {

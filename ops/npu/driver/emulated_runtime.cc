@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <mutex>
 #include <new>
-#include <optional>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -17,9 +16,6 @@
 
 namespace flownpu::npu {
 namespace {
-
-// What a DMA's addresses are multiples of.
-constexpr std::size_t kDmaWord = 4;
 
 GuardedPages allocate_pages(std::size_t bytes) {
   try {
@@ -117,17 +113,6 @@ struct Ready {
   std::vector<std::span<std::byte>> buffers;
 };
 
-class EmulatedSubmission final : public Submission {
- public:
-  explicit EmulatedSubmission(std::optional<DeviceError> error) : error_(std::move(error)) {}
-  void wait(std::chrono::milliseconds /*timeout*/) override {
-    if (error_) throw DeviceError(*error_);
-  }
-
- private:
-  std::optional<DeviceError> error_;
-};
-
 class EmulatedArray final : public Array {
  public:
   EmulatedArray(std::string file, emulator::Array array, const emulator::FindKernel& find_kernel,
@@ -149,13 +134,8 @@ class EmulatedArray final : public Array {
                 ", got another's; build the model's artifacts again");
   }
 
-  std::unique_ptr<Submission> submit(std::span<const Call> calls) {
+  void run(std::span<const Call> calls) {
     const std::scoped_lock lock(mutex_);
-    if (failed_) {
-      fail_device(Failure::kSubmit, calls.empty() ? file_ : calls.front().name,
-                  ": the array is in an unknown state since ", *failed_,
-                  " failed; close the session and make it again");
-    }
     std::vector<Ready> ready;
     ready.reserve(calls.size());
     for (const Call& call : calls) ready.push_back(prepare(call));
@@ -168,13 +148,11 @@ class EmulatedArray final : public Array {
         emulator_.run(*ready[i].program, ready[i].buffers,
                       {.seed = 0, .settle = i + 1 == calls.size()});
       } catch (const std::exception& error) {
-        failed_ = calls[i].name;
-        return std::make_unique<EmulatedSubmission>(DeviceError(
-            Failure::kCommand, "[FlowNPU] " + calls[i].name + ": the array ended with an error: " +
-                                   error.what() + "; close the session and make it again"));
+        fail_device(Failure::kCommand, calls[i].name,
+                    ": the array ended with an error: ", error.what(),
+                    "; close the session and make it again");
       }
     }
-    return std::make_unique<EmulatedSubmission>(std::nullopt);
   }
 
  private:
@@ -212,7 +190,6 @@ class EmulatedArray final : public Array {
   std::int64_t identity_;
   std::mutex mutex_;  // for what follows
   emulator::Emulator emulator_;
-  std::optional<std::string> failed_;  // the call that did
   std::shared_ptr<Counters> counters_;
 };
 
@@ -240,8 +217,9 @@ class EmulatedRuntime final : public Runtime {
     return std::make_unique<EmulatedBuffer>(bytes, counters_);
   }
 
-  std::unique_ptr<Submission> submit(npu::Array& array, std::span<const Call> calls) override {
-    return static_cast<EmulatedArray&>(array).submit(calls);
+  void run(npu::Array& array, std::span<const Call> calls,
+           std::chrono::milliseconds /*limit*/) override {
+    static_cast<EmulatedArray&>(array).run(calls);
   }
 
   Counts counts() const override { return counters_->read(); }

@@ -29,8 +29,8 @@ enum class Failure : std::uint8_t {
   kArtifact,    // a compiled design is missing, damaged, or for another array
   kMemory,      // a buffer was not to be had
   kSubmit,      // the call was not accepted
-  kCommand,     // the call ended with an error: the array is in an unknown state
-  kTimeout,     // the call did not end in time: likewise
+  kCommand,     // the call ended with an error
+  kTimeout,     // the call did not end in time
 };
 
 class DeviceError : public DeviceFailed {
@@ -61,6 +61,9 @@ class Buffer {
   virtual void to_host(std::size_t offset, std::size_t bytes) = 0;
 };
 
+// What a DMA's addresses are multiples of.
+inline constexpr std::size_t kDmaWord = 4;
+
 // A part of a buffer, as an argument of a call.
 struct View {
   Buffer* buffer = nullptr;
@@ -69,7 +72,7 @@ struct View {
   bool constant = false;  // no array writes it
 };
 
-// The words of a call, where the device reads them. A word may be changed between submissions.
+// The words of a call, where the device reads them. A word may be changed between dispatches.
 class Sequence {
  public:
   virtual ~Sequence() = default;
@@ -96,17 +99,8 @@ struct Call {
   std::int64_t position = 0;
 };
 
-// What was submitted. Its destructor waits until the calls have ended, without an error, so that
-// nothing they use is freed under them; what the driver never ends is kept, with all it uses.
-class Submission {
- public:
-  virtual ~Submission() = default;
-  // Throws DeviceError (kCommand, kTimeout, kNoDevice) that names the call.
-  virtual void wait(std::chrono::milliseconds timeout) = 0;
-};
-
-// Since the runtime was opened. Bytes are those of to_device and to_host, without the words of
-// calls, which are counted apart.
+// Since the runtime was opened, of dispatches that were accepted. Bytes are those of to_device and
+// to_host, without the words of calls, which are counted apart.
 template <typename Number>
 struct CountsOf {
   Number dispatches = 0;
@@ -136,8 +130,11 @@ class Runtime {
   // 4096-byte aligned, zeros. Throws DeviceError (kMemory).
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
   // Calls over one array, one after the other in one dispatch; each sees what those before it left.
-  // Throws DeviceError (kSubmit). The calls' sequences and buffers must live until it has ended.
-  virtual std::unique_ptr<Submission> submit(Array& array, std::span<const Call> calls) = 0;
+  // Returns when they have ended. Throws DeviceError that names the call, after which the array is
+  // in an unknown state and must not be run again: kSubmit, kCommand, kNoDevice, or kTimeout if
+  // they have not ended within `limit`. Even then nothing they use is freed under them: it waits
+  // for the driver to end them, and what the driver never ends is kept, with all it uses.
+  virtual void run(Array& array, std::span<const Call> calls, std::chrono::milliseconds limit) = 0;
   virtual Counts counts() const = 0;
 };
 

@@ -15,10 +15,9 @@ namespace flownpu::npu {
 // and only to_device and to_host make them equal; an array keeps its state from call to call; calls
 // of one dispatch follow each other without a pause; after a failure the array takes no more.
 //
-// submit() runs the calls before it returns, and wait() only tells how they ended: its timeout is
-// not looked at, since an array that cannot go on is found out, not waited for. Time and bandwidth
-// are not modelled. Several threads may use a runtime, each with buffers and sequences of its own;
-// an array runs one dispatch at a time.
+// The limit of run() is not looked at, since an array that cannot go on is found out, not waited
+// for. Time and bandwidth are not modelled. Several threads may use a runtime, each with buffers
+// and sequences of its own; an array runs one dispatch at a time.
 //
 // `target`: "npu1" or "npu2". `kernels`: the folder of libflownpu_aie_xdna.so and _xdna2.so, the
 // NPU's kernels as compiled for this machine; empty: that of the library this is linked into.

@@ -11,7 +11,7 @@
 
 namespace flownpu::npu::xrt_abi {
 
-inline constexpr std::uint32_t kVersion = 3;
+inline constexpr std::uint32_t kVersion = 4;
 
 enum class Status : std::int32_t {
   kOk,
@@ -33,7 +33,6 @@ struct Device;
 struct Array;
 struct Sequence;
 struct Buffer;
-struct Submission;
 
 // Where a function says what XRT said; cut to `capacity` bytes, a zero among them.
 struct Text {
@@ -51,6 +50,13 @@ struct Call {
   Sequence* sequence;
   const View* arguments;
   std::size_t count;
+};
+
+// What became of a dispatch.
+struct Outcome {
+  bool accepted;           // all its calls were, however they ended
+  std::size_t word_bytes;  // of instructions, moved to the device for it
+  std::size_t failed;      // which call, where XRT knows; else it is left
 };
 
 enum class Direction : std::int32_t { kToDevice, kToHost };
@@ -83,16 +89,11 @@ struct Table {
                  Text error);
   void (*free_buffer)(Buffer* buffer);
 
-  // One dispatch. `word_bytes`: how many bytes of instructions were moved to the device for it.
-  Status (*submit)(Array* array, const Call* calls, std::size_t count, Submission** submission,
-                   std::size_t* word_bytes, Text error);
-  // `failed`: which call, where XRT knows; else it is left. kTimeout after `milliseconds`, or
-  // kNoDevice: the calls may be under way still.
-  Status (*wait)(Submission* submission, std::uint32_t milliseconds, std::size_t* failed,
-                 Text error);
-  // Whether all calls ended well. Waits until the driver's watchdog has ended them, if they have
-  // not; what it never ends is kept, with all it uses.
-  bool (*free_submission)(Submission* submission);
+  // One dispatch. kTimeout if the calls have not ended after `milliseconds`: then, and after
+  // kNoDevice, it waits until the driver's watchdog has ended them; what that never ends is kept,
+  // with all it uses.
+  Status (*run)(Array* array, const Call* calls, std::size_t count, std::uint32_t milliseconds,
+                Outcome* outcome, Text error);
 };
 
 // The one symbol the plugin exports.

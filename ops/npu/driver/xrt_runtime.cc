@@ -3,8 +3,6 @@
 #include <array>
 #include <atomic>
 #include <limits>
-#include <mutex>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -106,23 +104,11 @@ class XrtArray final : public Array, public std::enable_shared_from_this<XrtArra
   const std::string& file() const { return file_; }
   xrt_abi::Array* handle() const { return handle_; }
 
-  // `name`: the call that left it in an unknown state.
-  void fail_since(const std::string& name) {
-    const std::scoped_lock lock(mutex_);
-    if (failed_.empty()) failed_ = name;
-  }
-  std::string failed() const {
-    const std::scoped_lock lock(mutex_);
-    return failed_;
-  }
-
  private:
   std::shared_ptr<Connection> connection_;
   std::string file_;
   xrt_abi::Array* handle_ = nullptr;
   std::size_t most_buffers_ = 0;
-  mutable std::mutex mutex_;
-  std::string failed_;
 };
 
 class XrtSequence final : public Sequence {
@@ -161,20 +147,6 @@ std::unique_ptr<Sequence> XrtArray::sequence(std::span<const std::int64_t> words
   return std::make_unique<XrtSequence>(shared_from_this(), words);
 }
 
-// What a DMA's addresses are multiples of.
-constexpr std::size_t kDmaWord = 4;
-
-xrt_abi::View flatten(const View& view, const std::string& name) {
-  auto& buffer = static_cast<XrtBuffer&>(*view.buffer);
-  const std::size_t size = buffer.bytes().size();
-  if (view.bytes == 0 || view.offset % kDmaWord != 0 || view.offset > size ||
-      view.bytes > size - view.offset) {
-    fail_device(Failure::kSubmit, name, ": expected bytes of a buffer of ", size,
-                " from a multiple of ", kDmaWord, ", got ", view.bytes, " from byte ", view.offset);
-  }
-  return {buffer.handle(), view.offset, view.bytes};
-}
-
 // A call as the plugin takes it, whose arguments are in `views`.
 xrt_abi::Call flatten(const Call& call, const XrtArray& array, std::vector<xrt_abi::View>& views) {
   auto& sequence = static_cast<XrtSequence&>(*call.sequence);
@@ -186,74 +158,26 @@ xrt_abi::Call flatten(const Call& call, const XrtArray& array, std::vector<xrt_a
     fail_device(Failure::kSubmit, call.name, ": the array ", array.file(), " takes ",
                 array.most_buffers(), " buffers, and the call has ", call.arguments.size());
   }
-  for (const View& view : call.arguments) views.push_back(flatten(view, call.name));
+  for (const View& view : call.arguments) {
+    auto& buffer = static_cast<XrtBuffer&>(*view.buffer);
+    const std::size_t size = buffer.bytes().size();
+    if (view.bytes == 0 || view.offset % kDmaWord != 0 || view.offset > size ||
+        view.bytes > size - view.offset) {
+      fail_device(Failure::kSubmit, call.name, ": expected bytes of a buffer of ", size,
+                  " from a multiple of ", kDmaWord, ", got ", view.bytes, " from byte ",
+                  view.offset);
+    }
+    views.push_back({buffer.handle(), view.offset, view.bytes});
+  }
   return {sequence.handle(), views.data(), views.size()};
 }
 
-class XrtSubmission final : public Submission {
- public:
-  XrtSubmission(std::shared_ptr<XrtArray> array, std::span<const Call> calls)
-      : array_(std::move(array)), table_(array_->connection().table) {
-    for (const Call& call : calls) names_.push_back(call.name);
-    if (const std::string failed = array_->failed(); !failed.empty()) {
-      fail_device(Failure::kSubmit, names_.empty() ? array_->file() : names_.front(),
-                  ": the array is in an unknown state since ", failed,
-                  " failed; close the session and make it again");
-    }
-    std::vector<std::vector<xrt_abi::View>> views(calls.size());
-    std::vector<xrt_abi::Call> flat;
-    flat.reserve(calls.size());
-    for (std::size_t i = 0; i < calls.size(); ++i)
-      flat.push_back(flatten(calls[i], *array_, views[i]));
-    ErrorText error;
-    std::size_t word_bytes = 0;
-    const Status status = table_.submit(array_->handle(), flat.data(), flat.size(), &handle_,
-                                        &word_bytes, error.text());
-    // Some of several calls may have run.
-    if (status != Status::kOk && flat.size() > 1) array_->fail_since(all_names());
-    error.check(status, all_names() + array_->connection().versions(status));
-    Counters& counters = array_->connection().counters;
-    counters.dispatches += 1;
-    counters.calls += flat.size();
-    counters.word_bytes += word_bytes;
-  }
-  ~XrtSubmission() override {
-    if (!table_.free_submission(handle_)) array_->fail_since(all_names());
-  }
-  XrtSubmission(const XrtSubmission&) = delete;
-  XrtSubmission& operator=(const XrtSubmission&) = delete;
-
-  void wait(std::chrono::milliseconds timeout) override {
-    if (error_) throw DeviceError(*error_);
-    // For XRT 0 is for ever.
-    const auto limit =
-        std::clamp<std::int64_t>(timeout.count(), 1, std::numeric_limits<std::int32_t>::max());
-    ErrorText error;
-    std::size_t failed = names_.size();
-    const Status status =
-        table_.wait(handle_, static_cast<std::uint32_t>(limit), &failed, error.text());
-    const std::string name = failed < names_.size() ? names_[failed] : all_names();
-    try {
-      error.check(status, name);
-    } catch (const DeviceError& raised) {
-      array_->fail_since(name);
-      error_ = raised;
-      throw;
-    }
-  }
-
- private:
-  std::string all_names() const {
-    if (names_.empty()) return array_->file();
-    return names_.size() == 1 ? names_.front() : names_.front() + " .. " + names_.back();
-  }
-
-  std::shared_ptr<XrtArray> array_;
-  const xrt_abi::Table& table_;
-  std::vector<std::string> names_;
-  xrt_abi::Submission* handle_ = nullptr;
-  std::optional<DeviceError> error_;
-};
+// The name of a call, or of all, if it is not known which.
+std::string name_of(std::span<const Call> calls, std::size_t number, const XrtArray& array) {
+  if (calls.empty()) return array.file();
+  if (number < calls.size()) return calls[number].name;
+  return calls.size() == 1 ? calls.front().name : calls.front().name + " .. " + calls.back().name;
+}
 
 class XrtRuntime final : public Runtime {
  public:
@@ -276,8 +200,26 @@ class XrtRuntime final : public Runtime {
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
     return std::make_unique<XrtBuffer>(connection_, device_, bytes);
   }
-  std::unique_ptr<Submission> submit(Array& array, std::span<const Call> calls) override {
-    return std::make_unique<XrtSubmission>(static_cast<XrtArray&>(array).shared_from_this(), calls);
+  void run(Array& array, std::span<const Call> calls, std::chrono::milliseconds limit) override {
+    const auto& on = static_cast<XrtArray&>(array);
+    std::vector<std::vector<xrt_abi::View>> views(calls.size());
+    std::vector<xrt_abi::Call> flat;
+    flat.reserve(calls.size());
+    for (std::size_t i = 0; i < calls.size(); ++i) flat.push_back(flatten(calls[i], on, views[i]));
+    // For XRT 0 is for ever.
+    const auto milliseconds =
+        std::clamp<std::int64_t>(limit.count(), 1, std::numeric_limits<std::int32_t>::max());
+    ErrorText error;
+    xrt_abi::Outcome outcome{.accepted = false, .word_bytes = 0, .failed = calls.size()};
+    const Status status =
+        connection_->table.run(on.handle(), flat.data(), flat.size(),
+                               static_cast<std::uint32_t>(milliseconds), &outcome, error.text());
+    if (outcome.accepted) {
+      connection_->counters.dispatches += 1;
+      connection_->counters.calls += flat.size();
+      connection_->counters.word_bytes += outcome.word_bytes;
+    }
+    error.check(status, name_of(calls, outcome.failed, on) + connection_->versions(status));
   }
   Counts counts() const override { return connection_->counters.read(); }
 

@@ -43,7 +43,6 @@ class EncoderMatcher {
   std::string_view project(std::string_view x, const char* what, std::string_view hidden = "");
   std::string_view project_and_activate(std::string_view x, const char* what);
   void check_layer() const;
-  void check_sizes(const Node& convolution) const;
   std::string_view tokens(std::string_view grid, std::int64_t count);
   void check_dims(const Node& reshape, std::initializer_list<std::int64_t> dims) const;
   void check_epsilon(const Node& node, float& known) const;
@@ -291,8 +290,13 @@ void EncoderMatcher::pool(std::string_view normal) {
          "a weight [D, features], and nothing after it");
 }
 
-// What the array's buffers have a place for.
-void EncoderMatcher::check_sizes(const Node& convolution) const {
+void EncoderMatcher::match(const Node& convolution) {
+  std::string_view hidden = embed(convolution);
+  do {
+    hidden = layer(hidden);
+  } while (graph_.readers(hidden).size() == 2);
+  pool(norm(hidden));
+  // What the array's buffers have a place for.
   const auto& [qkv, output, up, down] = shape.projections();
   if (up.padded_columns() > down.bias_row()) {
     fail(to_string(convolution), ": expected a feed-forward that fills ", up.padded_columns(),
@@ -303,27 +307,6 @@ void EncoderMatcher::check_sizes(const Node& convolution) const {
     fail(to_string(convolution), ": expected a hidden size in multiples of ", kLanes, ", got ",
          shape.hidden);
   }
-}
-
-void EncoderMatcher::match(const Node& convolution) {
-  std::string_view hidden = embed(convolution);
-  do {
-    hidden = layer(hidden);
-  } while (graph_.readers(hidden).size() == 2);
-  pool(norm(hidden));
-  check_sizes(convolution);
-}
-
-Node encoder_node(const EncoderMatcher& found, const Node& convolution) {
-  Node node;
-  node.name = convolution.name + " .. " + found.projector->name;
-  node.op_type = kEncoderLayers;
-  node.domain = kNpuDomain;
-  found.shape.write(node);
-  node.inputs = {convolution.inputs[0]};
-  node.outputs = {found.projector->outputs[0]};
-  node.packed = pack(found.shape, found.constants);
-  return node;
 }
 
 bool is_convolution(const Node& node) { return layers::is(node, "", "Conv"); }
@@ -350,8 +333,15 @@ std::vector<Node> with_encoder_layers(const std::vector<Node>& nodes,
   if (convolution == nodes.end())
     fail("the array computes encoders of images, and there is no convolution");
   found.match(*convolution);
-  return layers::with_one_node(nodes, graph, found.taken, found.projector,
-                               encoder_node(found, *convolution), outputs);
+  Node node;
+  node.name = convolution->name + " .. " + found.projector->name;
+  node.op_type = kEncoderLayers;
+  node.domain = kNpuDomain;
+  found.shape.write(node);
+  node.inputs = {convolution->inputs[0]};
+  node.outputs = {found.projector->outputs[0]};
+  node.packed = pack(found.shape, found.constants);
+  return layers::with_one_node(nodes, graph, found.taken, found.projector, node, outputs);
 }
 
 }  // namespace flownpu::npu

@@ -65,27 +65,6 @@ void check_order(const std::vector<Node>& nodes) {
   }
 }
 
-// The nodes as a session calls them.
-void give_names(std::vector<Node>& nodes, const lowering::Promised& promised) {
-  for (Node& node : nodes) {
-    for (const Value& output : node.outputs) {
-      if (node.name.empty()) node.name = output.name;
-    }
-    for (Value& input : node.inputs) {
-      const auto found = promised.find(input.name);
-      if (found != promised.end()) input.constant = found->second;
-    }
-  }
-}
-
-// Checked as it is when a step is made of it.
-void check(const Node& node) {
-  if (is_encoder_layers(node))
-    EncoderShape::read(node);
-  else
-    layers::DecoderSizes::read(node);
-}
-
 struct Taken {
   std::vector<Node> nodes;
   std::vector<std::string> reasons;  // why others are not, of those that were for the array
@@ -112,13 +91,28 @@ Node layers_of(std::vector<Judged> graph, const std::vector<std::string>& output
   if (!taken.reasons.empty()) throw Error(taken.reasons.front());
   const std::vector<Node> found =
       with_layers(lowering::outline(std::move(taken.nodes), outputs, promised), outputs);
-  const Node& layers = *std::ranges::find_if(found, is_layers);
-  check(layers);
-  return layers;
+  const Node& node = *std::ranges::find_if(found, is_layers);
+  // Checked as it is when a step is made of it.
+  if (is_encoder_layers(node))
+    EncoderShape::read(node);
+  else
+    layers::DecoderSizes::read(node);
+  return node;
 }
 
-// What a session that reads no more than the file would say of each node.
-std::vector<Judged> judge(const std::vector<Node>& nodes) {
+// What a session that reads no more than the file would say of each node, with the name that it
+// has there.
+std::vector<Judged> judge(std::vector<Node> nodes, const lowering::Promised& promised) {
+  for (Node& node : nodes) {
+    for (const Value& output : node.outputs) {
+      if (node.name.empty()) node.name = output.name;
+    }
+    for (Value& input : node.inputs) {
+      const auto found = promised.find(input.name);
+      if (found != promised.end()) input.constant = found->second;
+    }
+  }
+  check_order(nodes);
   const std::unique_ptr<Device> host = make_cpu_device({});
   const layers::GraphWalk graph_walk(nodes, {});
   const Producer producer = [&](std::string_view value) { return graph_walk.producer(value); };
@@ -170,9 +164,7 @@ Lowered lower_layers(std::vector<Node> nodes, const std::vector<std::string>& ou
 
 Node describe_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs,
                      const lowering::Promised& promised) {
-  give_names(nodes, promised);
-  check_order(nodes);
-  return layers_of(judge(nodes), outputs, promised);
+  return layers_of(judge(std::move(nodes), promised), outputs, promised);
 }
 
 std::string obstacle_of_layers(std::vector<Judged> graph, const std::vector<std::string>& outputs) {
@@ -186,9 +178,7 @@ std::string obstacle_of_layers(std::vector<Judged> graph, const std::vector<std:
 
 GraphOperators describe_operators(std::vector<Node> nodes, const std::vector<std::string>& outputs,
                                   const lowering::Promised& promised) {
-  give_names(nodes, promised);
-  check_order(nodes);
-  Taken taken = taken_nodes(judge(nodes));
+  Taken taken = taken_nodes(judge(std::move(nodes), promised));
   GraphOperators found;
   found.left = std::move(taken.reasons);
   const Lowered lowered =

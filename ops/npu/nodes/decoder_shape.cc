@@ -8,10 +8,6 @@ namespace {
 
 constexpr std::int64_t kGatedColumns = 64;
 
-constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return q4nx::ceil_div(value, multiple) * multiple;
-}
-
 }  // namespace
 
 std::size_t Projection::bytes() const {

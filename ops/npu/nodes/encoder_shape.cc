@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "ops/formats/q4nx.h"
 #include "ops/layers/checked_node.h"
 #include "ops/npu/nodes/lowered_node.h"
 
@@ -44,10 +43,6 @@ constexpr std::pair<const char*, float EncoderShape::*> kNumbers[] = {
     {"pooled_epsilon", &EncoderShape::pooled_epsilon},
     {"scale", &EncoderShape::scale},
 };
-
-constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return q4nx::ceil_div(value, multiple) * multiple;
-}
 
 }  // namespace
 

@@ -19,6 +19,10 @@ inline constexpr std::string_view kNpuDomain = "ai.flownpu.npu";
 
 inline constexpr std::size_t kBFloat16Bytes = 2;
 
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
 // Writes one thing after the other.
 class PackedWriter {
  public:

@@ -99,20 +99,16 @@ class OperatorLowering {
       if (found.rows > 0 && found.rows * found.multiply_adds < threshold_)
         return keep(node, below_);
       const Node& sizes = found.sizes.front();
-      return leave(lowered_, node, why_none(sizes), artifacts_.has(sizes.op_type));
+      try {
+        artifacts_.require(sizes.op_type, sizes);
+      } catch (const DeviceError& error) {
+        leave(lowered_, node, error.what(), artifacts_.has(sizes.op_type));
+      }
+      return;
     }
     if (!may_be_worth(found, programs, threshold_)) return keep(node, below_);
     keep(node, on_array_);
     node = operator_on_array(std::move(node));
-  }
-
-  std::string why_none(const Node& sizes) const {
-    try {
-      artifacts_.require(sizes.op_type, sizes);
-    } catch (const DeviceError& error) {
-      return error.what();
-    }
-    return "";
   }
 
   // It is no longer left for want of a decoder.

@@ -70,7 +70,10 @@ class ProductStep final : public Step {
       return host_->run(inputs, outputs, memory);
     cpu::Scratch scratch(memory.data());
     auto* product = scratch.take<float>(rows * columns_);
-    multiply(inputs[0].as<const float>(), rows, product);
+    {
+      const std::unique_lock lock = programs_->begin();
+      programs_->multiply(inputs[0].as<const float>(), rows, product);
+    }
     finish(product, rows, find(inputs, epilogue_.bias), residual, outputs[0]);
   }
 
@@ -81,11 +84,6 @@ class ProductStep final : public Step {
   // X may have rows of no elements.
   static std::int64_t rows_of(const Tensor& x) {
     return Shape(x.shape.begin(), static_cast<std::size_t>(x.shape.rank() - 1)).elements();
-  }
-
-  void multiply(const float* x, std::int64_t rows, float* product) const {
-    const std::unique_lock lock = programs_->begin();
-    programs_->multiply(x, rows, product);
   }
 
   // In place, then to y.

@@ -75,8 +75,6 @@ std::byte* ArrayCacheMemory::row(const layers::CacheRows& rows, std::int64_t num
          static_cast<std::size_t>(rows.head) * layout_.head + rows.part % 2 * layout_.value;
 }
 
-void ArrayCacheMemory::reserve(std::int64_t /*positions*/) {}
-
 void ArrayCacheMemory::write(const layers::CacheRows& rows, const std::byte* from, DataType type) {
   const std::size_t row_bytes = static_cast<std::size_t>(head_size_) * size_of(type);
   for (std::int64_t i = 0; i < rows.count; ++i, from += row_bytes)

@@ -29,7 +29,7 @@ class ArrayCacheMemory final : public layers::CacheMemory {
   Buffer& buffer() { return *buffer_; }
 
   // A program's cache has a fixed size, which the step has compared.
-  void reserve(std::int64_t positions) override;
+  void reserve(std::int64_t /*positions*/) override {}
   void write(const layers::CacheRows& rows, const std::byte* from, DataType type) override;
   void written(std::int64_t first, std::int64_t count) override;
   void fetch(std::size_t part, std::int64_t count) override;

@@ -163,16 +163,6 @@ void DecoderLayers::infer(std::span<const Tensor> inputs, std::span<Shape> outpu
   layers::infer_outputs(shape_, inputs, outputs);
 }
 
-// The longest that is worth its time for what is left: `fewest` weighs each against the shorter
-// ones (aie/programs/chunks.py).
-Program* DecoderLayers::chunk_for(std::int64_t left, std::int64_t position) const {
-  for (Program& chunk : prefill_ | std::views::reverse) {
-    const ProgramRecord& record = chunk.record();
-    if (left >= record.fewest && position + record.tokens <= record.context) return &chunk;
-  }
-  return nullptr;
-}
-
 DecoderLayers::Part DecoderLayers::part_at(const Tokens& tokens, std::int64_t token) const {
   if (const std::int64_t block = tokens.block(token); block > 1) {
     const auto of_block = [&](const Program& program) { return program.record().tokens == block; };
@@ -180,9 +170,14 @@ DecoderLayers::Part DecoderLayers::part_at(const Tokens& tokens, std::int64_t to
   }
   std::int64_t end = token;
   while (end < tokens.count - 1 && tokens.block(end) == 1) ++end;
-  Program* chunk = chunk_for(end - token, tokens.past + token);
-  if (chunk == nullptr) return {&decode_, 1};
-  return {chunk, std::min(end - token, chunk->record().tokens)};
+  // The longest chunk that is worth its time for what is left: `fewest` weighs each against the
+  // shorter ones (aie/programs/chunks.py). Without any, token by token.
+  for (Program& chunk : prefill_ | std::views::reverse) {
+    const ProgramRecord& record = chunk.record();
+    if (end - token >= record.fewest && tokens.past + token + record.tokens <= record.context)
+      return {&chunk, std::min(end - token, record.tokens)};
+  }
+  return {&decode_, 1};
 }
 
 void DecoderLayers::compute(const Tensor& hidden, const Tokens& tokens, Buffer& cache,

@@ -65,8 +65,6 @@ class DecoderLayers final : public Step {
 
   Tokens tokens_of(std::span<const Tensor> inputs) const;
   void check_blocks(const Tokens& tokens) const;
-  // That takes most of `left` tokens from `position` on; null: they go token by token.
-  Program* chunk_for(std::int64_t left, std::int64_t position) const;
   // What goes together from a new token on: a block, some before the next one, or one.
   struct Part {
     Program* program;

@@ -9,15 +9,17 @@
 
 #include "ops/error.h"
 #include "ops/formats/numbers.h"
+#include "ops/npu/nodes/lowered_node.h"
 
 namespace flownpu::npu {
 namespace {
 
 using cpu::Kernels;
 
-constexpr std::size_t kBFloat16 = sizeof(std::uint16_t);
 // Rows that a thread computes at a time: of a few KB each, side by side in memory.
 constexpr std::size_t kRowsOfTask = 8;
+
+using Arguments = std::vector<std::pair<std::string_view, std::size_t>>;
 
 // What an operator reads of its record, with messages that name it.
 class Reader {
@@ -47,7 +49,7 @@ class Reader {
     return value;
   }
   // The arguments, of so many bytes each.
-  void arguments(std::initializer_list<std::pair<std::string_view, std::size_t>> expected) const {
+  void arguments(const Arguments& expected) const {
     if (record_.buffers.size() != expected.size())
       fail(where(), "expected ", expected.size(), " arguments, got ", record_.buffers.size());
     const BufferRecord* found = record_.buffers.data();
@@ -116,7 +118,6 @@ void for_rows(const HostCompute& compute, std::size_t rows, std::size_t floats,
 }
 
 // --- Norms of rows
-// --------------------------------------------------------------------------------
 
 enum class Norm : std::uint8_t { kRms, kAddRms, kRmsAdd, kAddLayer };
 
@@ -130,11 +131,11 @@ class NormOfRows final : public HostOperator {
         y_line_(reader.line("y_line", columns_)),
         weight_line_(reader.line("weight_line", columns_)),
         epsilon_(reader.real("epsilon")) {
-    const std::size_t x = rows_ * x_line_ * kBFloat16;
-    const std::size_t y = rows_ * y_line_ * kBFloat16;
+    const std::size_t x = rows_ * x_line_ * kBFloat16Bytes;
+    const std::size_t y = rows_ * y_line_ * kBFloat16Bytes;
     const std::size_t stream = rows_ * columns_ * sizeof(float);
     if (norm == Norm::kRms) {
-      reader.arguments({{"x", x}, {"weight", columns_ * kBFloat16}, {"y", y}});
+      reader.arguments({{"x", x}, {"weight", columns_ * kBFloat16Bytes}, {"y", y}});
       return;
     }
     // The stream begins in bf16.
@@ -142,7 +143,7 @@ class NormOfRows final : public HostOperator {
     second_ = norm == Norm::kRmsAdd ? weight_line_ : norm == Norm::kAddLayer ? columns_ : 0;
     reader.arguments({{"x", x},
                       {"residual", begins_ ? stream / 2 : stream},
-                      {"weight", (second_ + columns_) * kBFloat16},
+                      {"weight", (second_ + columns_) * kBFloat16Bytes},
                       {"s", stream},
                       {"y", y}});
   }
@@ -203,7 +204,6 @@ class NormOfRows final : public HostOperator {
 };
 
 // --- QK-norm and RoPE
-// -----------------------------------------------------------------------------
 
 class NormRope final : public HostOperator {
  public:
@@ -218,19 +218,13 @@ class NormRope final : public HostOperator {
         norms_(reader.number_below("qk_norm", 2) == 1),
         epsilon_(reader.real("epsilon")),
         where_(reader.where()) {
-    const std::size_t qkv = tokens_ * line_ * kBFloat16;
-    const std::size_t rotary = reader.size("tables") * context_ * size_ * kBFloat16;
-    const std::size_t q = tokens_ * heads_ * size_ * kBFloat16;
+    const std::size_t qkv = tokens_ * line_ * kBFloat16Bytes;
+    const std::size_t rotary = reader.size("tables") * context_ * size_ * kBFloat16Bytes;
+    const std::size_t q = tokens_ * heads_ * size_ * kBFloat16Bytes;
     const std::size_t cache = context_ * position_bytes();
-    if (norms_) {
-      reader.arguments({{"qkv", qkv},
-                        {"rotary", rotary},
-                        {"norms", 2 * size_ * kBFloat16},
-                        {"q", q},
-                        {"cache", cache}});
-    } else {
-      reader.arguments({{"qkv", qkv}, {"rotary", rotary}, {"q", q}, {"cache", cache}});
-    }
+    Arguments expected{{"qkv", qkv}, {"rotary", rotary}, {"q", q}, {"cache", cache}};
+    if (norms_) expected.insert(expected.begin() + 2, {"norms", 2 * size_ * kBFloat16Bytes});
+    reader.arguments(expected);
     if (size_ % 2 != 0) fail(where_, "expected an even head_size, got ", size_);
   }
 
@@ -257,7 +251,7 @@ class NormRope final : public HostOperator {
       turn_token(
           *compute.kernels, elements_of<std::uint16_t>(qkv) + token * line_, scratch,
           elements_of<std::uint16_t>(q) + token * heads_ * size_,
-          elements_of<std::uint16_t>(cache) + (first + token) * position_bytes() / kBFloat16);
+          elements_of<std::uint16_t>(cache) + (first + token) * position_bytes() / kBFloat16Bytes);
     });
     std::memset(bytes_of(cache) + (first + count) * position_bytes(), 0,
                 (end - first - count) * position_bytes());
@@ -266,7 +260,7 @@ class NormRope final : public HostOperator {
   }
 
  private:
-  std::size_t position_bytes() const { return 2 * kv_heads_ * size_ * kBFloat16; }
+  std::size_t position_bytes() const { return 2 * kv_heads_ * size_ * kBFloat16Bytes; }
 
   // scratch: a head, then the token's cosines and sines. kept: [G][key, value].
   void turn_token(const Kernels& kernels, const std::uint16_t* row, float* scratch,
@@ -276,7 +270,7 @@ class NormRope final : public HostOperator {
     row += heads_ * size_;
     for (std::size_t head = 0; head < kv_heads_; ++head, kept += 2 * size_) {
       turn(kernels, row + head * size_, size_, scratch, kept);
-      std::memcpy(kept + size_, row + (kv_heads_ + head) * size_, size_ * kBFloat16);
+      std::memcpy(kept + size_, row + (kv_heads_ + head) * size_, size_ * kBFloat16Bytes);
     }
   }
 
@@ -297,9 +291,9 @@ class NormRope final : public HostOperator {
   std::vector<float> weights_, scratch_;
 };
 
-template <Norm norm>
-std::unique_ptr<HostOperator> make_norm(const Reader& reader) {
-  return std::make_unique<NormOfRows>(norm, reader);
+template <typename Operator, auto... kind>
+std::unique_ptr<HostOperator> make(const Reader& reader) {
+  return std::make_unique<Operator>(kind..., reader);
 }
 
 struct Known {
@@ -308,14 +302,11 @@ struct Known {
 };
 
 constexpr std::array<Known, 5> kOperators{{
-    {"rms_norm", make_norm<Norm::kRms>},
-    {"add_rms_norm", make_norm<Norm::kAddRms>},
-    {"rms_norm_add", make_norm<Norm::kRmsAdd>},
-    {"add_layer_norm", make_norm<Norm::kAddLayer>},
-    {"norm_rope",
-     [](const Reader& reader) -> std::unique_ptr<HostOperator> {
-       return std::make_unique<NormRope>(reader);
-     }},
+    {"rms_norm", make<NormOfRows, Norm::kRms>},
+    {"add_rms_norm", make<NormOfRows, Norm::kAddRms>},
+    {"rms_norm_add", make<NormOfRows, Norm::kRmsAdd>},
+    {"add_layer_norm", make<NormOfRows, Norm::kAddLayer>},
+    {"norm_rope", make<NormRope>},
 }};
 
 }  // namespace

@@ -120,9 +120,15 @@ Program::Program(std::shared_ptr<CompiledDesigns> designs, const ProgramRecord& 
     for (const StepRecord& from : dispatch.steps) {
       Step& step = steps.emplace_back();
       if (dispatch.host) {
-        step.host = prepare_host(from);
+        std::unique_ptr<HostOperator>& call = host_calls_[from.call];
+        if (call == nullptr)
+          call = make_host_operator(designs_->artifacts().host_call(from.call), from.label);
+        step.host = call.get();
       } else {
-        step.call = prepare(from);
+        std::unique_ptr<PreparedCall>& call = calls_[from.call];
+        if (call == nullptr)
+          call = std::make_unique<PreparedCall>(*designs_, designs_->artifacts().call(from.call));
+        step.call = call.get();
         auto& offsets = slots[step.call];
         step.slot = offsets.try_emplace(from.offset, offsets.size()).first->second;
       }
@@ -135,20 +141,6 @@ Program::Program(std::shared_ptr<CompiledDesigns> designs, const ProgramRecord& 
       }
     }
   }
-}
-
-PreparedCall* Program::prepare(const StepRecord& step) {
-  std::unique_ptr<PreparedCall>& call = calls_[step.call];
-  if (call == nullptr)
-    call = std::make_unique<PreparedCall>(*designs_, designs_->artifacts().call(step.call));
-  return call.get();
-}
-
-HostOperator* Program::prepare_host(const StepRecord& step) {
-  std::unique_ptr<HostOperator>& call = host_calls_[step.call];
-  if (call == nullptr)
-    call = make_host_operator(designs_->artifacts().host_call(step.call), step.label);
-  return call.get();
 }
 
 // What lies between the columns of two rows is zeros, or as the buffer began where it has ones.

@@ -73,9 +73,6 @@ class Program {
     const std::string* label = nullptr;
   };
 
-  PreparedCall* prepare(const StepRecord& step);
-  HostOperator* prepare_host(const StepRecord& step);
-
   std::shared_ptr<CompiledDesigns> designs_;
   const ProgramRecord* record_;
   Buffer* given_;

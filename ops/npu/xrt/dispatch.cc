@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <span>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -74,9 +75,6 @@ Instructions::Instructions(const Context& context, const std::uint32_t* words, s
 }
 
 void Instructions::write(std::size_t word, std::uint32_t value) {
-  if (under_way_ != 0) {
-    throw StatusError(Status::kSubmit, "its instructions cannot be changed while it is under way");
-  }
   if (words_[word] == value) return;
   words_[word] = value;
   first_ = std::min(first_, word);
@@ -92,135 +90,137 @@ std::size_t Instructions::flush() {
   return bytes;
 }
 
-Submission::Submission(std::shared_ptr<Context> context, const Call* calls, std::size_t count)
-    : context_(std::move(context)) {
-  for (std::size_t i = 0; i < count; ++i) add(calls[i]);
-  if (runs_.size() > 1) {
-    list_ = xrt::runlist(context_->context);
-    for (const xrt::run& run : runs_) list_.add(run);
-  }
-}
+namespace {
 
-void Submission::add(const Call& call) {
-  Instructions& instructions = *instructions_.emplace_back(call.sequence->instructions);
-  word_bytes_ += instructions.flush();
-  xrt::run& run = runs_.emplace_back(context_->kernel);
-  run.set_arg(kOpcodeArgument, kRunInstructions);
-  run.set_arg(kInstructionsArgument, instructions.buffer());
-  run.set_arg(kCountArgument, instructions.count());
-  for (std::size_t i = 0; i < call.count; ++i) {
-    const View& view = call.arguments[i];
-    const xrt::bo& whole = view.buffer->buffer;
-    const bool is_whole = view.offset == 0 && view.bytes == whole.size();
-    buffers_.push_back(is_whole ? whole : xrt::bo(whole, view.bytes, view.offset));
-    run.set_arg(kFirstBufferArgument + static_cast<int>(i), buffers_.back());
+class Submission {
+ public:
+  // Prepares the runs; flushes what was written to the instructions.
+  Submission(std::shared_ptr<Context> context, std::span<const Call> calls)
+      : context_(std::move(context)) {
+    for (const Call& call : calls) {
+      Instructions& instructions = *instructions_.emplace_back(call.sequence->instructions);
+      word_bytes_ += instructions.flush();
+      xrt::run& run = runs_.emplace_back(context_->kernel);
+      run.set_arg(kOpcodeArgument, kRunInstructions);
+      run.set_arg(kInstructionsArgument, instructions.buffer());
+      run.set_arg(kCountArgument, instructions.count());
+      for (std::size_t i = 0; i < call.count; ++i) {
+        const View& view = call.arguments[i];
+        const xrt::bo& whole = view.buffer->buffer;
+        const bool is_whole = view.offset == 0 && view.bytes == whole.size();
+        buffers_.push_back(is_whole ? whole : xrt::bo(whole, view.bytes, view.offset));
+        run.set_arg(kFirstBufferArgument + static_cast<int>(i), buffers_.back());
+      }
+    }
+    if (runs_.size() > 1) {
+      list_ = xrt::runlist(context_->context);
+      for (const xrt::run& run : runs_) list_.add(run);
+    }
   }
-}
 
-void Submission::start() {
-  begin();
-  if (runs_.size() > 1) {
-    // If it throws, XRT may have submitted some of them, and wants them waited for.
-    list_.execute();
-    return;
-  }
-  try {
-    runs_.front().start();
-  } catch (...) {
-    end();
-    throw;
-  }
-}
+  std::size_t word_bytes() const { return word_bytes_; }
 
-void Submission::begin() {
-  under_way_ = true;
-  for (const std::shared_ptr<Instructions>& instructions : instructions_) {
-    ++instructions->under_way();
-  }
-}
-
-void Submission::end() noexcept {
-  if (!under_way_) return;
-  under_way_ = false;
-  for (const std::shared_ptr<Instructions>& instructions : instructions_) {
-    --instructions->under_way();
-  }
-}
-
-bool Submission::has_ended(std::size_t& failed) {
-  if (runs_.size() == 1) {
+  // Afterwards it may be under way even if this throws.
+  void start() {
+    under_way_ = true;
+    if (runs_.size() > 1) {
+      // If it throws, XRT may have submitted some of them, and wants them waited for.
+      list_.execute();
+      return;
+    }
     try {
-      if (!is_end(runs_.front().state())) return false;
-      runs_.front().wait2(kHasEnded);
-      return true;
-    } catch (const xrt::run::command_error& error) {
-      end();
-      failed = 0;
+      runs_.front().start();
+    } catch (...) {
+      under_way_ = false;
+      throw;
+    }
+  }
+
+  // Throws StatusError if a call failed, and sets `failed` to its number, where XRT knows it; or if
+  // they have not ended in time or the device is lost, and they may be under way still.
+  void wait(std::chrono::milliseconds timeout, std::size_t& failed) {
+    if (!under_way_) return;
+    Sleeper sleeper(instructions_.front()->expectation());
+    const auto deadline = Sleeper::Clock::now() + timeout;
+    auto next_check = Sleeper::Clock::now() + kDeviceCheck;
+    while (!has_ended(failed)) {
+      const auto now = Sleeper::Clock::now();
+      if (now >= std::min(deadline, next_check)) {
+        require_device();
+        next_check = now + kDeviceCheck;
+      }
+      if (now >= deadline) {
+        throw StatusError(Status::kTimeout, "the array did not answer within " +
+                                                std::to_string(timeout.count()) + " ms (timeout)");
+      }
+      // Not over the next check, if the call takes longer than was expected.
+      sleeper.sleep(std::min(deadline, next_check));
+    }
+    sleeper.learn();
+    under_way_ = false;
+  }
+
+  // Waits without an error; whether they have ended, no matter how.
+  bool ends_within(std::chrono::milliseconds timeout) noexcept {
+    std::size_t failed = 0;
+    // A device that is lost may have been found again.
+    const auto deadline = Sleeper::Clock::now() + timeout;
+    do {
+      const auto left =
+          std::chrono::ceil<std::chrono::milliseconds>(deadline - Sleeper::Clock::now());
+      guard(Stage::kWait, {}, [&] { wait(left, failed); });
+      if (!under_way_) return true;
+      std::this_thread::sleep_for(kHasEnded);
+    } while (Sleeper::Clock::now() < deadline);
+    return false;
+  }
+
+ private:
+  // Whether they have ended. Throws StatusError if one failed.
+  bool has_ended(std::size_t& failed) {
+    if (runs_.size() == 1) {
+      try {
+        if (!is_end(runs_.front().state())) return false;
+        runs_.front().wait2(kHasEnded);
+        return true;
+      } catch (const xrt::run::command_error& error) {
+        under_way_ = false;
+        failed = 0;
+        throw failure_of(error.get_command_state(), error.what());
+      }
+    }
+    try {
+      // Not state(), which keeps to itself which call failed.
+      return list_.poll() != 0;
+    } catch (const xrt::runlist::command_error& error) {
+      under_way_ = false;
+      for (std::size_t i = 0; i < runs_.size(); ++i) {
+        if (runs_[i].get_handle() == error.get_run().get_handle()) failed = i;
+      }
       throw failure_of(error.get_command_state(), error.what());
     }
   }
-  try {
-    // Not state(), which keeps to itself which call failed.
-    return list_.poll() != 0;
-  } catch (const xrt::runlist::command_error& error) {
-    end();
-    for (std::size_t i = 0; i < runs_.size(); ++i) {
-      if (runs_[i].get_handle() == error.get_run().get_handle()) failed = i;
+
+  // A driver that has lost its device refuses everything; a page is the least that can be asked
+  // for.
+  void require_device() const {
+    constexpr std::size_t kPage = 4096;
+    try {
+      const xrt::ext::bo asked(context_->device, kPage);
+    } catch (const std::system_error& error) {
+      if (status_of(std::abs(error.code().value()), Stage::kWait) != Status::kNoDevice) return;
+      throw StatusError(Status::kNoDevice, std::string("the NPU is gone: ") + error.what());
     }
-    throw failure_of(error.get_command_state(), error.what());
   }
-}
 
-// A driver that has lost its device refuses everything; a page is the least that can be asked for.
-void Submission::require_device() const {
-  constexpr std::size_t kPage = 4096;
-  try {
-    const xrt::ext::bo asked(context_->device, kPage);
-  } catch (const std::system_error& error) {
-    if (status_of(std::abs(error.code().value()), Stage::kWait) != Status::kNoDevice) return;
-    throw StatusError(Status::kNoDevice, std::string("the NPU is gone: ") + error.what());
-  }
-}
-
-bool Submission::wait(std::chrono::milliseconds timeout, std::size_t& failed) {
-  if (!under_way_) return true;
-  Sleeper sleeper(instructions_.front()->expectation());
-  const auto deadline = Sleeper::Clock::now() + timeout;
-  auto next_check = Sleeper::Clock::now() + kDeviceCheck;
-  while (!has_ended(failed)) {
-    const auto now = Sleeper::Clock::now();
-    if (now >= deadline) {
-      require_device();
-      return false;
-    }
-    if (now >= next_check) {
-      require_device();
-      next_check = now + kDeviceCheck;
-    }
-    // Not over the next check, if the call takes longer than was expected.
-    sleeper.sleep(std::min(deadline, next_check));
-  }
-  sleeper.learn();
-  end();
-  succeeded_ = true;
-  return true;
-}
-
-bool Submission::ends_within(std::chrono::milliseconds timeout) noexcept {
-  std::size_t failed = 0;
-  // Only the end counts here, not how; a device that is lost may have been found again.
-  const auto deadline = Sleeper::Clock::now() + timeout;
-  do {
-    const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(deadline - Sleeper::Clock::now());
-    guard(Stage::kWait, {}, [&] { wait(left, failed); });
-    if (!under_way_) return true;
-    std::this_thread::sleep_for(kHasEnded);
-  } while (Sleeper::Clock::now() < deadline);
-  return false;
-}
-
-namespace {
+  std::shared_ptr<Context> context_;
+  std::vector<std::shared_ptr<Instructions>> instructions_;
+  std::vector<xrt::bo> buffers_;
+  std::vector<xrt::run> runs_;
+  xrt::runlist list_;
+  std::size_t word_bytes_ = 0;
+  bool under_way_ = false;
+};
 
 struct Abandoned {
   std::mutex mutex;
@@ -233,20 +233,40 @@ Abandoned& abandoned() {
   return *instance;
 }
 
-}  // namespace
-
-bool free_or_abandon(std::unique_ptr<Submission> submission) noexcept {
-  if (submission->ends_within(watchdog_patience())) return submission->succeeded();
+// Frees a submission once it has ended; one that the driver's watchdog does not end is kept.
+void free_or_abandon(std::unique_ptr<Submission> submission) noexcept {
+  if (submission->ends_within(watchdog_patience())) return;
   const std::lock_guard lock(abandoned().mutex);
   abandoned().submissions.push_back(std::move(submission));
-  return false;
 }
+
+}  // namespace
 
 void free_abandoned() noexcept {
   const std::lock_guard lock(abandoned().mutex);
   std::erase_if(abandoned().submissions, [](const std::unique_ptr<Submission>& submission) {
     return submission->ends_within(std::chrono::milliseconds(1));
   });
+}
+
+Status run(Array* array, const Call* calls, std::size_t count, std::uint32_t milliseconds,
+           Outcome* outcome, Text error) noexcept {
+  std::unique_ptr<Submission> submission;
+  Status status = guard(Stage::kSubmit, error, [&] {
+    free_abandoned();
+    if (count == 0) throw StatusError(Status::kSubmit, "expected calls, got none");
+    submission = std::make_unique<Submission>(array->context, std::span(calls, count));
+    outcome->word_bytes = submission->word_bytes();
+    submission->start();
+    outcome->accepted = true;
+  });
+  if (outcome->accepted) {
+    status = guard(Stage::kWait, error, [&] {
+      submission->wait(std::chrono::milliseconds(milliseconds), outcome->failed);
+    });
+  }
+  if (submission != nullptr) free_or_abandon(std::move(submission));
+  return status;
 }
 
 }  // namespace flownpu::npu::xrt_abi

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays, the instructions of their calls, and calls under way.
+// Arrays, the instructions of their calls, and dispatches.
 //
 // What XRT does not forgive, and how it is kept from happening:
-// - It ends the process where a run is destroyed that is under way. So a Submission that has not
-//   ended is never destroyed, but abandoned (below).
-// - A run does not keep its buffers. So a Submission does.
+// - It ends the process where a run is destroyed that is under way. So a dispatch that has not
+//   ended is never destroyed, but abandoned, until it is found to have ended.
+// - A run does not keep its buffers. So a dispatch does.
 // - xrt::run::abort() waits without a limit for a command that NPUs do not have. So a call that
 //   does not end is left to the driver's watchdog.
 // - Its own waits cannot be relied on (waiting.h). So it is asked for the state.
@@ -16,11 +16,10 @@
 #include <xrt/xrt_hw_context.h>
 #include <xrt/xrt_kernel.h>
 
-#include <atomic>
-#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "ops/npu/driver/xrt_abi.h"
 #include "ops/npu/xrt/waiting.h"
@@ -44,14 +43,12 @@ class Instructions {
  public:
   Instructions(const Context& context, const std::uint32_t* words, std::size_t count);
 
-  // Throws StatusError while a call is under way.
   void write(std::size_t word, std::uint32_t value);
   // Moves what was written to the device; how many bytes.
   std::size_t flush();
 
   const xrt::bo& buffer() const { return buffer_; }
   std::uint32_t count() const { return count_; }
-  std::atomic<int>& under_way() { return under_way_; }
   // How long dispatches take that begin with it.
   Expectation& expectation() { return expectation_; }
 
@@ -62,7 +59,6 @@ class Instructions {
   // Words that the device has not got: first .. last - 1.
   std::size_t first_ = 0;
   std::size_t last_;
-  std::atomic<int> under_way_{0};
   Expectation expectation_;
 };
 
@@ -70,6 +66,7 @@ struct Array {
   std::shared_ptr<Context> context;
 };
 
+// Dispatches that are under way have the instructions, too.
 struct Sequence {
   std::shared_ptr<Instructions> instructions;
 };
@@ -78,46 +75,10 @@ struct Buffer {
   xrt::bo buffer;
 };
 
-struct Submission {
- public:
-  // Prepares the runs; flushes what was written to the instructions.
-  Submission(std::shared_ptr<Context> context, const Call* calls, std::size_t count);
-  ~Submission() { end(); }
-  Submission(const Submission&) = delete;
-  Submission& operator=(const Submission&) = delete;
-
-  std::size_t word_bytes() const { return word_bytes_; }
-  // Afterwards it may be under way even if this throws.
-  void start();
-  // False: they have not ended in time. Throws StatusError if a call failed, and sets `failed` to
-  // its number, where XRT knows it; or if the device is lost, and they may be under way still.
-  bool wait(std::chrono::milliseconds timeout, std::size_t& failed);
-  // Waits without an error; whether they have ended, no matter how.
-  bool ends_within(std::chrono::milliseconds timeout) noexcept;
-  // Whether all have ended, and well.
-  bool succeeded() const { return succeeded_; }
-
- private:
-  void add(const Call& call);
-  void begin();
-  void end() noexcept;
-  // Whether they have ended. Throws StatusError if one failed.
-  bool has_ended(std::size_t& failed);
-  void require_device() const;
-
-  std::shared_ptr<Context> context_;
-  std::vector<std::shared_ptr<Instructions>> instructions_;
-  std::vector<xrt::bo> buffers_;
-  std::vector<xrt::run> runs_;
-  xrt::runlist list_;
-  std::size_t word_bytes_ = 0;
-  bool under_way_ = false;
-  bool succeeded_ = false;
-};
-
-// Frees a submission once it has ended, and says whether it did well; one that the driver's
-// watchdog does not end is kept, until `free_abandoned` finds that it has ended.
-bool free_or_abandon(std::unique_ptr<Submission> submission) noexcept;
+// `Table::run`.
+Status run(Array* array, const Call* calls, std::size_t count, std::uint32_t milliseconds,
+           Outcome* outcome, Text error) noexcept;
+// Frees dispatches that were given up, where they have ended by now.
 void free_abandoned() noexcept;
 
 }  // namespace flownpu::npu::xrt_abi

@@ -19,6 +19,22 @@ Status failure_at(Stage stage) {
   return kFailures[static_cast<std::size_t>(stage)];
 }
 
+// What XRT says may have lines, and end with one; what we make of it is a sentence.
+std::string in_a_line(std::string_view content) {
+  std::string line;
+  std::size_t begin = 0;
+  while (begin < content.size()) {
+    const std::size_t end = std::min(content.find('\n', begin), content.size());
+    const std::string_view part = content.substr(begin, end - begin);
+    if (part.find_first_not_of(" \t\r") != std::string_view::npos) {
+      if (!line.empty()) line += "; ";
+      line += part;
+    }
+    begin = end + 1;
+  }
+  return line;
+}
+
 }  // namespace
 
 // The numbers are those that the driver (amdxdna) and XRT's part for it give: EACCES for the device
@@ -47,26 +63,6 @@ Status status_of(int number, Stage stage) {
   if (number != ENOMEM) return failure_at(stage);
   return stage == Stage::kOpen ? Status::kLockedMemory : Status::kMemory;
 }
-
-namespace {
-
-// What XRT says may have lines, and end with one; what we make of it is a sentence.
-std::string in_a_line(std::string_view content) {
-  std::string line;
-  std::size_t begin = 0;
-  while (begin < content.size()) {
-    const std::size_t end = std::min(content.find('\n', begin), content.size());
-    const std::string_view part = content.substr(begin, end - begin);
-    if (part.find_first_not_of(" \t\r") != std::string_view::npos) {
-      if (!line.empty()) line += "; ";
-      line += part;
-    }
-    begin = end + 1;
-  }
-  return line;
-}
-
-}  // namespace
 
 void write(Text text, std::string_view content) noexcept {
   if (text.data == nullptr || text.capacity == 0) return;

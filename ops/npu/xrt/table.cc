@@ -133,7 +133,13 @@ Status make_sequence(Array* array, const std::uint32_t* words, std::size_t count
 }
 
 Status write_word(Sequence* sequence, std::size_t word, std::uint32_t value, Text error) {
-  return guard(Stage::kSubmit, error, [&] { sequence->instructions->write(word, value); });
+  return guard(Stage::kSubmit, error, [&] {
+    if (sequence->instructions.use_count() > 1) {
+      throw StatusError(Status::kSubmit,
+                        "its instructions cannot be changed while it is under way");
+    }
+    sequence->instructions->write(word, value);
+  });
 }
 
 Status make_buffer(Device* device, std::size_t bytes, Buffer** buffer, void** host, Text error) {
@@ -156,36 +162,6 @@ Status move(Buffer* buffer, Direction direction, std::size_t offset, std::size_t
   });
 }
 
-Status submit(Array* array, const Call* calls, std::size_t count, Submission** submission,
-              std::size_t* word_bytes, Text error) {
-  return guard(Stage::kSubmit, error, [&] {
-    free_abandoned();
-    if (count == 0) throw StatusError(Status::kSubmit, "expected calls, got none");
-    auto made = std::make_unique<Submission>(array->context, calls, count);
-    *word_bytes = made->word_bytes();
-    try {
-      made->start();
-    } catch (...) {
-      free_or_abandon(std::move(made));
-      throw;
-    }
-    *submission = made.release();
-  });
-}
-
-Status wait(Submission* submission, std::uint32_t milliseconds, std::size_t* failed, Text error) {
-  return guard(Stage::kWait, error, [&] {
-    if (!submission->wait(std::chrono::milliseconds(milliseconds), *failed)) {
-      throw StatusError(Status::kTimeout, "the array did not answer within " +
-                                              std::to_string(milliseconds) + " ms (timeout)");
-    }
-  });
-}
-
-bool free_submission(Submission* submission) {
-  return free_or_abandon(std::unique_ptr<Submission>(submission));
-}
-
 constexpr Table kTable = {
     .version = kVersion,
     .open_device = open_device,
@@ -198,9 +174,7 @@ constexpr Table kTable = {
     .make_buffer = make_buffer,
     .move = move,
     .free_buffer = free<Buffer>,
-    .submit = submit,
-    .wait = wait,
-    .free_submission = free_submission,
+    .run = run,
 };
 
 }  // namespace

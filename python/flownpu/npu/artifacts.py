@@ -47,7 +47,7 @@ __all__ = [
 # empty at most. A model of 4 billion weights is predicted to take a fourth of a second for the changes of array of a
 # chunk, and as long for the products of 600 tokens; beyond 4096 tokens there is little left to win.
 CHUNKS = (256, 512, 1024, 2048, 4096)
-DEFAULT_CONTEXT = 4096  # positions, of models that are made for as many
+DEFAULT_CONTEXT = 4096  # positions, of models that are made for as many or do not say
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,9 @@ def programs_of_model(
         return _programs_of_parts(model, path, target, context, weights, ways)
     programs, left_out = programs_of_graph(path, target, context or DEFAULT_CONTEXT)
     if not programs:
-        raise FlowNPUError(f"{path}: the NPU's designs have no place for it: {_why_none(left_out)}")
+        nothing = "it has neither products with weights nor attention of FlowNPU's operators"
+        reasons = "; ".join(map(str, left_out)) or nothing
+        raise FlowNPUError(f"{path}: the NPU's designs have no place for it: {reasons}")
     return programs, left_out
 
 
@@ -157,14 +159,6 @@ def _programs_of_parts(
     model: Path, path: Path, target: str, context: int | None, weights: str | None, ways: Sequence[str]
 ) -> tuple[list[Program], list[LeftOut]]:
     """Those of a model for ORT GenAI, whose decoder is `path`."""
-
-    def of_decoder(decoder: DecoderShape) -> tuple[list[Program], list[LeftOut]]:
-        try:
-            positions = context or min(decoder.positions, DEFAULT_CONTEXT)
-            return programs_of_decoder(decoder, target, positions, weights, ways)
-        except ValueError as error:
-            raise _NoPlaceError(f"{model}: the NPU's designs have no place for it: {error}") from error
-
     images: list[Program] = []
     left_out: list[LeftOut] = []
     try:
@@ -175,31 +169,22 @@ def _programs_of_parts(
         images, left = programs_of_graph(vision, target, DEFAULT_CONTEXT)
         left_out += [LeftOut("the encoder of images as a whole", str(error)), *left]
     try:
-        programs, left = of_decoder(read_decoder(model))
-    except _NoPlaceError as error:
-        if not images:
-            raise
-        programs, left = [], [LeftOut("the decoder, which stays on the host", str(error))]
+        decoder = read_decoder(model)
+        positions = context or min(decoder.positions, DEFAULT_CONTEXT)
+        programs, left = programs_of_decoder(decoder, target, positions, weights, ways)
     except FlowNPUError as error:
         programs, left = programs_of_graph(path, target, context or DEFAULT_CONTEXT)
         if not programs and not images:
             raise
         left = [LeftOut("the decoder as a whole", str(error)), *left]
-    return _different(programs + images), left_out + left
-
-
-class _NoPlaceError(FlowNPUError):
-    """A decoder that an NPU computes whole, but not in this context, or not on this target."""
-
-
-def _different(programs: list[Program]) -> list[Program]:
-    """Each once: two graphs may have operators of one size."""
-    found = {(program.kind, tuple(program.attributes.items()), program.tokens): program for program in programs}
-    return list(found.values())
-
-
-def _why_none(left_out: list[LeftOut]) -> str:
-    return "; ".join(map(str, left_out)) or "it has neither products with weights nor attention of FlowNPU's operators"
+    except ValueError as error:  # an NPU computes it whole, but not in this context, or not on this target
+        reason = f"{model}: the NPU's designs have no place for it: {error}"
+        if not images:
+            raise FlowNPUError(reason) from error
+        programs, left = [], [LeftOut("the decoder, which stays on the host", reason)]
+    # Each once: two graphs may have operators of one size.
+    different = {(each.kind, tuple(each.attributes.items()), each.tokens): each for each in programs + images}
+    return list(different.values()), left_out + left
 
 
 def programs_of_decoder(
@@ -241,14 +226,8 @@ def programs_of_decoder(
     programs = with_fewest(programs, seconds)
     if decoder.block:
         try:
-            programs.append(_block_program(decoder, target, context, weights))
+            programs.append(prefill_program(decoder, target, context, decoder.block, weights, block=True))
         except ValueError as error:
             what = f"images of {decoder.block} tokens (prompts with images are refused)"
             left_out.append(LeftOut(what, first_of(error)))
     return programs, left_out
-
-
-def _block_program(decoder: DecoderShape, target: str, context: int, weights: str) -> Program:
-    if decoder.block > context:
-        raise ValueError(f"expected a context of {decoder.block} or more, got {context}")
-    return prefill_program(decoder, target, context, decoder.block, weights, block=True)

@@ -2,8 +2,7 @@
 """Which designs with which shapes `flownpu build` builds: those of the models that FlowNPU is for.
 
 A design is one function in `OPERATORS`: it yields the calls that a decoder makes of it; an encoder of images makes
-those of its program. Calls of the same array have the
-same name for it, across models too; that array is compiled once.
+those of its program. Calls of the same array have the same name for it, across models too; that array is compiled once.
 
 Shapes: decoding makes calls of one token, prefilling of `CHUNK` tokens; attention looks back over `CONTEXT` positions.
 Other lengths are other sequences over the same arrays.
@@ -67,13 +66,11 @@ def catalogue(target: str, operators: Iterable[str] = (), models: Iterable[str] 
     chosen_models = _chosen("a model", models, MODELS)
     for operator in _chosen("an operator", operators, OPERATORS):
         for model in chosen_models:
-            for array, name, program in _calls(operator, target, MODELS[model]):
+            of = MODELS[model]
+            found = OPERATORS[operator](target, of) if isinstance(of, Decoder) else _of_encoder(operator, target, of)
+            for array, name, program in found:
                 calls.setdefault((array, name), fixed_call(operator, array, name, program))
     return list(calls.values())
-
-
-def _calls(operator: str, target: str, model: Decoder | EncoderShape) -> _Calls:
-    return OPERATORS[operator](target, model) if isinstance(model, Decoder) else _of_encoder(operator, target, model)
 
 
 def _chosen(what: str, names: Iterable[str], known: Mapping[str, object]) -> list[str]:
@@ -190,11 +187,8 @@ def _rope(target: str, model: Decoder) -> _Calls:
 def _norm_rope(target: str, model: Decoder) -> _Calls:
     (sizes, name), qk_norm = _heads(model), model.shape.qk_norm
     design = partial(NormRope, target, *sizes, qk_norm, _CORES)
-    yield (
-        f"norm_rope-{name}" + "-qk" * qk_norm,
-        f"tokens{CHUNK}",
-        partial(_call, design, CHUNK, CONTEXT - CHUNK, CONTEXT),
-    )
+    array = f"norm_rope-{name}" + "-qk" * qk_norm
+    yield array, f"tokens{CHUNK}", partial(_call, design, CHUNK, CONTEXT - CHUNK, CONTEXT)
 
 
 def _gated(activation: str, target: str, model: Decoder) -> _Calls:
@@ -208,11 +202,6 @@ def _gated(activation: str, target: str, model: Decoder) -> _Calls:
 def _softmax(target: str, model: Decoder) -> _Calls:
     rows, design = model.shape.heads * CHUNK, partial(Softmax, target, CONTEXT, _CORES)
     yield f"softmax-{CONTEXT}", f"rows{rows}-n{CONTEXT}", partial(_call, design, rows, CONTEXT)
-
-
-def _of_images(_target: str, _model: Decoder) -> _Calls:
-    """A decoder's of what is for images alone: none."""
-    yield from ()
 
 
 def _of_encoder(operator: str, target: str, encoder: EncoderShape) -> _Calls:
@@ -237,11 +226,11 @@ OPERATORS: dict[str, Callable[[str, Decoder], _Calls]] = {
     "flow_kv": _flow_kv,
     "decode_layer": _decode_layer,
     "rms_norm": _rms_norm,
-    "add_layer_norm": _of_images,
+    "add_layer_norm": lambda _target, _decoder: iter(()),  # of encoders alone
     "rope": _rope,
     "norm_rope": _norm_rope,
     "geglu": partial(_gated, "geglu"),
     "swiglu": partial(_gated, "swiglu"),
     "softmax": _softmax,
-    "patch_pooling": _of_images,
+    "patch_pooling": lambda _target, _decoder: iter(()),  # likewise
 }

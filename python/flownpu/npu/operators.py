@@ -70,7 +70,8 @@ def programs_of_graph(path: Path, target: str, context: int) -> tuple[list[Progr
                 if not room or rows <= room:
                     of_size.append(operator_program(kind, sizes, target, rows, room))
             except ValueError as error:
-                refused[f"{kind} of {_text(sizes)}, {rows} rows"] = first_of(error)
+                text = ", ".join(f"{name} {size}" for name, size in sizes.items())
+                refused[f"{kind} of {text}, {rows} rows"] = first_of(error)
         programs += of_size
         # Where there is a program of any size, all rows go with it.
         left_out += [LeftOut(what, reason, on_host=not of_size) for what, reason in refused.items()]
@@ -89,7 +90,3 @@ def _rounded(context: int, sizes: dict[str, Any], target: str) -> int:
     with contextlib.suppress(ValueError):  # said where its program is made
         chunk = math.lcm(chunk, FlowKV(target, *heads).keys)
     return ceil_div(context, chunk) * chunk
-
-
-def _text(sizes: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {size}" for name, size in sizes.items())

@@ -15,6 +15,7 @@ from flownpu.errors import FlowNPUError
 from flownpu.model.folder import locate_graph, read_json
 from flownpu.model.onnx_file import load_model, reading
 from flownpu.model.shapes import SHAPES
+from flownpu.npu.artifacts import DEFAULT_CONTEXT
 from flownpu.npu.layers import decoder_of_model, placing, read_encoder
 from flownpu.npu.models import ENCODERS
 from flownpu.predict.published import CONTEXTS
@@ -146,9 +147,6 @@ def _of_graph(path: Path) -> Target:
 
             rewrite(model)
         with placing(file):
-            decoder = decoder_of_model(model, settings.get("context_length") or _CONTEXT)
+            decoder = decoder_of_model(model, settings.get("context_length") or DEFAULT_CONTEXT)
     folder = path if path.is_dir() else path.parent
     return Target(path.name, decoder, read_encoder(folder) if settings.get("vision") else None)
-
-
-_CONTEXT = 4096  # positions of a graph that says none

@@ -8,20 +8,20 @@ As a program it prints the report, and the parameters fitted to all tables:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.least_squares import fit_least_squares
 from flownpu.aie.cost.parameters import TABLE, VALUES
 from flownpu.predict.published import CONTEXTS, TABLES, Role
 from flownpu.predict.published.implementation import image_seconds, prompt_seconds, token_seconds
 from flownpu.predict.target import known
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from flownpu.aie.cost.parameters import Values
     from flownpu.predict.published import Row, Table
@@ -33,8 +33,6 @@ FITTED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("decode",): ("channel_read", "host_per_logit"),
     ("ttft", "prefill"): ("vector_element", "score_element"),
 }
-_STEPS = 30  # of the fit, at most
-_DIFFERENCE = 1e-4  # in a parameter's logarithm, of a derivative
 # The mean absolute errors of the tables below, of which a prediction's range is made; a test compares them.
 ERRORS: dict[str, float] = {
     "gemma3-1b-ttft": 0.145,
@@ -77,26 +75,12 @@ def predicted(row: Row, values: Values) -> float:
 
 
 def fit(names: Sequence[str], rows: Sequence[Row], predict: Callable[[Row, Values], float], values: Values) -> Values:
-    """The values with which log(predicted / published) is least, in squares, over all rows.
+    """The values with which log(predicted / published) is least, in squares, over all rows."""
 
-    Gauss and Newton's method in the logarithms of the parameters, so that none becomes negative.
-    """
-    current = dict(values)
+    def errors(found: Mapping[str, float]) -> list[float]:
+        return [math.log(predict(row, {**values, **found}) / row.value) for row in rows]
 
-    def errors(at: Values) -> np.ndarray:
-        return np.array([np.log(predict(row, at) / row.value) for row in rows])
-
-    for _ in range(_STEPS):
-        base = errors(current)
-        slopes = np.stack(
-            [(errors({**current, name: current[name] * np.exp(_DIFFERENCE)}) - base) / _DIFFERENCE for name in names], 1
-        )
-        step = np.clip(-np.linalg.lstsq(slopes, base, rcond=None)[0], -1, 1)
-        for name, change in zip(names, step, strict=True):
-            current[name] = float(current[name] * np.exp(change))
-        if np.abs(step).max() < 1e-9:
-            break
-    return current
+    return {**values, **fit_least_squares(errors, {name: values[name] for name in names})}
 
 
 def fitted(tables: Iterable[Table], values: Values = VALUES) -> Values:

@@ -436,4 +436,17 @@ def test_a_sequence_of_another_array():
     words = flatten_array(other.array).flatten(other.sequence)
     array = _native.Emulator(flatten_array(plan.array).words, "", {"scale": scale})
     with pytest.raises(RuntimeError, match="sequence sequence is for another array"):
-        array.run(words, [], 0, True)
+        array.run(words, [], 0, True, "")
+
+
+def test_who_goes_last_is_a_core_or_a_channel():
+    plan = chain()
+    array = _native.Emulator(flatten_array(plan.array).words, "", {"scale": scale})
+    with pytest.raises(RuntimeError, match=r"expected the name of a core or a channel, got core \(0, 3\)"):
+        array.run(
+            flatten_array(plan.array).flatten(plan.sequence),
+            [np.zeros(256, np.int32).view(np.uint8)] * 2,
+            2,
+            True,
+            "core (0, 3)",
+        )

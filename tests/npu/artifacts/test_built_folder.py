@@ -75,7 +75,7 @@ def test_positions_on_one_array(window, calls, artifacts, rng):
             sequences[number] = array.sequence(np.array(family.words(position)))
         for word, value in family.patch(position):
             sequences[number].write(word, value)
-        runtime.submit(array, [("flow_kv", sequences[number], whole(*buffers))]).wait(1000)
+        runtime.run(array, [("flow_kv", sequences[number], whole(*buffers))], 1000)
         buffers[2].to_host(0, buffers[2].bytes().size)
         found = call(expected, calls[window].plan(position), q=q, kv=kv)["o"]
         assert found.tobytes() == buffers[2].bytes().tobytes()

@@ -213,7 +213,7 @@ def test_everything_is_counted(bench, case):
 def test_no_buffer_is_left_when_all_are_dropped(bench, case):
     for _ in range(100):
         buffers = bench.buffers(case.plan, **case.inputs)
-        bench.submit((bench.sequence(case.plan), whole(*buffers.values())))
+        bench.run((bench.sequence(case.plan), whole(*buffers.values())))
     assert bench.runtime.counts()["buffer_bytes"] == 2 * BYTES + 2 * N
     del buffers
     gc.collect()
@@ -238,25 +238,14 @@ def test_a_deadlock_ends_the_array(bench, case):
     arguments = whole(*buffers.values())
     good, bad = bench.sequence(case.plan), bench.sequence(without(case.plan, "weight"))
     bench.run((good, arguments))
-    submission = bench.submit((good, arguments), (bad, arguments), (good, arguments))
-    for _ in range(2):
-        with device_error(
-            "command", r"(?s)call 1: the array ended with an error: \[emulator\] deadlock: .*weight.*again$"
-        ):
-            submission.wait(1000)
+    with device_error("command", r"(?s)call 1: the array ended with an error: \[emulator\] deadlock: .*weight.*again$"):
+        bench.run((good, arguments), (bad, arguments), (good, arguments))
     assert bench.runtime.counts()["calls"] == 3  # the third was not run
     for _ in range(2):
-        with device_error("submit", "call 0: the array is in an unknown state since call 1 failed; close the session"):
-            bench.submit((good, arguments))
+        with device_error("command", "call 0: the array ended with an error: .* a call before this one failed"):
+            bench.run((good, arguments))
     anew = bench.runtime.load(bench.file)  # another array is not concerned
-    bench.runtime.submit(anew, [("call", anew.sequence(bench.flat.flatten(case.plan.sequence)), arguments)]).wait(0)
-
-
-def test_a_failure_that_nobody_waits_for(bench, case):
-    arguments = whole(*bench.buffers(case.plan, **case.inputs).values())
-    bench.submit((bench.sequence(without(case.plan, "x_0")), arguments))
-    with device_error("submit", "unknown state"):
-        bench.submit((bench.sequence(case.plan), arguments))
+    bench.runtime.run(anew, [("call", anew.sequence(bench.flat.flatten(case.plan.sequence)), arguments)], 0)
 
 
 def test_calls_that_do_not_fit_are_refused_before_anything_runs(bench, case):
@@ -277,13 +266,13 @@ def test_calls_that_do_not_fit_are_refused_before_anything_runs(bench, case):
         ),
     ]:
         with device_error("submit", "call 1: " + message):
-            bench.submit((sequence, arguments), (sequence, wrong))
+            bench.run((sequence, arguments), (sequence, wrong))
     sequence.write(0, 1)
     with device_error("submit", "call 0: its words were changed, and make no sequence: .* no words that FlowNPU wrote"):
-        bench.submit((sequence, arguments))
+        bench.run((sequence, arguments))
     elsewhere = bench.runtime.load(bench.file).sequence(bench.flat.flatten(case.plan.sequence))
     with device_error("submit", "call 0: expected words for the array .*, got another's"):
-        bench.submit((elsewhere, arguments))
+        bench.run((elsewhere, arguments))
     assert bench.runtime.counts()["dispatches"] == 0
     bench.run((bench.sequence(case.plan), arguments))  # the array is as it was
 

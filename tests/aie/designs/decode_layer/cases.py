@@ -49,17 +49,20 @@ def norm_weights(shape: LayerShape, weights: np.ndarray) -> np.ndarray:
     return bf16(weights.astype(np.float32) + (1 if shape.post_norms else 0))
 
 
-def run(array: Emulator, plan: Plan, *, seed: int = 0, settle: bool = True, **buffers: np.ndarray) -> dict:
+def run(
+    array: Emulator, plan: Plan, *, seed: int = 0, settle: bool = True, last: str = "", **buffers: np.ndarray
+) -> dict:
     """As `emulation.call`. With split keys the cache is an argument twice, and what is behind it must not matter."""
     kinds = {record.name: record.type for record in plan.sequence.buffers}
     if "cache_bytes" not in kinds:
-        return run_plan(array, plan, seed=seed, settle=settle, **buffers)
+        return run_plan(array, plan, seed=seed, settle=settle, last=last, **buffers)
     memory = np.full(kinds["cache_bytes"].bytes // 2, bf16(1000.0))
     memory[: buffers["cache"].size] = buffers["cache"].reshape(-1)
     given = {"cache": memory[: buffers["cache"].size], "cache_bytes": memory.view(np.uint8)}
     return run_plan(
-        array, plan, seed=seed, settle=settle, shared=given, **{n: b for n, b in buffers.items() if n != "cache"}
-    )
+        array, plan, seed=seed, settle=settle, last=last, shared=given,
+        **{n: b for n, b in buffers.items() if n != "cache"},
+    )  # fmt: skip
 
 
 @dataclass

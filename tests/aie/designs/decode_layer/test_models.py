@@ -122,10 +122,7 @@ def test_a_token(rng, model, position):
 
 
 def test_every_schedule_gives_the_same_logits(model):
-    """Calls follow one another at once, and two columns have no row in these layers' last projection.
-
-    The host hears nothing of them before it writes the words of the LM head, nor of the next call.
-    """
+    """Calls follow one another at once, and these layers' last projection has fewer rows than there are streams."""
     call = model.call(3, 7, model.cache(BFLOAT16))
     call = dataclasses.replace(call, weights=call.weights[:2], layers=call.layers[:2], cache=call.cache[:2])
     plan, buffers = plan_of(call.program()), call.buffers()
@@ -134,6 +131,24 @@ def test_every_schedule_gives_the_same_logits(model):
     for seed in range(1, 101):
         found = run(array, plan, seed=seed, settle=False, **buffers)
         assert all(found[key].tobytes() == first[key].tobytes() for key in first), f"schedule {seed}"
+
+
+@pytest.mark.parametrize(("way", "vocabulary"), [("pairs", 256), ("split", 256), ("split", 512)])
+def test_a_core_that_is_late_has_its_own_words(way, vocabulary):
+    """Two tokens that follow each other at once, while one core goes on only where no other can.
+
+    The words of the second are written when the first's logits are there. A vocabulary of 256 has fewer rows than there
+    are streams.
+    """
+    model = untrained(transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 1, "vocab_size": vocabulary}))
+    call = dataclasses.replace(model.call(3, 7, model.cache(BFLOAT16)), design=DecodeLayer(model.shape, way))
+    plan, buffers = plan_of(call.program()), call.buffers()
+    array = emulator(plan.array)
+    first = run(array, plan, **buffers)
+    for core in plan.array.cores:
+        for _ in range(2):
+            found = run(array, plan, seed=2, settle=False, last=f"core {core.tile}", **buffers)
+            assert all(found[key].tobytes() == first[key].tobytes() for key in first), core.tile
 
 
 def test_a_text(rng, model):

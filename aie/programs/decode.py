@@ -121,7 +121,8 @@ def _call(
     decoder: DecoderShape, design: DecodeLayer, context: int, first: int, end: int, vocabulary: int
 ) -> ArtifactCall:
     """The layers first .. end - 1; with a vocabulary the LM head, too."""
-    shape, norms = decoder.shape, "-post" * decoder.shape.post_norms + "-qk" * decoder.shape.qk_norm
+    shape = decoder.shape
+    norms = "-post" * shape.post_norms + "-qk" * shape.qk_norm + "-bias" * shape.qkv_bias
     windows = decoder.windows[first:end]
     return moving_call(
         "decode_layer",

@@ -7,7 +7,7 @@
     residual                      with post-norms rms_norm_add, then rms_norm; without, add_rms_norm
 
 Buffers are those of prefill.py, with one row; what fused_dqp reads, x, context and activated, is as long as the longest
-of them. Beyond its own length it must be finite, and is what other steps left.
+of them. Beyond its own length it must be finite, and is what other steps left; with a bias of QKV x has its 1 there.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class TokenSteps:
         self._buffers, self._writer = DecoderBuffers(decoder, context), writer
         self._calls: dict[tuple[str, str], ArtifactCall] = {}
         self._where = ""
+        self._buffers.fill_x(writer)
 
     def layer(self, layer: int) -> None:
         """One layer, from `hidden`, or from the residual and the update of the layer before, to these two."""

@@ -14,12 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import BLOCK_ROWS, ceil_div
 from flownpu.aie.designs.decode_layer.shape import LayerShape, Projection
 from flownpu.aie.programs.program import BF16_BYTES, Buffer, CacheLayout, Role, View, attribute_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from flownpu.aie.programs.program import ProgramWriter
 
 __all__ = ["DecoderBuffers", "DecoderShape"]
 
@@ -71,6 +74,7 @@ class DecoderShape:
             sizes["activation"],
             post_norms=bool(sizes["post_norms"]),
             qk_norm=bool(sizes["qk_norm"]),
+            qkv_bias=bool(sizes["qkv_bias"]),
         )
         windows, tables = tuple(sizes["windows"]), tuple(sizes["tables"])
         return cls(
@@ -95,8 +99,8 @@ class DecoderShape:
         values: dict[str, Any] = {
             "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_size": shape.d,
             "feed_forward": self.feed_forward, "activation": shape.activation, "post_norms": int(shape.post_norms),
-            "qk_norm": int(shape.qk_norm), "epsilon": float(self.epsilon), "scale": float(self.scale),
-            "windows": self.windows, "tables": self.tables, "vocabulary": self.vocabulary,
+            "qk_norm": int(shape.qk_norm), "qkv_bias": int(shape.qkv_bias), "epsilon": float(self.epsilon),
+            "scale": float(self.scale), "windows": self.windows, "tables": self.tables, "vocabulary": self.vocabulary,
         }  # fmt: skip
         return {key: attribute_words(value) for key, value in values.items()}
 
@@ -123,6 +127,14 @@ class DecoderBuffers:
             Buffer("rotary", Role.CONSTANT, decoder.table_count * self.context * shape.d * BF16_BYTES),
             Buffer("cache", Role.CACHE, layers * self.layout.layer),
         ]
+
+    def fill_x(self, writer: ProgramWriter) -> None:
+        """With a bias of QKV x has a 1 where that is (designs/bias.py), in each line of a chunk's.
+
+        It is one buffer for the programs of a token and of chunks.
+        """
+        if self.decoder.shape.qkv_bias:
+            writer.fill("x", self.decoder.shape.line, bias_column(self.decoder.shape.hidden))
 
     @property
     def layout(self) -> CacheLayout:

@@ -14,7 +14,7 @@ are one array's (designs/gemm.py).
 
     hidden     [tokens][D]            the embeddings; host
     residual   [tokens][D] f32        the residual stream; host
-    x          [tokens][D]            that, normalised: A of QKV, and of gate and up
+    x          [tokens][x line]       that, normalised: A of QKV, and of gate and up
     qkv        [tokens][line]         products of H + 2 G heads
     q          [tokens][H][d]         queries, normalised and turned; keys and values go to the cache
     context    [tokens][H][d]         attention's output: A of the output projection
@@ -26,9 +26,10 @@ are one array's (designs/gemm.py).
 A product of fewer columns than a megatile has (a line is as long as that) has others to fill it: by whatever lies
 behind its weights. Nobody reads them. A GEMM reads K padded to 256 elements of each row of A, whatever A's rows have
 (`Gemm.program`'s `line`): behind their last row x, context and activated have the elements that it lacks, which only
-have to be finite. Rows of a chunk that no token is in are no step's of the host's: of these rows arrays multiply what
-earlier runs left, which is finite, and nobody reads what comes of it. They have no keys: the cache is written for
-tokens, and zeros follow them (ops/npu/artifacts/program_record.h says why).
+have to be finite. With a bias of QKV, a column of its weight (designs/bias.py), a line of x is K as padded, and has a 1
+behind its D elements, which no step touches; without, it is D. Rows of a chunk that no token is in are no step's of the
+host's: of these rows arrays multiply what earlier runs left, which is finite, and nobody reads what comes of it. They
+have no keys: the cache is written for tokens, and zeros follow them (ops/npu/artifacts/program_record.h says why).
 
 **The last layer** has to give only keys and values: a prompt's last token is the decode program's, which has the LM
 head, and it needs nothing of the tokens before it but the cache. So the last layer ends with `norm_rope`.
@@ -106,6 +107,8 @@ class _Chunk:
         self.buffers = DecoderBuffers(self.decoder, self.context)
         self.writer = ProgramWriter(self.buffers.constants())
         self.gemm = Gemm(self.target, self.weights, shape.activation)
+        self.x_line = shape.line if shape.qkv_bias else shape.hidden
+        self.buffers.fill_x(self.writer)
         self.engines = [self._engine(number) for number in range(len(shape.projections))]
         # Where a layer of a group has the weights of each projection, and where the next layer has its own.
         sizes = [engine.buffers[1].type.bytes for engine in self.engines]
@@ -152,8 +155,9 @@ class _Chunk:
     def _norm(self, operator: str, x_line: int = 0) -> NormOfRows:
         shape = self.shape
         return NormOfRows(
-            operator, self.tokens, shape.hidden, self.decoder.epsilon, x_line=x_line, weight_line=shape.line
-        )
+            operator, self.tokens, shape.hidden, self.decoder.epsilon, x_line=x_line, y_line=self.x_line,
+            weight_line=shape.line,
+        )  # fmt: skip
 
     # --- Projections --------------------------------------------------------------------------------------------------
 
@@ -183,9 +187,10 @@ class _Chunk:
         gemm, projection = self.gemm, self.shape.projections[number]
         k, gated = projection.columns, projection.gated
         n = projection.rows if gated else self._line(projection.rows)
+        line = self.x_line if source == "x" else k
         array = f"gemm-{self.weights}-{gemm.epilogue}-{gemm.m}x{gemm.n}-{gemm.e_y}x{gemm.e_x}"
-        make = partial(gemm.program, self.tokens, k, n, line=k, plain=not gated)
-        name = f"m{self.tokens}-k{k}-n{n}{'-gated' * gated}"
+        make = partial(gemm.program, self.tokens, k, n, line=line, plain=not gated)
+        name = f"m{self.tokens}-k{k}{f'-{line}' * (line != k)}-n{n}{'-gated' * gated}"
         call = fixed_call("gemm", array, name, make, self.context)
         self._step(call, source, self._panels(self.layer, number), product)
 

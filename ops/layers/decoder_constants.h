@@ -13,6 +13,7 @@ namespace flownpu::layers {
 // for zeros.
 struct LayerConstants {
   Q4NXWeight qkv;
+  const float* qkv_bias = nullptr;  // [(H + 2 G) d]
   Q4NXWeight output;
   Q4NXWeight gate_up;
   Q4NXWeight down;

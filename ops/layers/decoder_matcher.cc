@@ -44,7 +44,8 @@ class Matcher : public FoundDecoder {
   void check_last_token(const Node& selection) const;
 
   void take(const Node& node);
-  const Node& projection(std::string_view x, const char* what);
+  const Node& projection(std::string_view x, const char* what, bool biased = false);
+  const float* qkv_bias(const Node& projection);
   void check_product(const Node& node, std::int64_t rows, std::int64_t columns,
                      bool gated = false) const;
   const float* norm_weight(const Node& node, std::size_t input, std::int64_t size) const;
@@ -62,7 +63,8 @@ class Matcher : public FoundDecoder {
 
 void Matcher::take(const Node& node) { taken.insert(&node); }
 
-const Node& Matcher::projection(std::string_view x, const char* what) {
+// `biased`: whether it may have a bias.
+const Node& Matcher::projection(std::string_view x, const char* what, bool biased) {
   const Node& node = graph_.only_reader(x, what);
   if (node.op_type == "Q4NXMoE") {
     fail(to_string(node), ": a mixture of experts, which ", limits_.means,
@@ -71,9 +73,10 @@ const Node& Matcher::projection(std::string_view x, const char* what) {
   }
   if (!is_projection(node)) fail(to_string(node), ": expected a Q4NXMatMul, ", what);
   if (node.inputs[0].name != x) fail(to_string(node), ": expected '", x, "' to be its X");
-  if (node.input(2) != nullptr)
+  if (!biased && node.input(kProductBias) != nullptr)
     fail(to_string(node), ": ", what, " has a bias, which ", limits_.means, " have no place for");
-  if (node.input(3) != nullptr) fail(to_string(node), ": expected no residual in ", what);
+  if (node.input(kProductResidual) != nullptr)
+    fail(to_string(node), ": expected no residual in ", what);
   take(node);
   return node;
 }
@@ -98,6 +101,17 @@ const float* Matcher::norm_weight(const Node& node, std::size_t input, std::int6
   return static_cast<const float*>(weight->constant);
 }
 
+// The bias of a QKV projection; null stands for zeros, as where other layers have one.
+const float* Matcher::qkv_bias(const Node& projection) {
+  const Value* bias = projection.input(kProductBias);
+  if (bias == nullptr) return nullptr;
+  if (bias->constant == nullptr || bias->type != DataType::kFloat32) {
+    fail(to_string(projection), ": expected the QKV projection's bias to be an initializer, float");
+  }
+  sizes.qkv_bias = true;
+  return static_cast<const float*>(bias->constant);
+}
+
 void Matcher::check_epsilon(const Node& node, float epsilon) {
   if (sizes.epsilon == 0) sizes.epsilon = epsilon;
   if (epsilon != sizes.epsilon)
@@ -116,9 +130,20 @@ std::int64_t Matcher::table_of(const Node& attention) {
     if (found == nullptr || value->constant == nullptr || value->type != DataType::kFloat32 ||
         found->rank() != 2 || (*found)[1] != sizes.head_size / 2 ||
         (sizes.positions != 0 && (*found)[0] != sizes.positions)) {
+      // An exporter's table has the dimensions alone that are turned.
+      const bool partial = found != nullptr && value->constant != nullptr && found->rank() == 2 &&
+                           (*found)[1] < sizes.head_size / 2;
       fail(to_string(attention), ": expected cos_cache and sin_cache to be initializers, float [",
            sizes.positions == 0 ? "positions" : std::to_string(sizes.positions), ", ",
-           sizes.head_size / 2, "]");
+           sizes.head_size / 2, "]",
+           partial ? ", got [.., " + std::to_string((*found)[1]) +
+                         "]: a part of each head turns; convert the checkpoint itself, whose heads "
+                         "are put in an order in which all of it does"
+           : value != nullptr && value->constant == nullptr
+               ? ", got values that the graph computes, as it does LongRoPE's: convert the "
+                 "checkpoint "
+                 "itself with a --context-length of the first table"
+               : "");
     }
     sizes.positions = (*found)[0];
   }
@@ -172,10 +197,12 @@ void Matcher::check_attention(const Node& attention) const {
     if (!fits) fail(to_string(attention), ": expected ", what);
   };
   expect(attention.input(kKey) == nullptr, "a packed QKV projection, got query, key and value");
-  expect(attention.input(kPositionIds) == nullptr,
-         "no position_ids: " + limits_.who +
-             "'s tokens follow one another in one table of RoPE (where they choose between two, as "
-             "LongRoPE's, convert with a --context-length of the first)");
+  expect(
+      attention.input(kPositionIds) == nullptr,
+      "no position_ids: " + limits_.who +
+          "'s tokens follow one another in one table of RoPE (where they choose between two, as "
+          "LongRoPE's, convert with a --context-length of the first; what an exporter feeds with "
+          "positions is converted without them from the checkpoint itself)");
   expect(attention.input(kAttentionBias) == nullptr, "no attention_bias");
   expect(attention.input(kHeadSink) == nullptr, "no head_sink: " + limits_.who + " has none");
   expect(attention.integer("causal", 1) != 0, "causal = 1");
@@ -309,7 +336,7 @@ Entry Matcher::next_entry(const Entry& entry, const Node& projection) {
 
 Entry Matcher::layer(const Entry& entry) {
   LayerConstants layer;
-  const Node& qkv = projection(entry.normalised, "the QKV projection");
+  const Node& qkv = projection(entry.normalised, "the QKV projection", limits_.qkv_bias);
   const Node& attention = graph_.only_reader(qkv.outputs[0].name, "attention");
   if (!is_attention(attention)) fail(to_string(attention), ": expected a FlowQKVAttention");
   attend(attention, layer);
@@ -329,6 +356,7 @@ Entry Matcher::layer(const Entry& entry) {
   check_product(gate_up, sizes.feed_forward, sizes.hidden, true);
   check_product(down, sizes.hidden, sizes.feed_forward);
   layer.qkv = read_q4nx_weight(qkv);
+  layer.qkv_bias = qkv_bias(qkv);
   layer.output = read_q4nx_weight(output);
   layer.gate_up = read_q4nx_weight(gate_up);
   layer.down = read_q4nx_weight(down);
@@ -448,7 +476,12 @@ Node FoundDecoder::node(std::string_view domain) const {
 FoundDecoder find_decoder(const std::vector<Node>& nodes, const GraphWalk& graph,
                           const DecoderLimits& limits) {
   const auto attention = std::ranges::find_if(nodes, is_attention);
-  if (attention == nodes.end()) fail(limits.who, " computes decoders, and there is no attention");
+  if (attention == nodes.end()) {
+    fail(limits.who,
+         " computes decoders, and there is no attention (where an exporter wrote it in operators "
+         "that "
+         "conversion does not know as one, convert the checkpoint itself)");
+  }
   Matcher found(graph, limits);
   found.match(*attention);
   return std::move(static_cast<FoundDecoder&>(found));

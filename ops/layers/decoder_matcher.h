@@ -30,6 +30,7 @@ struct DecoderLimits {
   bool batches = false;  // several sequences at once
   bool int8_caches = false;
   bool without_rope = false;  // layers that turn no heads, among those that do
+  bool qkv_bias = false;      // of QKV projections
   // The hidden size and that of heads are multiples of it.
   std::int64_t multiple = 1;
 };

@@ -42,6 +42,7 @@ DecoderSizes DecoderSizes::read(const Node& node) {
   sizes.activation = node.text("activation", "");
   sizes.post_norms = node.required_integer("post_norms") != 0;
   sizes.qk_norm = node.required_integer("qk_norm") != 0;
+  sizes.qkv_bias = node.required_integer("qkv_bias") != 0;
   sizes.blocks = node.required_integer("bidirectional_blocks") != 0;
   sizes.epsilon = node.number("epsilon", 0);
   sizes.scale = node.number("scale", 0);
@@ -78,6 +79,7 @@ void DecoderSizes::write(Node& node) const {
       {"activation", activation},
       {"post_norms", std::int64_t{post_norms}},
       {"qk_norm", std::int64_t{qk_norm}},
+      {"qkv_bias", std::int64_t{qkv_bias}},
       {"bidirectional_blocks", std::int64_t{blocks}},
       {"epsilon", epsilon},
       {"scale", scale},

@@ -35,10 +35,11 @@ struct DecoderSizes {
   std::string activation;      // "geglu", "swiglu"
   bool post_norms = false;     // outputs of attention and feed-forward are normalised, then added
   bool qk_norm = false;
-  bool blocks = false;  // attention has bidirectional_blocks
-  float epsilon = 0;    // of all norms
-  float scale = 0;      // of the scores
-  float softcap = 0;    // of the scores; 0: none
+  bool qkv_bias = false;  // of the QKV projection
+  bool blocks = false;    // attention has bidirectional_blocks
+  float epsilon = 0;      // of all norms
+  float scale = 0;        // of the scores
+  float softcap = 0;      // of the scores; 0: none
   std::vector<LayerKind> layers;
 
   // From and to the attributes of a node DecoderLayers. Throws Error if one is missing, or of a

@@ -36,6 +36,7 @@ void of_graph(Graph& graph, RepackedWeights& /*weights*/) {
 // In the order in which they are applied: each reads what the ones before it wrote.
 constexpr Rule kRules[] = {
     {"q4nx_matmul", q4nx_matmul, For::kAll, &kMatMulNBits, q4nx_matmul_obstacle},
+    {"projection_bias", of_graph<projection_bias>},
     {"q4nx_gather", q4nx_gather, For::kAll, &kGatherBlockQuantized, q4nx_gather_obstacle},
     {"q4nx_moe", q4nx_moe, For::kAll, &kQMoE, q4nx_moe_obstacle},
     {"flow_qkv_attention", of_graph<flow_qkv_attention>, For::kAll, &kGroupQueryAttention,
@@ -152,6 +153,7 @@ std::vector<Contract> of_rules(std::span<const Contract> all) {
       {"", "Reshape"},
       {"", "Split"},
       {"", "Mul"},
+      {"", "Add"},
       {"", "Sigmoid"},
       {"", "Gelu"}};
   std::vector<Contract> drawn;

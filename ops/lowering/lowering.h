@@ -6,6 +6,7 @@
 // One rule a file:
 //
 //   q4nx_matmul         MatMulNBits -> Q4NXMatMul
+//   projection_bias     Add of a constant behind a projection -> inside it
 //   q4nx_gather         GatherBlockQuantized -> Q4NXGather
 //   q4nx_moe            QMoE -> Q4NXMoE
 //   flow_qkv_attention  GroupQueryAttention -> FlowQKVAttention
@@ -78,6 +79,7 @@ std::string epilogue_of(const Node& projection, bool biased);
 extern const Contract kMatMulNBits;
 std::string q4nx_matmul_obstacle(const Node& node);
 void q4nx_matmul(Graph& graph, RepackedWeights& weights);
+void projection_bias(Graph& graph);
 extern const Contract kGatherBlockQuantized;
 std::string q4nx_gather_obstacle(const Node& node);
 void q4nx_gather(Graph& graph, RepackedWeights& weights);

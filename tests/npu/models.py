@@ -33,6 +33,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "odd": ("llama", {"vocab_size": 300}),
     "uneven": ("llama", {"intermediate_size": 600}),
     "narrow": ("llama", {"intermediate_size": 448}),
+    # Biases of queries, keys and values: among the columns that pad the hidden size, and in a block of their own.
+    "biases": ("qwen2", {"spread": 0.05}),
+    "bias block": ("qwen2", {"spread": 0.05, "hidden_size": 256, "tie_word_embeddings": True}),
     "head of 80": ("llama", {"hidden_size": 320, "head_dim": 80}),
 }
 # Two layers in the full shapes of public models, of a small vocabulary. Of the last one a prompt needs the keys and

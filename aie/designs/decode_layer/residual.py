@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import BF16, BLOCK_COLUMNS, I32, RunTimeParameters, kernel, limits_of, tensor, worker
 from flownpu.aie.designs.decode_layer.shape import RESIDUAL_COLUMN
 from flownpu.aie.iron.compat import Buffer, ObjectFifo, Tile, range_
@@ -106,8 +107,11 @@ def residual_tile(
             pass_on(activated_lines)
 
     # The kernels write D elements; what is sent beyond is multiplied with minima of padding, which are 0: it must be
-    # finite, and zeros are.
-    normal = Buffer(line, initial_value=np.zeros(shape.line, BF16), name="normal")
+    # finite, and zeros are. A bias of QKV is the minimum of columns in one of which it is 1.
+    beyond = np.zeros(shape.line, BF16)
+    if shape.qkv_bias:
+        beyond[bias_column(hidden_size)] = 1
+    normal = Buffer(line, initial_value=beyond, name="normal")
     fifos = vectors.cons(depth=norms + 2), x.prod(), hidden.prod()
     arguments = [*fifos, Buffer(line, name="residual"), normal, parameters.buffers[-1], parameters.barrier]
     dealt = []

@@ -8,7 +8,8 @@
     cache     bf16  [layer][capacity][G][2][d] (designs/attention.py)
     state     bf16  what passes between the phases of a layer (`DecodeLayer.regions`); zeros before the first use
 
-`line` is D rounded up to 256. A layer's *norms* are those of its two entries: [before attention, before feed-forward],
+`line` is D rounded up to 256, or with a bias of QKV the columns of that projection: the bias is one of them
+(designs/bias.py). A layer's *norms* are those of its two entries: [before attention, before feed-forward],
 and with post-norms [after the layer before, before attention, after attention, before feed-forward]; the final ones are
 those of one more entry. A weight of a norm is 0 beyond D.
 """
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, TILES, ceil_div, limits_of
 
 if TYPE_CHECKING:
@@ -88,6 +90,7 @@ class LayerShape:
         activation: geglu or swiglu.
         post_norms: the outputs of attention and feed-forward are normalised before they are added (Gemma3).
         qk_norm: queries and keys are normalised before RoPE (Gemma3, Qwen3).
+        qkv_bias: the QKV projection has a bias (Qwen2).
     """
 
     hidden: int
@@ -98,6 +101,7 @@ class LayerShape:
     activation: str
     post_norms: bool = False
     qk_norm: bool = False
+    qkv_bias: bool = False
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
@@ -130,15 +134,20 @@ class LayerShape:
 
     @property
     def line(self) -> int:
-        """D as vectors are moved: rounded up to a block's columns."""
-        return ceil_div(self.hidden, BLOCK_COLUMNS) * BLOCK_COLUMNS
+        """D as vectors are moved: rounded up to a block's columns, with those of a bias."""
+        return ceil_div(self.qkv_columns, BLOCK_COLUMNS) * BLOCK_COLUMNS
+
+    @property
+    def qkv_columns(self) -> int:
+        """Columns of the QKV projection: D, and with a bias the one that x is 1 in."""
+        return bias_column(self.hidden) + 1 if self.qkv_bias else self.hidden
 
     @cached_property
     def projections(self) -> tuple[Projection, Projection, Projection, Projection]:
         """QKV, output, gate and up, down."""
         attention = self.heads * self.d
         return (
-            Projection(attention + 2 * self.kv_heads * self.d, self.hidden),
+            Projection(attention + 2 * self.kv_heads * self.d, self.qkv_columns),
             Projection(self.hidden, attention),
             Projection(self.feed_forward, self.hidden, gated=True),
             Projection(self.hidden, self.feed_forward),

@@ -33,6 +33,7 @@ std::vector<Node> with_decoder_layers(const std::vector<Node>& nodes,
   static const layers::DecoderLimits limits{.who = "the array",
                                             .means = "the array's designs",
                                             .without_rope = true,
+                                            .qkv_bias = true,
                                             .multiple = q4nx::kBlockRows};
   const layers::GraphWalk graph(nodes, outputs);
   const layers::FoundDecoder found = layers::find_decoder(nodes, graph, limits);

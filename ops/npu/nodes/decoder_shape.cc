@@ -19,12 +19,16 @@ std::int64_t DecoderShape::padded_feed_forward() const {
   return round_up(feed_forward, kGatedColumns);
 }
 
-std::int64_t DecoderShape::line() const { return round_up(hidden, q4nx::kWide.block_columns()); }
+std::int64_t DecoderShape::qkv_columns() const { return qkv_bias ? hidden + 1 : hidden; }
+
+std::int64_t DecoderShape::line() const {
+  return round_up(qkv_columns(), q4nx::kWide.block_columns());
+}
 
 std::array<Projection, 4> DecoderShape::projections() const {
   const std::int64_t attention = heads * head_size;
   return {{
-      {.rows = attention + 2 * kv_heads * head_size, .columns = hidden},
+      {.rows = attention + 2 * kv_heads * head_size, .columns = qkv_columns()},
       {.rows = hidden, .columns = attention},
       {.rows = padded_feed_forward(), .columns = hidden, .gated = true},
       {.rows = hidden, .columns = padded_feed_forward()},

@@ -33,7 +33,10 @@ struct DecoderShape : layers::DecoderSizes {
   // I rounded up to 64: the dequantisation engine weaves a gate and an up projection 64 columns at
   // a time (aie/designs/dequant_engine.py). What is added has zero weights.
   std::int64_t padded_feed_forward() const;
-  // D rounded up to a wide block's columns: how vectors are moved.
+  // D, and one for a bias: the first of a group of columns without weights, D being a multiple of
+  // a group's.
+  std::int64_t qkv_columns() const;
+  // That rounded up to a wide block's columns: how vectors are moved.
   std::int64_t line() const;
   // QKV, output, gate and up, down.
   std::array<Projection, 4> projections() const;

@@ -45,6 +45,28 @@ void write_rows(const layers::Q4NXWeight& weight, PackedWriter& writer) {
     write_wide_row(weight, i, writer.take(wide_row_bytes(weight)));
 }
 
+// A bias is the minimum of a group of columns whose scales are 0 (aie/designs/bias.py).
+void write_qkv(const DecoderShape& shape, const layers::LayerConstants& layer,
+               PackedWriter& writer) {
+  if (!shape.qkv_bias) {
+    write_rows(layer.qkv, writer);
+    return;
+  }
+  const std::size_t given = wide_row_bytes(layer.qkv);
+  const std::int64_t group = shape.hidden / q4nx::kGroup;
+  const auto minima =
+      static_cast<std::size_t>(q4nx::kWide.scales_at(group) + q4nx::kWide.minimum_offset());
+  for (std::int64_t i = 0; i < layer.qkv.row_blocks(); ++i) {
+    const std::span<std::byte> wide =
+        writer.take(static_cast<std::size_t>(q4nx::kWide.row_bytes(shape.qkv_columns())));
+    write_wide_row(layer.qkv, i, wide.first(given));
+    std::ranges::fill(wide.subspan(given), std::byte{0});
+    if (layer.qkv_bias == nullptr) continue;
+    const float* bias = layer.qkv_bias + i * q4nx::kBlockRows;
+    PackedWriter(wide.subspan(minima)).bfloat16(bias, q4nx::kBlockRows);
+  }
+}
+
 // Rows of blocks of the gate and of the up projection take turns; those beyond the model's are
 // zeros. (A down projection needs no more columns for that: blocks have 256, padded with zeros.)
 void write_gate_up(const DecoderShape& shape, const layers::Q4NXWeight& weight,
@@ -61,7 +83,7 @@ void write_gate_up(const DecoderShape& shape, const layers::Q4NXWeight& weight,
 void write_weights(const DecoderShape& shape, const layers::DecoderConstants& constants,
                    PackedWriter writer) {
   for (const layers::LayerConstants& layer : constants.layers) {
-    write_rows(layer.qkv, writer);
+    write_qkv(shape, layer, writer);
     write_rows(layer.output, writer);
     write_gate_up(shape, layer.gate_up, writer);
     write_rows(layer.down, writer);

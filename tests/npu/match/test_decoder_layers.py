@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from flownpu.aie.designs.bias import with_bias
 from flownpu.aie.designs.decode_layer.shape import LayerShape, interleave
 from flownpu.ops import q4nx
 from flownpu.selftest.reference.layer import padded
@@ -45,7 +46,7 @@ def expected_attributes(name, config):
         "kv_heads": config["num_key_value_heads"], "feed_forward": config["intermediate_size"],
         "vocabulary": config["vocab_size"], "layers": config["num_hidden_layers"],
         "activation": "geglu" if gemma else "swiglu", "post_norms": int(gemma),
-        "qk_norm": int(gemma or name == "qwen3"), "bidirectional_blocks": 0,
+        "qk_norm": int(gemma or name == "qwen3"), "qkv_bias": 0, "bidirectional_blocks": 0,
         "epsilon": np.float32(config["rms_norm_eps"]),
         "scale": np.float32(config.get("query_pre_attn_scalar", config["head_dim"]) ** -0.5),
         "windows": [config["sliding_window"] if slides else 0 for slides in sliding],
@@ -86,6 +87,26 @@ def test_layers_without_rope_have_a_table_that_turns_no_head(models):
     assert np.all(tables[1, :, 0] == 1)
     assert np.all(tables[1, :, 1] == 0)
     assert np.all(tables[0, 1:, 1, 0] != 0)
+
+
+@pytest.mark.parametrize("name", ["biases", "bias block"])
+def test_biases_are_packed_as_the_designs_read_them(name, models):
+    """Against aie/designs/bias.py, from the checkpoint on; vectors have the length of a row with its bias."""
+    nodes, outputs = read_nodes(models.converted(name))
+    node = decoder_of(lower(nodes, outputs))
+    assert node.attributes["qkv_bias"] == 1
+    with safe_open(models.checkpoint(name).folder / "model.safetensors", "np") as file:
+        weight, bias = (
+            np.concatenate([file.get_tensor(f"model.layers.0.self_attn.{part}_proj.{kind}") for part in "qkv"])
+            for kind in ("weight", "bias")
+        )
+    hidden = weight.shape[1]
+    packed = q4nx.pack(*q4nx.quantize(weight.astype(np.float32)))
+    blocks = with_bias(packed, bias.astype(np.float32), hidden)
+    assert node.packed("weights")[: blocks.nbytes] == blocks.tobytes()
+    line = (hidden // 256 + 1) * 256
+    layers = node.attributes["layers"]
+    assert len(node.packed("vectors")) == (2 * layers + 1) * line * np.dtype(BFLOAT16).itemsize
 
 
 def test_windowed_caches(models):
@@ -245,7 +266,10 @@ def without_rope(nodes):
 VALUE = ["given", "float", None, None]
 ATTENTION = "/layers.1.self_attn/attention"
 CASES = {
-    "bias": (input_of("/layers.1.self_attn.qkv_proj", 2, VALUE), "the QKV projection has a bias, which the array's"),
+    "bias": (input_of("/layers.1.self_attn.o_proj", 2, VALUE), "output projection has a bias, which the array's"),
+    "a bias that is computed": (
+        input_of("/layers.1.self_attn.qkv_proj", 2, VALUE), "expected the QKV projection's bias to be an initializer",
+    ),
     "residual": (input_of("/layers.0.mlp.down_proj", 3, VALUE), "'/layers.0.mlp.down_proj': expected no residual"),
     "a smaller layer": (
         attribute("/layers.2.mlp.gate_up_proj", M=128),
@@ -358,6 +382,6 @@ def test_blocks_that_all_layers_have(models):
 
 def test_no_decoder():
     nodes = [GivenNode("a", "Q4NXMatMul", "ai.flownpu", {}, [VALUE], [["y", "float", None, None]])]
-    assert lower(nodes, ["y"]).on_host == [
-        ("a", "Q4NXMatMul", "the array computes decoders, and there is no attention")
-    ]
+    ((*node, reason),) = lower(nodes, ["y"]).on_host
+    assert node == ["a", "Q4NXMatMul"]
+    assert reason.startswith("the array computes decoders, and there is no attention (where an exporter")

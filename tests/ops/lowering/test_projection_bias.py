@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rule projection_bias: what becomes of an Add behind a projection, and what stays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from flownpu.graph_rewrites import testing
+from flownpu.ops import q4nx
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+MODEL = """
+biased (float[B, S, 96] x, float[B, S, 64] other) => (float[B, S, 64] y{also}) {{
+    p = ai.flownpu.Q4NXMatMul <M = 64, K = 96{attributes}> (x, weight{epilogue})
+    y = Add ({operands})
+}}
+"""
+
+
+def _model(bias: tuple[int, ...] = (64,), operands: str = "p, bias", **parts: str) -> ir.Model:
+    generator = np.random.default_rng(5)
+    weight = q4nx.quantize(generator.standard_normal((128 if "attributes" in parts else 64, 96), np.float32))
+    constants: dict[str, Any] = {
+        "weight": q4nx.pack(*weight, q4nx.NARROW),
+        "bias": generator.standard_normal(bias, np.float32),
+        "first": generator.standard_normal(64, np.float32),
+    }
+    given = {"attributes": "", "epilogue": "", "also": ""} | parts
+    text = MODEL.format(operands=operands, **given)
+    return testing.parse(text, **{name: array for name, array in constants.items() if name in text})
+
+
+@pytest.mark.parametrize("operands", ["p, bias", "bias, p"])
+def test_a_projection_adds_its_bias(operands: str) -> None:
+    """The numbers are those of the two nodes, but for how a sum is rounded: to f32, 2^-24 of it, in each."""
+    original, _ = testing.rewritten(_model(operands=operands))
+    model, misses = testing.rewritten(original, "projection_bias")
+    assert misses == []
+    assert testing.operator_names(model) == ["Q4NXMatMul"]
+    (node,) = model.graph
+    assert [value and value.name for value in node.inputs] == ["x", "weight", "bias"]
+    assert [value.name for value in node.outputs] == ["y"]
+    inputs = {name: np.random.default_rng(6).standard_normal((1, 3, size)) for name, size in (("x", 96), ("other", 64))}
+    feeds = {name: array.astype(np.float32) for name, array in inputs.items()}
+    (found,), (expected,) = (testing.run(graph, feeds) for graph in (model, original))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=4 * 2.0**-24 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        _model(operands="p, other"),
+        _model((3, 64)),
+        _model((1,)),
+        _model((1, 64)),
+        _model(also=", float[B, S, 64] p"),
+        _model(epilogue=", first"),
+        _model(attributes=', gating = "swiglu"'),
+    ],
+    ids=["no constant", "rows of it", "one number", "axes before it", "a product that is read", "a bias", "gated"],
+)
+def test_other_sums_stay(model: ir.Model) -> None:
+    changed, misses = testing.rewritten(model, "projection_bias")
+    assert misses == []
+    assert testing.operator_names(changed) == ["Q4NXMatMul", "Add"]

@@ -6,6 +6,7 @@ None of it has run on such a processor: emulated.py tries it where there is only
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
@@ -58,6 +59,7 @@ def build_wheel(python: Path, pythons: list[Path], source: Path, zig: Zig, work:
     script = "import sysconfig; print(sysconfig.get_path('include'))"
     headers = subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout.strip()
     defines: dict[str, object] = {
+        "CMAKE_CXX_STANDARD_LIBRARIES": _compiler_rt(zig, work / "compiler-rt"),
         "CMAKE_TOOLCHAIN_FILE": TOOLCHAIN,
         "CMAKE_CXX_FLAGS": f"-g1 {prefix_maps(folders, pythons)}",
         "FLOWNPU_COMMIT": commit()[0],
@@ -65,3 +67,35 @@ def build_wheel(python: Path, pythons: list[Path], source: Path, zig: Zig, work:
         "Python_INCLUDE_DIR": headers,
     }
     return pip_wheel(python, source, work / FOLDER, dist, platform=PLATFORM, defines=defines, **zig.variables())
+
+
+def _compiler_rt(zig: Zig, work: Path) -> Path:
+    """The functions that clang's code calls, as Zig compiles them when it first links, without debug information.
+
+    That names Zig's folder, which no option of clang's changes: they are in Zig. A link that finds them here takes none
+    of those that Zig adds.
+    """
+    library = work / "libcompiler_rt.a"
+    if library.is_file():
+        return library
+    work.mkdir(parents=True, exist_ok=True)
+    nothing, cache = work / "nothing.c", work / "cache"
+    nothing.write_text("", encoding="utf-8")
+    variables = os.environ | dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(cache))
+    link: list[str | Path] = [
+        zig.program,
+        "cc",
+        f"--target={zig.target}",
+        "-g1",
+        "-shared",
+        nothing,
+        "-o",
+        work / "nothing.so",
+    ]
+    subprocess.run(link, env=variables, check=True)
+    (theirs,) = cache.glob("o/*/libcompiler_rt.a")
+    functions = work / "compiler_rt.o"  # one file is all of it
+    functions.write_bytes(subprocess.run([zig.program, "ar", "p", theirs], check=True, stdout=subprocess.PIPE).stdout)
+    subprocess.run([find_objcopy(), "--strip-debug", functions], check=True)
+    subprocess.run([zig.program, "ar", "crs", library, functions], check=True)
+    return library

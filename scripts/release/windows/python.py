@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Python", "download", "exported"]
 
 PANDA3D = "panda3d==1.10.16"
-# Of Python 3.12 on, for `platform`, which does without: it calls VariantToString, at which Wine 8 ends the process.
+# A module of Python 3.12 on, without which `platform` does: it calls VariantToString, at which Wine 8 ends the process.
 NOT_UNDER_WINE = "_wmi.pyd"
 # What of the standard library no program needs.
 LEFT_OUT = (

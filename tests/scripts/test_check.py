@@ -113,7 +113,7 @@ def test_a_unit_that_was_clean_is_read_again_when_what_it_includes_changes(
 
 
 def test_units_are_read_as_one_where_that_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Not with another of the same names, nor what a macro or a `using` of one would change in the next."""
+    """Not with another of the same names, nor what a macro, or a `using` of its words, would change in the next."""
     texts = {
         "one": "namespace {\nconstexpr int kSize = 1;\nint f(int x) { return x; }\n}\n",
         "two": "int g(int x) { return kOther; }\n",
@@ -121,6 +121,7 @@ def test_units_are_read_as_one_where_that_changes_nothing(monkeypatch: pytest.Mo
         "and": "namespace {\nclass kSize final : public Base {\n};\n}\n",
         "macro": "#define SIZE 1\n",
         "using": "using std::vector;\n",
+        "changes": "using std::kOther;\nclass kSmall;\nclass kSize;\n",
         "other": "int h() { return 1; }\n",
     }
     units = [tmp_path / f"{name}.cc" for name in texts]
@@ -130,7 +131,7 @@ def test_units_are_read_as_one_where_that_changes_nothing(monkeypatch: pytest.Mo
     commands = {unit: [f"c++ -c {unit}"] for unit in units}
     commands[units[-1]] = [f"c++ -O3 -c {units[-1]}"]
     groups = [[unit.stem for unit in group] for group in lint.alike(units, commands)]
-    assert groups == [["one", "two"], ["same"], ["and"], ["macro"], ["using"], ["other"]]
+    assert groups == [["one", "two", "using"], ["same"], ["and"], ["macro"], ["changes"], ["other"]]
 
 
 @pytest.mark.parametrize(("said", "read"), [("", ["0.cc"]), ("a finding", ["0.cc", "one.cc", "two.cc"])])

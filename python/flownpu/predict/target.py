@@ -125,6 +125,7 @@ def _of_configuration(config: Mapping[str, Any], where: str, block: int = 0) -> 
             "activation": found.gating,
             "post_norms": found.sandwich_norms,
             "qk_norm": found.qk_norm,
+            "qkv_bias": found.qkv_bias,
             "windows": [layer.window or 0 for layer in found.layers],
             "tables": [rotaries.index(layer.rotary) for layer in found.layers],
             "vocabulary": found.vocabulary_size,

@@ -65,7 +65,7 @@ def test_the_programs_are_those_of_the_model(built, checkpoint):
         found = program["attributes"]
         assert {key: values[0] for key, values in found.items() if len(values) == 1} == {
             "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_size": d, "feed_forward": feed_forward,
-            "post_norms": 1, "qk_norm": 1, "epsilon": bits_of(config["rms_norm_eps"]),
+            "post_norms": 1, "qk_norm": 1, "qkv_bias": 0, "epsilon": bits_of(config["rms_norm_eps"]),
             "scale": bits_of(config["query_pre_attn_scalar"] ** -0.5), "vocabulary": config["vocab_size"],
         }  # fmt: skip
         assert bytes(found["activation"]) == b"geglu"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["ARRAY", "FAMILY", "INDEX", "MAGIC", "SEQUENCE", "VERSION", "Words"]
 
 MAGIC = int.from_bytes(b"FlowNPU\0", "little")
-VERSION = 3
+VERSION = 4
 # Kinds: of the emulator, and of a folder of artifacts (artifacts/index.py, programs/call_family.py).
 ARRAY, SEQUENCE, INDEX, FAMILY = 1, 2, 3, 4
 

@@ -478,9 +478,8 @@ FoundDecoder find_decoder(const std::vector<Node>& nodes, const GraphWalk& graph
   const auto attention = std::ranges::find_if(nodes, is_attention);
   if (attention == nodes.end()) {
     fail(limits.who,
-         " computes decoders, and there is no attention (where an exporter wrote it in operators "
-         "that "
-         "conversion does not know as one, convert the checkpoint itself)");
+         " computes decoders, and there is no attention (where an exporter wrote it in "
+         "operators that conversion does not know as one, convert the checkpoint itself)");
   }
   Matcher found(graph, limits);
   found.match(*attention);

@@ -93,7 +93,7 @@ def test_logits(rng, name, prompt, stops, ways, session_of, embed, models):
 
     The rms of the errors is an estimate (tests/npu/rounding.py), of roundings that are taken for independent and evenly
     spread: twice of it leaves room for what they are not. A wrong angle, scale or norm changes logits by about their
-    own spread, several times that.
+    own spread, at least three times the bound.
     """
     session, model = session_of(name, ways=ways), models.checkpoint(name)
     ids, steps = rng.integers(3, 300, stops[-1]), steps_of(*stops)

@@ -129,6 +129,7 @@ fuzz: build/sanitize/built
 # models call on the emulated array: those are the other build's. The kernels' own tests call sanitized ones.
 build/sanitize/built: .venv/test
 	$(TOOLS) cmake -S . -B build/sanitize -G Ninja -DFLOWNPU_TESTING=ON -DFLOWNPU_WERROR=ON -DFLOWNPU_SANITIZE=ON \
+		-DFLOWNPU_JOIN_UNITS=ON \
 		-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 	$(BIN)/cmake --build build/sanitize --target flownpu_testing flownpu_aie_testing flownpu_ep flownpu_native
 	cp build/testing/libflownpu_aie_xdna*.so build/sanitize/
@@ -178,12 +179,14 @@ INSTALL := $(BIN)/pip install --quiet --no-compile
 	touch $@
 
 # One build makes what is installed and, beside it, the modules through which tests call C++; what builds stays in .venv,
-# so that the next build finds it where this one did and compiles what is new.
+# so that the next build finds it where this one did and compiles what is new. Units are compiled together, as under the
+# sanitizers.
 WHEEL := build/testing/wheel
 $(WHEEL)/built: .venv/builder $(SOURCES) $(TESTING_SOURCES) | xrt-headers
 	rm -rf $(WHEEL)
 	$(TOOLS) pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(WHEEL) --config-settings=build-dir=build/testing \
-		--config-settings=cmake.define.FLOWNPU_TESTING=ON --config-settings=cmake.define.FLOWNPU_WERROR=ON .
+		--config-settings=cmake.define.FLOWNPU_TESTING=ON --config-settings=cmake.define.FLOWNPU_WERROR=ON \
+		--config-settings=cmake.define.FLOWNPU_JOIN_UNITS=ON .
 	touch $@
 
 .venv/test: .venv/needed $(WHEEL)/built

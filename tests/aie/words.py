@@ -31,7 +31,7 @@ class Reader:
 
     def head(self):
         """Checks magic and version; the kind."""
-        assert (struct.pack("<q", self.integer()), self.integer()) == (b"FlowNPU\0", 3)
+        assert (struct.pack("<q", self.integer()), self.integer()) == (b"FlowNPU\0", 4)
         kind, self.identity = self.integer(), self.integer()
         return kind
 

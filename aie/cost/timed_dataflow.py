@@ -290,10 +290,10 @@ class TimedDataflow:
 
     def _core(self, core: Core) -> _Process:
         variables: dict[str, int] = {}
-        views: dict[str, Fifo] = {}
+        view_bytes: dict[str, int] = {}
         while True:
             waited = False
-            for step in self._body(core, core.body, variables, views):
+            for step in self._body(core, core.body, variables, view_bytes):
                 waited = True
                 yield step
             # A pass that waits for nothing and takes no time would go on for ever.
@@ -301,7 +301,7 @@ class TimedDataflow:
                 return
 
     def _body(
-        self, core: Core, body: tuple[Statement, ...], variables: dict[str, int], views: dict[str, Fifo]
+        self, core: Core, body: tuple[Statement, ...], variables: dict[str, int], view_bytes: dict[str, int]
     ) -> Iterator[float | _Waitable]:
         for statement in body:
             match statement:
@@ -309,9 +309,9 @@ class TimedDataflow:
                     bounds = (evaluate(bound, variables) for bound in (statement.start, statement.stop, statement.step))
                     for index in range(*bounds):
                         variables[statement.variable] = index
-                        yield from self._body(core, statement.body, variables, views)
+                        yield from self._body(core, statement.body, variables, view_bytes)
                 case Acquire():
-                    views[statement.name] = self.fifos[statement.fifo]
+                    view_bytes[statement.name] = self.fifos[statement.fifo].type.bytes
                     end = self.cores[statement.fifo, core.tile, statement.port == "produce"]
                     while end.left() < statement.count * self.fifos[statement.fifo].type.bytes:
                         yield end.waitable
@@ -320,7 +320,7 @@ class TimedDataflow:
                     end.move(statement.count * self.fifos[statement.fifo].type.bytes)
                     self._changed(end.waitable)
                 case Call():
-                    integers, size = call_arguments(statement, variables, views, self.bytes_of)
+                    integers, size = call_arguments(statement, variables, view_bytes, self.bytes_of)
                     cycles = self.call_cycles(statement.kernel, integers, size)
                     self.spans.append(Span(core.tile, "core", statement.kernel, self.now, cycles))
                     yield cycles

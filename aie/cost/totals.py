@@ -7,13 +7,16 @@ Long sequences take no longer to count than short ones. What waits for what is f
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from flownpu.aie.cost.kernels import published_cycles
 from flownpu.aie.plan.data import (
     Acquire,
     BarrierWait,
+    BufferArgument,
     Call,
+    Core,
     Load,
     Loop,
     Release,
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
-    from flownpu.aie.plan.data import Array, Core, Fifo, Plan, Statement
+    from flownpu.aie.plan.data import Array, Fifo, Plan, Statement
 
 __all__ = ["array_flow", "core_cycles", "from_shim", "stream_seconds"]
 
@@ -85,7 +88,7 @@ def array_flow(array: Array, moved: Mapping[str, int]) -> dict[str, float]:
 
 def core_cycles(plan: Plan, through: Mapping[str, float], device: Device, values: Values) -> dict[Tile, float]:
     """Each core's kernels, over all passes of a call."""
-    interpreters = [_Interpreter(plan, core, device, values) for core in plan.array.cores]
+    passes = [_Passes(plan, core, device, values) for core in plan.array.cores]
     initial = {(b.name, i): int(v) for b in plan.array.buffers for i, v in enumerate(b.initial_value)}
     words, cycles = dict(initial), defaultdict[Tile, float](float)
     started = set[Tile]()
@@ -93,37 +96,76 @@ def core_cycles(plan: Plan, through: Mapping[str, float], device: Device, values
         if isinstance(step, WriteParameter):
             words[step.buffer, step.index] = step.value
         elif isinstance(step, SetBarrier):
-            for interpreter in interpreters:
-                if step.barrier in interpreter.barriers:
-                    cycles[interpreter.core.tile] += interpreter.run(words)[0]
-                    started.add(interpreter.core.tile)
-    for interpreter in interpreters:
-        if interpreter.core.tile not in started:  # it runs as long as objects come
-            of_pass, released = interpreter.run(words)
-            passes = max((through[name] / size for name, size in released.items() if through[name]), default=1.0)
-            cycles[interpreter.core.tile] = of_pass * passes
-    return {interpreter.core.tile: cycles[interpreter.core.tile] for interpreter in interpreters}
+            for each in passes:
+                if step.barrier in each.barriers:
+                    cycles[each.core.tile] += each.run(words)[0]
+                    started.add(each.core.tile)
+    for each in passes:
+        if each.core.tile not in started:  # it runs as long as objects come
+            of_pass, released = each.run(words)
+            count = max((through[name] / size for name, size in released.items() if through[name]), default=1.0)
+            cycles[each.core.tile] = of_pass * count
+    return {each.core.tile: cycles[each.core.tile] for each in passes}
 
 
-class _Interpreter:
-    """Runs a core's program once, a loop's body once for all its turns: a kernel takes as long in every turn."""
+class _Passes:
+    """Prices a core's passes: a kernel takes as long in every turn of a loop."""
 
     def __init__(self, plan: Plan, core: Core, device: Device, values: Values) -> None:
         self.core, self._device, self._values = core, device, values
-        self._fifos = {fifo.name: fifo for fifo in plan.array.fifos}
-        self._bytes = {buffer.name: buffer.type.bytes for buffer in plan.array.buffers}
-        self.barriers = {s.barrier for s in core.body if isinstance(s, BarrierWait)}
+        self.barriers = {s.barrier for s in core.statements if isinstance(s, BarrierWait)}
+        self._loaded = {s.buffer for s in core.statements if isinstance(s, (Load, Store))}
+        fifos = {s.fifo for s in core.statements if isinstance(s, Acquire)}
+        buffers = {a.buffer for s in core.statements if isinstance(s, Call) for a in s.arguments
+                   if isinstance(a, BufferArgument)}  # fmt: skip
+        self._fifos = tuple((fifo.name, fifo.type.bytes) for fifo in plan.array.fifos if fifo.name in fifos)
+        self._buffers = tuple((b.name, b.type.bytes) for b in plan.array.buffers if b.name in buffers)
 
-    def run(self, words: dict[tuple[str, int], int]) -> tuple[float, dict[str, float]]:
+    def run(self, words: dict[tuple[str, int], int]) -> tuple[float, Mapping[str, float]]:
         """One pass with these run-time parameters: its cycles, and bytes that were given on or back by fifo."""
-        self._cycles, self._released, self._words = 0.0, defaultdict[str, float](float), words
-        self._body(self.core.body, {}, {}, 1.0)
-        return self._cycles, self._released
+        own = tuple((key, value) for key, value in words.items() if key[0] in self._loaded)
+        of_pass = _pass(self.core, own, self._fifos, self._buffers)
+        words.update(of_pass.stored)
+        cycles = 0.0
+        for (kernel, integers, size), turns in of_pass.calls.items():
+            cycles += turns * published_cycles(self._device, self._values, kernel, list(integers), size)
+        return cycles, of_pass.released
 
-    def _body(
-        self, body: tuple[Statement, ...], variables: dict[str, int], views: dict[str, Fifo], turns: float
+
+class _Pass(NamedTuple):
+    """What a core does in a pass: calls by kernel, integers and bytes; bytes it gives on or back; words it leaves."""
+
+    calls: defaultdict[tuple[str, tuple[int, ...], int], float]
+    released: defaultdict[str, float]
+    stored: dict[tuple[str, int], int]
+
+
+@lru_cache(maxsize=4096)  # calls of a model's programs have few arrays, and differ in few parameters
+def _pass(
+    core: Core,
+    words: tuple[tuple[tuple[str, int], int], ...],
+    fifos: tuple[tuple[str, int], ...],
+    buffers: tuple[tuple[str, int], ...],
+) -> _Pass:
+    """A pass with these run-time parameters, objects of fifos and buffers of so many bytes; not to be changed."""
+    follower = _Follower(dict(words), dict(fifos), dict(buffers))
+    follower.body(core.body, {}, {}, 1.0)
+    return follower.of_pass
+
+
+class _Follower:
+    """Follows a pass; a loop's body once for all its turns, unless they differ."""
+
+    def __init__(
+        self, words: dict[tuple[str, int], int], object_bytes: dict[str, int], buffer_bytes: dict[str, int]
     ) -> None:
-        words = self._words
+        self._words, self._object_bytes, self._buffer_bytes = words, object_bytes, buffer_bytes
+        self.of_pass = _Pass(defaultdict(float), defaultdict(float), {})
+
+    def body(
+        self, body: tuple[Statement, ...], variables: dict[str, int], view_bytes: dict[str, int], turns: float
+    ) -> None:
+        """Counts these statements so many times."""
         for statement in body:
             match statement:
                 case Loop():
@@ -132,19 +174,20 @@ class _Interpreter:
                     each = indices if depends_on_index(statement) else indices[:1]
                     for index in each:
                         variables[statement.variable] = index
-                        self._body(statement.body, variables, views, turns * (len(indices) / len(each)))
+                        self.body(statement.body, variables, view_bytes, turns * (len(indices) / len(each)))
                 case Acquire():
-                    views[statement.name] = self._fifos[statement.fifo]
+                    view_bytes[statement.name] = self._object_bytes[statement.fifo]
                 case Release():
-                    self._released[statement.fifo] += turns * (statement.count * self._fifos[statement.fifo].type.bytes)
+                    size = statement.count * self._object_bytes[statement.fifo]
+                    self.of_pass.released[statement.fifo] += turns * size
                 case Call():
-                    integers, size = call_arguments(statement, variables, views, self._bytes)
-                    cycles = published_cycles(self._device, self._values, statement.kernel, integers, size)
-                    self._cycles += turns * cycles
+                    integers, size = call_arguments(statement, variables, view_bytes, self._buffer_bytes)
+                    self.of_pass.calls[statement.kernel, tuple(integers), size] += turns
                 case Load():
                     key = statement.buffer, evaluate(statement.index, variables)
-                    variables[statement.variable] = words.get(key, 0)
+                    variables[statement.variable] = self._words.get(key, 0)
                 case Store():
-                    words[statement.buffer, evaluate(statement.index, variables)] = evaluate(statement.value, variables)
+                    key = statement.buffer, evaluate(statement.index, variables)
+                    self._words[key] = self.of_pass.stored[key] = evaluate(statement.value, variables)
                 case _:
                     pass

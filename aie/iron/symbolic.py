@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -146,7 +147,7 @@ class CoreTrace:
         self._blocks.append([])
         yield Symbol(plan.Variable(variable))
         body = tuple(self._blocks.pop())
-        self.add(plan.Loop(variable, start, stop, step, body))
+        self.add(_one_of_equal(plan.Loop(variable, start, stop, step, body)))
 
     @property
     def body(self) -> tuple[plan.Statement, ...]:
@@ -167,6 +168,12 @@ class CoreTrace:
             yield
         finally:
             _CURRENT.reset(token)
+
+
+@lru_cache(maxsize=4096)  # loops of the last some arrays
+def _one_of_equal(loop: plan.Loop) -> plan.Loop:
+    """The first that was equal: what was found out about a loop is kept by it, and the same one is found at once."""
+    return loop
 
 
 def current_core() -> CoreTrace | None:

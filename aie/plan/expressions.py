@@ -12,7 +12,7 @@ from flownpu.aie.plan.data import BufferArgument, Element, Load, Loop, Operation
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from flownpu.aie.plan.data import Call, Expression, Fifo
+    from flownpu.aie.plan.data import Call, Expression
 
 __all__ = ["call_arguments", "depends_on_index", "evaluate"]
 
@@ -40,13 +40,23 @@ def evaluate(value: Expression, variables: Mapping[str, int]) -> int:
 
 
 def call_arguments(
-    call: Call, variables: Mapping[str, int], views: Mapping[str, Fifo], buffer_bytes: Mapping[str, int]
+    call: Call, variables: Mapping[str, int], view_bytes: Mapping[str, int], buffer_bytes: Mapping[str, int]
 ) -> tuple[list[int], int]:
-    """The integers of a kernel's call, and the bytes of its objects and buffers together."""
+    """The integers of a kernel's call, and the bytes of its objects and buffers together.
+
+    Args:
+        call: the statement.
+        variables: integers by name.
+        view_bytes: of one object of each view that is held.
+        buffer_bytes: of each buffer.
+
+    Raises:
+        KeyError: a name is not known.
+    """
     integers, size = [], 0
     for argument in call.arguments:
         if isinstance(argument, Element):
-            size += views[argument.view].type.bytes
+            size += view_bytes[argument.view]
         elif isinstance(argument, BufferArgument):
             size += buffer_bytes[argument.buffer]
         else:

@@ -82,7 +82,8 @@ def run_all(session, hidden, steps, past=None, **options):
         # A layer without RoPE among those that have it.
         ("smollm3", True, (50, 51), DECODE_WAYS),
         # Biases of queries, keys and values, by every way.
-        *((name, True, TURNS, (way,)) for name in ("biases", "bias block") for way in DECODE_WAYS),
+        *(pytest.param("biases", True, TURNS, (way,), marks=[SLOW] * (way != DECODE_WAYS[0])) for way in DECODE_WAYS),
+        *(pytest.param("bias block", True, TURNS, (way,), marks=SLOW) for way in DECODE_WAYS),
         # A vocabulary that fills no blocks; a narrow model, whose prompt goes token by token.
         ("odd", True, TURNS, DECODE_WAYS),
         pytest.param("narrow", False, (7, 8), DECODE_WAYS, marks=SLOW),

@@ -283,6 +283,7 @@ def test_a_device_is_made_once() -> None:
     assert eager_call.open_device("test", "cpu", {"threads": "2"}) is not found[0]
 
 
+@pytest.mark.slow
 def test_python_goes_on_while_an_operator_computes() -> None:
     """Another thread counts during one call; it could not if the call held the interpreter's lock."""
     rng = np.random.default_rng(3)

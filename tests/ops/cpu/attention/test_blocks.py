@@ -12,7 +12,9 @@ from tests.ops.device import ISAS, run
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cache", CACHE_TYPES)
-@pytest.mark.parametrize("attributes", [{}, {"local_window_size": 48}, {"local_window_size": 200}])
+@pytest.mark.parametrize(
+    "attributes", [{}, {"local_window_size": 48}, pytest.param({"local_window_size": 200}, marks=pytest.mark.slow)]
+)
 def test_blocks_see_ahead(isa: str, cache: str, attributes: dict[str, int]) -> None:
     """Pictures of 100 tokens, one after text and two side by side; before a past, on top of it, and with one token."""
     talk = Conversation(capacity=512, cache=cache, isa=isa, norm=True, **attributes)

@@ -84,6 +84,7 @@ def test_parts_are_merged_in_one_order_whoever_does_them() -> None:
         np.testing.assert_array_equal(node(*inputs)[0], first)
 
 
+@pytest.mark.slow  # of numbers alone: what is read and written other tests here read and write
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("tokens", [1, 63])

@@ -176,7 +176,14 @@ def check_caches(pool: Pool, expected: list[np.ndarray]) -> None:
         )
 
 
-@pytest.mark.parametrize("attributes", [{}, {"local_window_size": 20}, {"softcap": 5.0}, {"scale": 0.05}])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {},
+        {"local_window_size": 20},
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ({"softcap": 5.0}, {"scale": 0.05})),
+    ],
+)
 @pytest.mark.parametrize("cache", POOL_TYPES)
 @pytest.mark.parametrize("isa", ISAS)
 def test_mixed_calls(isa: str, cache: str, attributes: dict[str, Any]) -> None:

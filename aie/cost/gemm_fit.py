@@ -99,7 +99,8 @@ def _sizes(gemm: Measured, order: Order) -> tuple[Measured, ...]:
     """`_SWEPT` of a sweep's sizes, the largest among them."""
     tiling = replace(gemm.tiling, b_order=order)
     grid = list(itertools.product(*(range(unit, _LARGEST + 1, unit) for unit in tiling.native(gemm.target))))
-    return tuple(replace(gemm, tiling=tiling, size=size) for size in grid[:: -(len(grid) // _SWEPT)])
+    chosen = grid[:: -(len(grid) // _SWEPT)]
+    return tuple(replace(gemm, tiling=tiling, size=(m, k, n)) for m, k, n in chosen)
 
 
 def _swept(gemm: Measured, known: Parameters, measured: bool, order: Order) -> list[float]:

@@ -181,7 +181,7 @@ class _Instructions:
 
 
 def _add(folder: ArtifactFolder, call: ArtifactCall, position: int) -> None:
-    plan = call.last_plan if position == call.last else call.plan(position)
+    plan = call.last_plan if position == call.last else call.recorded(position)  # which `add` checks
     folder.add(call.operator, call.array, _name(call, position), plan)
 
 

@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 import tempfile
-from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,11 @@ from flownpu.aie.artifacts.xclbin import pack_xclbin
 from flownpu.aie.check import require_valid
 from flownpu.aie.mlir.module import to_mlir
 from flownpu.aie.plan.as_json import to_json
-from flownpu.aie.plan.data import Sequence
+from flownpu.aie.plan.data import Plan, Sequence
 
 if TYPE_CHECKING:
     from flownpu.aie.artifacts.toolchain import Toolchain
-    from flownpu.aie.plan.data import Kernel, Plan
+    from flownpu.aie.plan.data import Array, Kernel
 
 __all__ = ["MANIFEST", "ArtifactFolder", "digest", "write_bytes", "write_text"]
 
@@ -91,7 +91,7 @@ class ArtifactFolder:
         """
         require_valid(plan)
         text = to_mlir(plan)
-        array_digest = digest(to_mlir(replace(plan, sequence=Sequence("sequence", (), ()))))
+        array_digest = _array_digest(plan.array)
         if self._arrays_seen.setdefault(array, array_digest) != array_digest:
             raise ValueError(f"[artifacts] two arrays that differ are both called {array}: {call} is of the second")
         folder = self.path / array
@@ -255,6 +255,12 @@ class ArtifactFolder:
 
     def _write_manifest(self) -> None:
         write_text(self.path / MANIFEST, json.dumps(self._manifest, indent=1, sort_keys=True) + "\n")
+
+
+@lru_cache(maxsize=16)  # a call is compiled at several positions, of which the array is the same
+def _array_digest(array: Array) -> str:
+    """The digest of an array without a sequence, as the compiler gets it."""
+    return digest(to_mlir(Plan("array", array, Sequence("sequence", (), ()))))
 
 
 def digest(content: str | bytes) -> str:

@@ -230,9 +230,11 @@ class _Rule:
         """Adds what was seen; False: it contradicts what was seen before."""
         if not any(numbers):
             return not words.any()
+        if (seen := self.more(numbers)) is not None:
+            return np.array_equal(seen, words)
         left, known = self._reduced(numbers)
-        if not any(left):
-            return bool((np.broadcast_to(known, words.shape) == words).all())
+        if not any(left):  # and words that are no whole numbers
+            return False
         pivot = next(place for place, value in enumerate(left) if value)
         scale = left[pivot]
         rest = np.array([Fraction(int(word)) for word in words], object) - known

@@ -40,26 +40,28 @@ _Parameters: TypeAlias = "Mapping[tuple[str, int], int]"
 
 
 def objects_moved(body: tuple[Statement, ...], parameters: _Parameters, variables: dict[str, int]) -> Ends:
-    """How many objects of each (fifo, port) a program releases.
+    """How many objects of each (fifo, port) a program releases; its variables are left in `variables`.
 
     Raises:
         KeyError: the program reads a run-time parameter that was not written.
     """
     moved: Ends = Counter()
-    for statement in body:
-        if isinstance(statement, Release):
-            moved[statement.fifo, statement.port] += statement.count
-        elif isinstance(statement, Load):
-            variables[statement.variable] = parameters[statement.buffer, evaluate(statement.index, variables)]
-        elif isinstance(statement, Loop):
-            start, stop, step = (evaluate(v, variables) for v in (statement.start, statement.stop, statement.step))
-            passes = range(start, stop, step)
-            if depends_on_index(statement):
-                for index in passes:
-                    moved.update(objects_moved(statement.body, parameters, variables | {statement.variable: index}))
-            elif passes:
-                once = objects_moved(statement.body, parameters, variables | {statement.variable: passes[0]})
-                moved.update({end: count * len(passes) for end, count in once.items()})
+
+    def follow(body: tuple[Statement, ...], times: int) -> None:
+        for statement in body:
+            if isinstance(statement, Release):
+                moved[statement.fifo, statement.port] += statement.count * times
+            elif isinstance(statement, Load):
+                variables[statement.variable] = parameters[statement.buffer, evaluate(statement.index, variables)]
+            elif isinstance(statement, Loop):
+                start, stop, step = (evaluate(v, variables) for v in (statement.start, statement.stop, statement.step))
+                passes = range(start, stop, step)
+                each = passes if depends_on_index(statement) else passes[:1]
+                for index in each:
+                    variables[statement.variable] = index
+                    follow(statement.body, times * (len(passes) // len(each)))
+
+    follow(body, 1)
     return moved
 
 

@@ -8,7 +8,7 @@ order), or a drain that its data reaches was: the output cannot be there before 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING
 
 from flownpu.aie.check.resources import words
@@ -179,6 +179,7 @@ class _Known:
 
     def __init__(self, steps: Iterable[Step], reach: dict[str, set[str]]) -> None:
         self._reach = reach
+        self._reaching: dict[str, list[str]] = {}
         self._order: dict[str, int] = {}
         self._moved: dict[str, int] = {}  # elements of its fifo, this transfer's and those before it
         self._total: defaultdict[str, int] = defaultdict(int)
@@ -186,6 +187,12 @@ class _Known:
             if isinstance(step, Transfer):
                 self._total[step.fifo] += step.tap.elements
                 self._order[step.name], self._moved[step.name] = number, self._total[step.fifo]
+
+    def reaching(self, fifo: str) -> list[str]:
+        """The fifos whose data reaches this one, itself among them."""
+        if fifo not in self._reaching:
+            self._reaching[fifo] = [name for name, reached in self._reach.items() if name == fifo or fifo in reached]
+        return self._reaching[fifo]
 
     def ends_with(self, other: Transfer, ended: Transfer) -> bool:
         """Whether `other` has ended when `ended` has."""
@@ -206,7 +213,8 @@ def _order(plan: Plan, limits: Limits) -> Iterator[Violation]:
     tiles = {fifo.name: _shim_tile(fifo, limits) for fifo in plan.array.fifos}
     tiles = {name: places.setdefault(tile, tile) for name, tile in tiles.items()}
     live: dict[str, Transfer] = {}
-    running: dict[str, Transfer] = {}  # not known to be complete
+    on_tile: Counter[Tile | None] = Counter()  # of these
+    running: dict[str, deque[Transfer]] = {fifo.name: deque() for fifo in plan.array.fifos}  # not known to be complete
     started: set[str] = set()
     ended: set[str] = set()
     for step in plan.sequence.steps:
@@ -214,8 +222,10 @@ def _order(plan: Plan, limits: Limits) -> Iterator[Violation]:
             if step.name in started:
                 yield Violation(f"transfer {step.name}", "transfers of this name", 2, 1)
             started.add(step.name)
-            live[step.name], running[step.name] = step, step
-            yield from _counts(step, live, running, tiles, limits)
+            live[step.name] = step
+            on_tile[tiles[step.fifo]] += 1
+            running[step.fifo].append(step)
+            yield from _counts(step, tiles[step.fifo], on_tile, running[step.fifo], limits)
         elif isinstance(step, (Await, Free)):
             place = f"transfer {step.transfer}"
             if step.transfer in ended:
@@ -224,6 +234,7 @@ def _order(plan: Plan, limits: Limits) -> Iterator[Violation]:
                 yield Violation(place, "a transfer started before its end", 1, 0)
             else:
                 transfer = live.pop(step.transfer)
+                on_tile[tiles[transfer.fifo]] -= 1
                 ended.add(step.transfer)
                 yield from _end(step, transfer, running, known)
     for name in live:
@@ -231,39 +242,33 @@ def _order(plan: Plan, limits: Limits) -> Iterator[Violation]:
 
 
 def _counts(
-    step: Transfer,
-    live: dict[str, Transfer],
-    running: dict[str, Transfer],
-    tiles: dict[str, Tile | None],
-    limits: Limits,
+    step: Transfer, tile: Tile | None, on_tile: Counter[Tile | None], queued: deque[Transfer], limits: Limits
 ) -> Iterator[Violation]:
-    tile = tiles[step.fifo]
     if tile is None:
         return
-    on_tile = sum(tiles[other.fifo] is tile for other in live.values())
-    if on_tile > limits.shim.buffer_descriptors:
+    if on_tile[tile] > limits.shim.buffer_descriptors:
         yield Violation(
-            describe(tile, limits), "buffer descriptors live at once", on_tile, limits.shim.buffer_descriptors
+            describe(tile, limits), "buffer descriptors live at once", on_tile[tile], limits.shim.buffer_descriptors
         )
-    queued = sum(other.fifo == step.fifo for other in running.values())
-    if queued > limits.task_queue:
-        yield Violation(describe(tile, limits), f"tasks queued for fifo {step.fifo}", queued, limits.task_queue)
+    if len(queued) > limits.task_queue:
+        yield Violation(describe(tile, limits), f"tasks queued for fifo {step.fifo}", len(queued), limits.task_queue)
 
 
 def _end(
     step: Await | Free,
     transfer: Transfer,
-    running: dict[str, Transfer],
+    running: dict[str, deque[Transfer]],
     known: _Known,
 ) -> Iterator[Violation]:
     place = f"transfer {transfer.name}"
     if isinstance(step, Free):
-        if transfer.name in running:
+        if transfer in running[transfer.fifo]:
             detail = "await it, or a drain of its data, first; its descriptor is still live"
             yield Violation(place, "completion known before Free", "yes", "no", detail)
         return
     if not transfer.token:
         yield Violation(place, "a token to await", 1, 0, "start it with wait=True")
-    for name, other in list(running.items()):
-        if known.ends_with(other, transfer):
-            del running[name]
+    for fifo in known.reaching(transfer.fifo):
+        queue = running[fifo]
+        while queue and known.ends_with(queue[0], transfer):  # in this order: of those behind less is known
+            queue.popleft()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -94,12 +94,18 @@ def _tops(gemm: Measured, known: Parameters, measured: bool) -> float:
     return predict_gemm(gemm.target, gemm.precision, *gemm.sizes, gemm.tiling, measured=rate, known=of).tops
 
 
-def _swept(gemm: Measured, known: Parameters, measured: bool, order: Order) -> list[float]:
-    """TOPS of `_SWEPT` of a sweep's sizes, the largest among them."""
+@cache
+def _sizes(gemm: Measured, order: Order) -> tuple[Measured, ...]:
+    """`_SWEPT` of a sweep's sizes, the largest among them."""
     tiling = replace(gemm.tiling, b_order=order)
     grid = list(itertools.product(*(range(unit, _LARGEST + 1, unit) for unit in tiling.native(gemm.target))))
     chosen = grid[:: -(len(grid) // _SWEPT)]
-    return [_tops(replace(gemm, tiling=tiling, size=(m, k, n)), known, measured) for m, k, n in chosen]
+    return tuple(replace(gemm, tiling=tiling, size=(m, k, n)) for m, k, n in chosen)
+
+
+def _swept(gemm: Measured, known: Parameters, measured: bool, order: Order) -> list[float]:
+    """TOPS of these sizes."""
+    return [_tops(each, known, measured) for each in _sizes(gemm, order)]
 
 
 def _best(gemm: Measured, known: Parameters, measured: bool) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.gemm_parameters import gemm_parameters
@@ -89,6 +90,7 @@ class KernelSize:
         return self.m * self.k * self.n
 
 
+@cache
 def precision_of(target: str, name: str) -> Precision:
     """A precision that a generation multiplies in.
 
@@ -186,9 +188,9 @@ def largest_kernels(
     best: list[KernelSize] = []
     for m, n in _SIDES:
         size = KernelSize(m, k, n)
-        before = measured or efficiency(known, precision, KernelSize(m, k + DEPTH, n))
         if not fits(precision, size, output_buffers=output_buffers):
             continue
+        before = measured or efficiency(known, precision, KernelSize(m, k + DEPTH, n))
         if not is_compute_bound(known, precision, size, known["stream"], before):
             continue
         product = best[0].m * best[0].n if best else 0

@@ -8,6 +8,7 @@ sizes and tiles. parameters.toml says what each is.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.parameters import GEMM_TABLES
@@ -32,7 +33,15 @@ class GemmParameters:
 
     def kinds(self, name: str) -> list[str]:
         """The kinds that a parameter has several values for: what the table has behind its name."""
-        return [key.split()[1] for key in self.table if key.startswith(f"{name} ")]
+        return self._kinds.get(name, [])
+
+    @cached_property
+    def _kinds(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name, *kind in (key.split() for key in self.table):
+            if kind:
+                found.setdefault(name, []).append(kind[0])
+        return found
 
     def with_values(self, values: Values) -> GemmParameters:
         """The same but for some."""

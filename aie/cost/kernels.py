@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
 
-__all__ = ["published_cycles"]
+__all__ = ["priced_by_integers", "published_cycles"]
 
 # Operators on vectors, by how many of their integers (kernels/README.md) are factors of a call's elements: rows (heads)
 # and the size of each, or all of them.
@@ -31,6 +31,11 @@ _LATENCY = 6  # cycles until an accumulator is used again (mlir-aie)
 _VECTOR_BYTES = 64  # a 512-bit register: what a core loads or stores in a cycle (AMD AM020)
 _STORES = _SIDE * _SIDE * 4 / _VECTOR_BYTES  # cycles in which a sub-tile of sums in f32 leaves
 _FLOW_KV = {"flow_kv_scores", "flow_kv_values", "flow_kv_split"}
+
+
+def priced_by_integers(kernel: str) -> bool:
+    """Whether what a call's integers are counts for its cycles."""
+    return kernel in _VECTORS or kernel in _GEMM or kernel in _FLOW_QKV or kernel in _FLOW_KV
 
 
 def published_cycles(device: Device, values: Values, kernel: str, integers: list[int], buffer_bytes: int) -> float:

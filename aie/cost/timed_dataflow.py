@@ -28,7 +28,7 @@ from flownpu.aie.plan.data import (
     Transfer,
     WriteParameter,
 )
-from flownpu.aie.plan.expressions import call_arguments, evaluate
+from flownpu.aie.plan.expressions import call_bytes, call_integers, evaluate
 from flownpu.aie.plan.resources import consumer_at, link_ranges, resources_of, shared_memory
 
 if TYPE_CHECKING:
@@ -320,7 +320,8 @@ class TimedDataflow:
                     end.move(statement.count * self.fifos[statement.fifo].type.bytes)
                     self._changed(end.waitable)
                 case Call():
-                    integers, size = call_arguments(statement, variables, view_bytes, self.bytes_of)
+                    integers = list(call_integers(statement, variables))
+                    size = call_bytes(statement, view_bytes, self.bytes_of)
                     cycles = self.call_cycles(statement.kernel, integers, size)
                     self.spans.append(Span(core.tile, "core", statement.kernel, self.now, cycles))
                     yield cycles

@@ -10,7 +10,7 @@ from collections import defaultdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from flownpu.aie.cost.kernels import published_cycles
+from flownpu.aie.cost.kernels import priced_by_integers, published_cycles
 from flownpu.aie.plan.data import (
     Acquire,
     BarrierWait,
@@ -25,7 +25,7 @@ from flownpu.aie.plan.data import (
     Tile,
     WriteParameter,
 )
-from flownpu.aie.plan.expressions import call_arguments, depends_on_index, evaluate
+from flownpu.aie.plan.expressions import call_bytes, call_integers, depends_on_index, evaluate
 from flownpu.aie.plan.resources import link_ranges, shared_memory
 
 if TYPE_CHECKING:
@@ -133,7 +133,13 @@ class _Passes:
 
 
 class _Pass(NamedTuple):
-    """What a core does in a pass: calls by kernel, integers and bytes; bytes it gives on or back; words it leaves."""
+    """What a core does in a pass.
+
+    Attributes:
+        calls: by kernel, the integers where they count for its price, and bytes.
+        released: bytes that it gives on or back, by fifo.
+        stored: words that it leaves.
+    """
 
     calls: defaultdict[tuple[str, tuple[int, ...], int], float]
     released: defaultdict[str, float]
@@ -181,8 +187,10 @@ class _Follower:
                     size = statement.count * self._object_bytes[statement.fifo]
                     self.of_pass.released[statement.fifo] += turns * size
                 case Call():
-                    integers, size = call_arguments(statement, variables, view_bytes, self._buffer_bytes)
-                    self.of_pass.calls[statement.kernel, tuple(integers), size] += turns
+                    size = call_bytes(statement, view_bytes, self._buffer_bytes)
+                    priced = priced_by_integers(statement.kernel)
+                    integers = call_integers(statement, variables) if priced else ()
+                    self.of_pass.calls[statement.kernel, integers, size] += turns
                 case Load():
                     key = statement.buffer, evaluate(statement.index, variables)
                     variables[statement.variable] = self._words.get(key, 0)

@@ -199,12 +199,16 @@ class Worker:
         """Workers by rows and columns."""
         return [[factory(row, col) for col in range(cols)] for row in range(rows)]
 
-    def record(self, place: plan.Tile) -> plan.Core:
-        """Run the function once and note what it does."""
-        trace = CoreTrace()
+    def name_locks(self, place: plan.Tile) -> None:
+        """Name this worker's lock of each of its barriers."""
         for argument in self.arguments:
             if isinstance(argument, WorkerRuntimeBarrier):
                 argument.locks.append(f"barrier{argument.number}_{place.column}_{place.row}")
+
+    def record(self, place: plan.Tile) -> plan.Core:
+        """Run the function once and note what it does."""
+        trace = CoreTrace()
+        self.name_locks(place)
         with trace.active():
             self.core_fn(*self.fn_args)
         stack = NPU2.stack_bytes if self.stack_size is None else self.stack_size

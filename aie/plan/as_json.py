@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 import reprlib
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from flownpu.aie.plan import data as plans
-from flownpu.aie.plan.data import DTYPES, Plan, Type
+from flownpu.aie.plan.data import DTYPES, Array, Plan, Type
 
 __all__ = ["from_json", "to_json"]
 
@@ -26,13 +26,25 @@ _LARGEST = 2**63 - 1
 
 def to_json(plan: Plan) -> str:
     """Write a plan as JSON."""
+    # No text in it has a line's end: the array's lines are moved in.
+    parts = [json.dumps("Plan"), json.dumps(plan.name), _array_json(plan.array), _json(plan.sequence)]
+    keys = ("kind", *(field.name for field in fields(plan)))
+    lines = (f'\n "{key}": ' + part.replace("\n", "\n ") for key, part in zip(keys, parts, strict=True))
+    return "{" + ",".join(lines) + "\n}"
 
+
+def _json(value: Any) -> str:
     def encode(value: Any) -> Any:
         if type(value).__name__ in _KINDS:
             return {"kind": type(value).__name__} | {f.name: encode(getattr(value, f.name)) for f in fields(value)}
         return [encode(item) for item in value] if isinstance(value, tuple) else value
 
-    return json.dumps(encode(plan), indent=1)
+    return json.dumps(encode(value), indent=1)
+
+
+@lru_cache(maxsize=4)  # plans of one array follow one another
+def _array_json(array: Array) -> str:
+    return _json(array)
 
 
 def from_json(text: str) -> Plan:

@@ -370,6 +370,14 @@ class Array:
     kernels: tuple[Kernel, ...]
     cores: tuple[Core, ...]
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.target, self.fifos, self.links, self.buffers, self.barriers, self.kernels, self.cores))
+
+    def __hash__(self) -> int:
+        """As a loop's."""
+        return self._hash
+
 
 # --- The sequence ----------------------------------------------------------------------------------------------------
 

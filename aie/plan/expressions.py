@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from flownpu.aie.plan.data import Call, Expression
 
-__all__ = ["call_arguments", "depends_on_index", "evaluate"]
+__all__ = ["call_bytes", "call_integers", "depends_on_index", "evaluate"]
 
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -32,36 +32,44 @@ def evaluate(value: Expression, variables: Mapping[str, int]) -> int:
         KeyError: a variable is not known.
         ZeroDivisionError: as in Python.
     """
+    if isinstance(value, int):
+        return value
     if isinstance(value, Variable):
         return variables[value.name]
-    if isinstance(value, Operation):
-        return _OPERATIONS[value.operator](evaluate(value.left, variables), evaluate(value.right, variables))
-    return value
+    # Many operands are numbers, which need no call.
+    left = value.left if isinstance(value.left, int) else evaluate(value.left, variables)
+    right = value.right if isinstance(value.right, int) else evaluate(value.right, variables)
+    return _OPERATIONS[value.operator](left, right)
 
 
-def call_arguments(
-    call: Call, variables: Mapping[str, int], view_bytes: Mapping[str, int], buffer_bytes: Mapping[str, int]
-) -> tuple[list[int], int]:
-    """The integers of a kernel's call, and the bytes of its objects and buffers together.
+def call_integers(call: Call, variables: Mapping[str, int]) -> tuple[int, ...]:
+    """The integers of a kernel's call, in order.
+
+    Raises:
+        KeyError: a variable is not known.
+    """
+    arguments = call.arguments
+    return tuple(evaluate(each, variables) for each in arguments if not isinstance(each, (Element, BufferArgument)))
+
+
+def call_bytes(call: Call, view_bytes: Mapping[str, int], buffer_bytes: Mapping[str, int]) -> int:
+    """The bytes of the objects and buffers of a kernel's call together.
 
     Args:
         call: the statement.
-        variables: integers by name.
         view_bytes: of one object of each view that is held.
         buffer_bytes: of each buffer.
 
     Raises:
         KeyError: a name is not known.
     """
-    integers, size = [], 0
+    size = 0
     for argument in call.arguments:
         if isinstance(argument, Element):
             size += view_bytes[argument.view]
         elif isinstance(argument, BufferArgument):
             size += buffer_bytes[argument.buffer]
-        else:
-            integers.append(evaluate(argument, variables))
-    return integers, size
+    return size
 
 
 @cache

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ class ArtifactCall:
         Raises:
             PlanError: it breaks the hardware's limits.
         """
-        return require_valid(self._plan(position))
+        return require_valid(self.recorded(position))
 
     @cached_property
     def last_plan(self) -> Plan:
@@ -76,13 +76,23 @@ class ArtifactCall:
         Raises:
             PlanError: it breaks the hardware's limits.
         """
-        plan = self._plan(position)
+        plan = self.on_array(position)
         if found := check_sequence(plan, LIMITS[plan.array.target]):
             raise PlanError(plan.name, found)
         return plan.sequence
 
-    def _plan(self, position: int) -> Plan:
-        return self.program(position).resolve_program(f"{self.array}.{self.name}")
+    def recorded(self, position: int) -> Plan:
+        """The plan at a position, not checked; its array is the last position's where it is equal to that one."""
+        plan = self.program(position).resolve_program(f"{self.array}.{self.name}")
+        if position != self.last and plan.array == self.last_plan.array:
+            return replace(plan, array=self.last_plan.array)
+        return plan
+
+    def on_array(self, position: int) -> Plan:
+        """The same on the array of the last position, which every position has: only the sequence is recorded."""
+        if position == self.last:
+            return self.last_plan
+        return replace(self.last_plan, sequence=self.program(position).resolve_sequence())
 
     def family(self, words: Callable[[int], NDArray[np.int64]], **options: Any) -> CallFamily:
         """Its family, of the words at some positions; options: see `derive`."""

@@ -16,12 +16,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flownpu.aie.cost.device import DEVICES
-from flownpu.aie.programs.cost import Prices
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from flownpu.aie.programs.cost import Prices
     from flownpu.aie.programs.program import Program
 
 __all__ = ["seconds", "with_fewest"]
@@ -56,8 +54,7 @@ def with_fewest(programs: Sequence[Program], price: Callable[[Program], float]) 
     return kept
 
 
-def seconds(program: Program) -> float:
-    """What a run at the beginning of a context is predicted to take on the NPU of docs/model.md."""
-    prices = Prices(next(iter(DEVICES.values())))
+def seconds(program: Program, prices: Prices) -> float:
+    """What a run at the beginning of a context is predicted to take."""
     # A chunk begins with a change of array: what was computed before it ended with another.
     return prices.of(program, 0).total if program.tokens == 1 else prices.of_runs([(program, 0)]).total

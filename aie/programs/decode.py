@@ -45,7 +45,13 @@ class DecodeChoice(NamedTuple):
     refused: list[str]
 
 
-def decode_program(decoder: DecoderShape, target: str, context: int, ways: Sequence[str] = DECODE_WAYS) -> DecodeChoice:
+def decode_program(
+    decoder: DecoderShape,
+    target: str,
+    context: int,
+    ways: Sequence[str] = DECODE_WAYS,
+    prices: Prices | None = None,
+) -> DecodeChoice:
     """The program of one token, with caches of `context` positions, a multiple of a chunk (`FlowKV.keys`).
 
     Args:
@@ -53,6 +59,7 @@ def decode_program(decoder: DecoderShape, target: str, context: int, ways: Seque
         target: npu1 or npu2.
         context: positions of a layer's cache.
         ways: to choose from.
+        prices: by which to choose; None: those of docs/model.md's NPU.
 
     Raises:
         ValueError: none of them takes the decoder; says why of each.
@@ -70,7 +77,11 @@ def decode_program(decoder: DecoderShape, target: str, context: int, ways: Seque
             refused.append(_said(way, error))
     if not found:
         raise ValueError("; ".join(refused))
-    way = min(found, key=lambda way: _seconds(found[way])) if len(found) > 1 else next(iter(found))
+    way = next(iter(found))
+    if len(found) > 1:
+        prices = prices or Prices(DEVICES["kraken-350"])
+        seconds = {way: prices.of(program, program.context - 1).total for way, program in found.items()}
+        way = min(seconds, key=seconds.__getitem__)  # of a token at the context's end
     return DecodeChoice(found[way], way, refused)
 
 
@@ -78,11 +89,6 @@ def _said(way: str, error: ValueError) -> str:
     # What breaks the limits breaks them on each tile: the first says it.
     what = "operator by operator" if way == OPERATORS else f"decode_layer, {way}"
     return f"{what}: {' '.join(str(error).splitlines()[:2])}"
-
-
-def _seconds(program: Program) -> float:
-    """What the cost model predicts of a token at the context's end."""
-    return Prices(DEVICES["kraken-350"]).of(program, program.context - 1).total
 
 
 def _layers_program(decoder: DecoderShape, design: DecodeLayer, target: str, context: int) -> Program:

@@ -41,7 +41,7 @@ goes. All else is as in the kind `prefill`, and so are its arrays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,14 @@ _ATTENDED = 128
 
 
 def prefill_program(
-    decoder: DecoderShape, target: str, context: int, tokens: int, weights: str = "bf16", *, block: bool = False
+    decoder: DecoderShape,
+    target: str,
+    context: int,
+    tokens: int,
+    weights: str = "bf16",
+    *,
+    block: bool = False,
+    calls: dict[tuple[str, str], ArtifactCall] | None = None,
 ) -> Program:
     """The program of a chunk of so many tokens, with caches of `context` positions; `fewest` is chunks.py's to set.
 
@@ -82,13 +89,15 @@ def prefill_program(
         tokens: rows of the chunk.
         weights: what GEMM multiplies by, bf16 or bfp16.
         block: whether the tokens are a block, which see one another.
+        calls: of the decoder's other chunks with this context, by array and name, which this one takes rather than make
+            them again; its own are added.
 
     Raises:
         ValueError: a design has no place for the sizes, or the caches none for the tokens.
     """
     if tokens > context:
         raise ValueError(f"expected a context of {tokens} or more, got {context}")
-    return _Chunk(decoder, target, context, tokens, weights, block).program()
+    return _Chunk(decoder, target, context, tokens, weights, block, {} if calls is None else calls).program()
 
 
 @dataclass
@@ -99,8 +108,8 @@ class _Chunk:
     tokens: int
     weights: str
     block: bool
+    calls: dict[tuple[str, str], ArtifactCall]
     layer: int = 0
-    calls: dict[tuple[str, str], ArtifactCall] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = self.shape = self.decoder.shape
@@ -138,9 +147,13 @@ class _Chunk:
             tuple(self.writer.steps),
         )  # fmt: skip
 
+    def _once(self, call: ArtifactCall) -> ArtifactCall:
+        """The one call that it is of many layers and chunks: its plan is recorded and checked once."""
+        return self.calls.setdefault((call.array, call.name), call)
+
     def _step(self, call: ArtifactCall | HostCall, *views: View | str, offset: int = 0) -> None:
-        if isinstance(call, ArtifactCall):  # of many layers it is one call
-            call = self.calls.setdefault((call.array, call.name), call)
+        if isinstance(call, ArtifactCall):
+            call = self._once(call)
         self.writer.step(call, f"layer {self.layer}", *views, offset=offset)
 
     # --- The residual stream: the host's ------------------------------------------------------------------------------
@@ -167,7 +180,7 @@ class _Chunk:
         n, k, gated = projection.rows, projection.columns, projection.gated
         make: Any = partial(DequantEngine(self.target, self.weights).program, n, k, gated=gated, interleaved=gated)
         name = f"m{n}-k{k}{'-gated' * gated}"
-        return fixed_call("dequant_engine", f"dequant_engine-{self.weights}", name, make, self.context)
+        return self._once(fixed_call("dequant_engine", f"dequant_engine-{self.weights}", name, make, self.context))
 
     def _dequantise(self, last: int) -> None:
         """The weights of this layer's group; of the last layer those of keys and values."""

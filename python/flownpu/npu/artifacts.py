@@ -12,10 +12,13 @@ from flownpu.aie.artifacts.compiled import build_cost, write_compiled
 from flownpu.aie.artifacts.emulated import write_emulated
 from flownpu.aie.artifacts.folder import ArtifactFolder
 from flownpu.aie.artifacts.toolchain import find_toolchain
+from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.designs.common import ceil_div
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
+from flownpu.aie.programs.call import ArtifactCall
 from flownpu.aie.programs.chunks import seconds, with_fewest
+from flownpu.aie.programs.cost import Prices
 from flownpu.aie.programs.decode import DECODE_WAYS, decode_program
 from flownpu.aie.programs.encode import encode_program
 from flownpu.aie.programs.prefill import prefill_program
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from flownpu.aie.programs.call import ArtifactCall
     from flownpu.aie.programs.decoder_shape import DecoderShape
     from flownpu.aie.programs.program import Program
 
@@ -188,11 +190,24 @@ def _programs_of_parts(
 
 
 def programs_of_decoder(
-    decoder: DecoderShape, target: str, context: int, weights: str | None = None, ways: Sequence[str] = DECODE_WAYS
+    decoder: DecoderShape,
+    target: str,
+    context: int,
+    weights: str | None = None,
+    ways: Sequence[str] = DECODE_WAYS,
+    prices: Prices | None = None,
 ) -> tuple[list[Program], list[LeftOut]]:
     """A decoder's programs, that of a token first, and what was left out.
 
     That may be ways of decoding, and sizes of chunks and of blocks.
+
+    Args:
+        decoder: whose layers.
+        target: npu1 or npu2.
+        context: positions of a layer's cache; rounded up to a chunk.
+        weights: as in `build_artifacts`.
+        ways: as in `build_artifacts`.
+        prices: of nothing else, by which ways and chunks are chosen; None: those of docs/model.md's NPU.
 
     Raises:
         ValueError: the NPU's designs have no place for the decoder.
@@ -205,17 +220,19 @@ def programs_of_decoder(
         raise ValueError(
             f"expected a context of {decoder.positions} or less, which the model is made for, got {context}"
         )
-    choice = decode_program(decoder, target, context, ways)
+    prices = prices or Prices(DEVICES["kraken-350"])
+    choice = decode_program(decoder, target, context, ways, prices)
     programs, left_out = (
         [choice.program],
         [LeftOut("a way of decoding (tokens go another)", said, on_host=False) for said in choice.refused],
     )
     weights, reasons = weights or default_weights(target), dict[str, list[str]]()
+    calls = dict[tuple[str, str], ArtifactCall]()
     for tokens in CHUNKS:
         if tokens > context:
             continue
         try:
-            programs.append(prefill_program(decoder, target, context, tokens, weights))
+            programs.append(prefill_program(decoder, target, context, tokens, weights, calls=calls))
         except ValueError as error:
             reasons.setdefault(first_of(error), []).append(str(tokens))
     instead = "" if len(programs) > 1 else " (prompts go token by token)"
@@ -223,10 +240,10 @@ def programs_of_decoder(
         LeftOut(f"chunks of {', '.join(sizes)} tokens{instead}", reason, on_host=False)
         for reason, sizes in reasons.items()
     ]
-    programs = with_fewest(programs, seconds)
+    programs = with_fewest(programs, lambda program: seconds(program, prices))
     if decoder.block:
         try:
-            programs.append(prefill_program(decoder, target, context, decoder.block, weights, block=True))
+            programs.append(prefill_program(decoder, target, context, decoder.block, weights, block=True, calls=calls))
         except ValueError as error:
             what = f"images of {decoder.block} tokens (prompts with images are refused)"
             left_out.append(LeftOut(what, first_of(error)))

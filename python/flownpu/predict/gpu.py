@@ -116,7 +116,7 @@ class GpuPoint:
 
 
 def kernels(decoder: DecoderShape, past: int, tokens: int, *, head: bool) -> Iterator[Kernel]:
-    """The launches of some tokens behind others, in their order.
+    """The launches of some tokens behind others, in their order; those that are alike are one object.
 
     Args:
         decoder: its sizes.
@@ -127,16 +127,19 @@ def kernels(decoder: DecoderShape, past: int, tokens: int, *, head: bool) -> Ite
     shape, attention = decoder.shape, decoder.shape.heads * decoder.shape.d
     packed = (shape.heads + 2 * shape.kv_heads) * shape.d
     norm = Kernel("norm", 4 * tokens * shape.hidden * _FLOAT, floats=8 * tokens * shape.hidden)
+    append = Kernel("append", tokens * packed * (_FLOAT + _CACHE), floats=12 * tokens * packed)
+    before = [*_product("QKV", packed, shape.hidden, tokens), append]
+    behind = [
+        *_product("output", shape.hidden, attention, tokens),
+        norm,
+        *_product("gate and up", 2 * decoder.feed_forward, shape.hidden, tokens, decoder.feed_forward),
+        *_product("down", shape.hidden, decoder.feed_forward, tokens),
+        norm,
+    ]
+    attend = {window: _attention(decoder, window, past, tokens) for window in set(decoder.windows)}
     yield norm
     for window in decoder.windows:
-        yield from _product("QKV", packed, shape.hidden, tokens)
-        yield Kernel("append", tokens * packed * (_FLOAT + _CACHE), floats=12 * tokens * packed)
-        yield _attention(decoder, window, past, tokens)
-        yield from _product("output", shape.hidden, attention, tokens)
-        yield norm
-        yield from _product("gate and up", 2 * decoder.feed_forward, shape.hidden, tokens, decoder.feed_forward)
-        yield from _product("down", shape.hidden, decoder.feed_forward, tokens)
-        yield norm
+        yield from (*before, attend[window], *behind)
     if head:
         yield from _product("LM head", decoder.vocabulary, shape.hidden, 1)
 

@@ -39,7 +39,9 @@ def predicted_programs(decoder: DecoderShape, context: int) -> tuple[tuple[Progr
     Raises:
         ValueError: the NPU's designs have no place for the decoder.
     """
-    programs, left_out = programs_of_decoder(decoder, _TARGET, context)
+    programs, left_out = programs_of_decoder(
+        decoder, _TARGET, context, prices=_published_prices("kraken-350", decoder, context)
+    )
     return tuple(programs), tuple(left_out)
 
 

@@ -98,6 +98,7 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const layers::Decoder
                                   .norms_skip = sizes.post_norms,
                                   .writes_sum = true}));
   append_ = compile(append_heads(heads_shape_));
+  compile_attention();
   const std::int64_t attention = sizes.heads * sizes.head_size;
   for (std::size_t i = 0; i < sizes.layers.size(); ++i) {
     const PlacedConstants::Layer& given = constants.layers[i];
@@ -115,19 +116,6 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const layers::Decoder
                                   .given = Element::kFloat32,
                                   .result = Element::kFloat32},
                                  given.down);
-    layer.attention_shape = attention_of(sizes.layers[i]);
-    layer.attention = compile(flow_attention(layer.attention_shape));
-    layer.tiles_shape = layer.attention_shape;
-    layer.tiles_shape.in_tiles = true;
-    layer.attention_in_tiles = compile(flow_attention(layer.tiles_shape));
-    AttentionShape in_parts = layer.attention_shape;
-    in_parts.has_parts = true;
-    layer.attention_in_parts = compile(flow_attention(in_parts));
-    merge_ = compile(merge_attention(in_parts));
-    if (!sizes.blocks) continue;
-    AttentionShape of_blocks = layer.tiles_shape;
-    of_blocks.has_blocks = true;
-    layer.attention_of_blocks = compile(flow_attention(of_blocks));
   }
   head_ = compile_product(
       {.rows = sizes.vocabulary, .columns = sizes.hidden, .result = Element::kFloat32},
@@ -202,13 +190,12 @@ void ForwardPass::tune(CompiledProduct& product) {
   if (product.shape.storage == Storage::kBuffer) product.image = {};
 }
 
-AttentionShape ForwardPass::attention_of(const layers::LayerKind& kind) const {
+AttentionShape ForwardPass::attention_shape() const {
   const AttentionShape shape{.heads = sizes_.heads,
                              .kv_heads = sizes_.kv_heads,
                              .head_size = sizes_.head_size,
                              .cache = cache_,
                              .softcap = sizes_.softcap,
-                             .window = kind.window,
                              .one_sequence = true,
                              .lanes = attention_lanes(context_->facts())};
   if (flow_attention_memory(shape) > context_->facts().local_memory)
@@ -216,6 +203,22 @@ AttentionShape ForwardPass::attention_of(const layers::LayerKind& kind) const {
          " bytes of a work-group's memory on ", context_->facts().title(), ", got ",
          flow_attention_memory(shape), ": use device = cpu");
   return shape;
+}
+
+void ForwardPass::compile_attention() {
+  attention_shape_ = attention_shape();
+  attention_ = compile(flow_attention(attention_shape_));
+  tiles_shape_ = attention_shape_;
+  tiles_shape_.in_tiles = true;
+  attention_in_tiles_ = compile(flow_attention(tiles_shape_));
+  AttentionShape in_parts = attention_shape_;
+  in_parts.has_parts = true;
+  attention_in_parts_ = compile(flow_attention(in_parts));
+  merge_ = compile(merge_attention(in_parts));
+  if (!sizes_.blocks) return;
+  AttentionShape of_blocks = tiles_shape_;
+  of_blocks.has_blocks = true;
+  attention_of_blocks_ = compile(flow_attention(of_blocks));
 }
 
 void ForwardPass::launch(const CompiledKernel& kernel, const Grid& grid,
@@ -241,9 +244,8 @@ void ForwardPass::multiply(const CompiledProduct& product, std::int64_t tokens, 
 
 void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
   const PlacedConstants::Layer& constants = constants_.layers[layer];
-  const Layer& compiled = layers_[layer];
-  const PlacedConstants::Rotary& rotary =
-      constants_.rotary[static_cast<std::size_t>(sizes_.layers[layer].table)];
+  const layers::LayerKind& kind = sizes_.layers[layer];
+  const PlacedConstants::Rotary& rotary = constants_.rotary[static_cast<std::size_t>(kind.table)];
   for (const Segment& segment : segments) {
     const Buffer* keys = &segment.cache->part(2 * layer);
     const Buffer* values = &segment.cache->part(2 * layer + 1);
@@ -258,43 +260,41 @@ void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
     } else {
       append({of(kPacked), &rotary.cosines, &rotary.sines, of(kQuery), keys, values});
     }
-    attend(compiled, segment, keys, values);
+    attend(kind, segment, keys, values);
   }
 }
 
-void ForwardPass::attend(const Layer& layer, const Segment& segment, const Buffer* keys,
+void ForwardPass::attend(const layers::LayerKind& kind, const Segment& segment, const Buffer* keys,
                          const Buffer* values) {
-  const AttentionShape& shape = layer.attention_shape;
   const std::int64_t capacity = segment.cache->capacity();
-  const std::int64_t parts = parts_of(shape, segment);
+  const std::int64_t parts = parts_of(kind, segment);
   if (parts > 1) {
-    launch(*layer.attention_in_parts, flow_attention_grid(shape, parts, 1),
+    launch(*attention_in_parts_, flow_attention_grid(attention_shape_, parts, 1),
            {of(kQuery), keys, values, of(kPartSums), of(kPartStates)},
-           {segment.first, segment.past, segment.count, capacity, parts});
-    launch(*merge_, merge_attention_grid(shape), {of(kPartSums), of(kPartStates), of(kAttended)},
-           {segment.first, parts});
+           {segment.first, segment.past, segment.count, capacity, kind.window, parts});
+    launch(*merge_, merge_attention_grid(attention_shape_),
+           {of(kPartSums), of(kPartStates), of(kAttended)}, {segment.first, parts});
     return;
   }
-  const Grid tiles = flow_attention_grid(layer.tiles_shape, 1, segment.count);
+  const Grid tiles = flow_attention_grid(tiles_shape_, 1, segment.count);
+  const auto parameters = {segment.first, segment.past, segment.count, capacity, kind.window};
   if (segment.has_blocks) {
-    launch(*layer.attention_of_blocks, tiles, {of(kQuery), keys, values, of(kEnds), of(kAttended)},
-           {segment.first, segment.past, segment.count, capacity});
+    launch(*attention_of_blocks_, tiles, {of(kQuery), keys, values, of(kEnds), of(kAttended)},
+           parameters);
   } else if (segment.count > 1) {
-    launch(*layer.attention_in_tiles, tiles, {of(kQuery), keys, values, of(kAttended)},
-           {segment.first, segment.past, segment.count, capacity});
+    launch(*attention_in_tiles_, tiles, {of(kQuery), keys, values, of(kAttended)}, parameters);
   } else {
-    launch(*layer.attention, flow_attention_grid(shape, 1, 1),
-           {of(kQuery), keys, values, of(kAttended)},
-           {segment.first, segment.past, segment.count, capacity});
+    launch(*attention_, flow_attention_grid(attention_shape_, 1, 1),
+           {of(kQuery), keys, values, of(kAttended)}, parameters);
   }
 }
 
-std::int64_t ForwardPass::parts_of(const AttentionShape& shape, const Segment& segment) const {
+std::int64_t ForwardPass::parts_of(const layers::LayerKind& kind, const Segment& segment) const {
   if (segment.count > 1) return 1;
   const std::int64_t all = segment.past + 1;
-  const std::int64_t keys = shape.window > 0 ? std::min(all, shape.window) : all;
+  const std::int64_t keys = kind.window > 0 ? std::min(all, kind.window) : all;
   const std::int64_t wanted =
-      q4nx::ceil_div(kGroupsOfUnit * context_->facts().compute_units, shape.kv_heads);
+      q4nx::ceil_div(kGroupsOfUnit * context_->facts().compute_units, sizes_.kv_heads);
   return std::max<std::int64_t>(std::min({keys / kKeysOfPart, wanted, kMostParts}), 1);
 }
 

@@ -96,12 +96,6 @@ class ForwardPass {
     CompiledProduct output;
     CompiledProduct gate_up;
     CompiledProduct down;
-    AttentionShape attention_shape;
-    AttentionShape tiles_shape;  // of prompts
-    std::shared_ptr<const CompiledKernel> attention;
-    std::shared_ptr<const CompiledKernel> attention_in_tiles;
-    std::shared_ptr<const CompiledKernel> attention_of_blocks;  // null without any
-    std::shared_ptr<const CompiledKernel> attention_in_parts;
   };
   enum Activation : std::uint8_t {
     kResidual,
@@ -136,7 +130,8 @@ class ForwardPass {
   CompiledProduct compile_product(const ProductShape& shape, const Weight& weight);
   std::vector<ProductShape> ways_of(const CompiledProduct& product) const;
   void tune(CompiledProduct& product);
-  AttentionShape attention_of(const layers::LayerKind& kind) const;
+  AttentionShape attention_shape() const;
+  void compile_attention();
   const Buffer* of(Activation activation) const { return &buffers_[shared_.buffer[activation]]; }
 
   void launch(const CompiledKernel& kernel, const Grid& grid,
@@ -145,9 +140,10 @@ class ForwardPass {
   void multiply(const CompiledProduct& product, std::int64_t tokens, const Buffer* x,
                 const Buffer* y);
   void attend(std::size_t layer, std::span<const Segment> segments);
-  void attend(const Layer& layer, const Segment& segment, const Buffer* keys, const Buffer* values);
+  void attend(const layers::LayerKind& kind, const Segment& segment, const Buffer* keys,
+              const Buffer* values);
   // In how many parts the keys of a segment are; 1: it is not cut.
-  std::int64_t parts_of(const AttentionShape& shape, const Segment& segment) const;
+  std::int64_t parts_of(const layers::LayerKind& kind, const Segment& segment) const;
   void enter(const EntryNorms& norms, std::int64_t tokens);
 
   std::shared_ptr<Context> context_;
@@ -166,6 +162,13 @@ class ForwardPass {
   std::shared_ptr<const CompiledKernel> first_norm_;
   std::shared_ptr<const CompiledKernel> entry_norm_;
   std::shared_ptr<const CompiledKernel> append_;
+  // Of all layers, whose windows are parameters.
+  AttentionShape attention_shape_;
+  AttentionShape tiles_shape_;  // of prompts
+  std::shared_ptr<const CompiledKernel> attention_;
+  std::shared_ptr<const CompiledKernel> attention_in_tiles_;
+  std::shared_ptr<const CompiledKernel> attention_of_blocks_;  // null without any
+  std::shared_ptr<const CompiledKernel> attention_in_parts_;
   std::shared_ptr<const CompiledKernel> merge_;
   std::vector<Layer> layers_;
   CompiledProduct head_;

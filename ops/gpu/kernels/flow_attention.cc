@@ -403,7 +403,7 @@ KernelDescription flow_attention(const AttentionShape& shape) {
     tensors.push_back({.name = "rows", .element = Element::kInt32, .sizes = {batch, 3}});
   if (shape.has_blocks)
     tensors.push_back({.name = "ends", .element = Element::kInt32, .sizes = {tokens}});
-  std::vector<std::string> parameters{tokens, "capacity"};
+  std::vector<std::string> parameters{tokens, "capacity", "window"};
   if (shape.one_sequence) parameters.insert(parameters.begin(), {"first", "before"});
   if (shape.has_parts) {
     tensors.push_back({.name = "y",
@@ -421,7 +421,6 @@ KernelDescription flow_attention(const AttentionShape& shape) {
           .constants = {{"per_group", shape.heads_per_group()},
                         {"head_size", shape.head_size},
                         {"softcap", shape.softcap},
-                        {"window", shape.window},
                         {"causal", std::int64_t{shape.causal ? 1 : 0}},
                         {"shares", kShares},
                         {"passes", kPasses},

@@ -76,7 +76,7 @@ class Attention final : public cpu::FlowQKVAttention {
         {run.input(std::span<const float>(queries)), run.input(std::span<const std::byte>(keys)),
          run.input(std::span<const std::byte>(values)),
          run.input(std::span<const std::int32_t>(rows)), y},
-        {call.tokens, capacity});
+        {call.tokens, capacity, attributes().window});
     run.read(y, {reinterpret_cast<std::byte*>(output_row(call, 0, 0, 0)),
                  queries.size() * sizeof(float)});
   }
@@ -92,7 +92,6 @@ class Attention final : public cpu::FlowQKVAttention {
             .head_size = attributes().head_size,
             .cache = element_of_cache(type),
             .softcap = attributes().softcap,
-            .window = attributes().window,
             .causal = attributes().causal,
             .lanes = attention_lanes(context_->facts())};
   }

@@ -138,13 +138,11 @@ void bind_gpu_session(nb::module_& module) {
   module.def(
       "attention_of_sequence",
       [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size, float softcap,
-         std::int64_t window, bool has_blocks, bool in_tiles, std::int64_t lanes,
-         std::int64_t tokens) {
+         bool has_blocks, bool in_tiles, std::int64_t lanes, std::int64_t tokens) {
         const AttentionShape shape{.heads = heads,
                                    .kv_heads = kv_heads,
                                    .head_size = head_size,
                                    .softcap = softcap,
-                                   .window = window,
                                    .one_sequence = true,
                                    .has_blocks = has_blocks,
                                    .in_tiles = in_tiles,
@@ -152,8 +150,8 @@ void bind_gpu_session(nb::module_& module) {
         return std::pair(flow_attention(shape), flow_attention_grid(shape, 1, tokens).groups);
       },
       nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("softcap"),
-      nb::arg("window"), nb::arg("has_blocks"), nb::arg("in_tiles") = false,
-      nb::arg("lanes") = AttentionShape{}.lanes, nb::arg("tokens") = 1);
+      nb::arg("has_blocks"), nb::arg("in_tiles") = false, nb::arg("lanes") = AttentionShape{}.lanes,
+      nb::arg("tokens") = 1);
   module.def(
       "attention_memory",
       [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size) {
@@ -162,18 +160,17 @@ void bind_gpu_session(nb::module_& module) {
       },
       nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"));
   const auto in_parts = [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size,
-                           float softcap, std::int64_t window) {
+                           float softcap) {
     return AttentionShape{.heads = heads,
                           .kv_heads = kv_heads,
                           .head_size = head_size,
                           .softcap = softcap,
-                          .window = window,
                           .one_sequence = true,
                           .has_parts = true};
   };
   module.def("attention_in_parts", [=](std::int64_t heads, std::int64_t kv_heads,
-                                       std::int64_t head_size, float softcap, std::int64_t window) {
-    const AttentionShape shape = in_parts(heads, kv_heads, head_size, softcap, window);
+                                       std::int64_t head_size, float softcap) {
+    const AttentionShape shape = in_parts(heads, kv_heads, head_size, softcap);
     return std::pair(flow_attention(shape), merge_attention(shape));
   });
   module.def(

@@ -71,13 +71,11 @@ def check_attention(context, rng, *, heads, kv_heads, size, tokens, softcap=0.0,
     query = rng.standard_normal((first + tokens, heads * size), dtype=np.float32)
     key, value = (rng.standard_normal((1, kv_heads, capacity, size), dtype=np.float32) for _ in range(2))
     y = np.full_like(query, 7)
-    kernel, grid = gpu.attention_of_sequence(
-        heads, kv_heads, size, softcap, window, has_blocks, tokens=tokens, **shape
-    )  # fmt: skip
+    kernel, grid = gpu.attention_of_sequence(heads, kv_heads, size, softcap, has_blocks, tokens=tokens, **shape)
     ends = np.arange(1 - first, tokens + 1, dtype=np.int32)
     ends[first] = 2  # sees the token after it
     arrays = [query, key, value, *([ends] if has_blocks else []), y]
-    context.run(kernel, grid, arrays, [first, past, tokens, capacity])
+    context.run(kernel, grid, arrays, [first, past, tokens, capacity, window])
     for token in range(tokens):
         position = past + token
         seen = past + int(ends[first + token]) if has_blocks else position + 1
@@ -134,7 +132,7 @@ def test_the_memory_of_a_work_group_is_enough(heads, size):
 
 def heads_bytes(heads, size):
     """The sum of what the kernel's text declares; memory says no less."""
-    text = gpu.generate(gpu.attention_of_sequence(heads, 1, size, 0.0, 0, False)[0])
+    text = gpu.generate(gpu.attention_of_sequence(heads, 1, size, 0.0, False)[0])
     declared = re.findall(r"shared (float4?) \w+\[([0-9 */]+)\];", text)
     assert len(declared) == text.count("shared float") - text.count("(shared float")
     return sum((16 if kind == "float4" else 4) * eval(count.replace("/", "//")) for kind, count in declared)  # noqa: S307
@@ -149,12 +147,12 @@ def test_keys_that_are_shared_among_work_groups(context, rng, softcap, window, p
     key, value = (rng.standard_normal((1, kv_heads, capacity, size), dtype=np.float32) for _ in range(2))
     sums, states = np.full((parts, heads * size), np.nan, np.float32), np.full((parts, heads, 2), np.nan, np.float32)
     y = np.full_like(query, 7)
-    share, merge = gpu.attention_in_parts(heads, kv_heads, size, softcap, window)
-    lengths = [first, past, 1, capacity]
+    share, merge = gpu.attention_in_parts(heads, kv_heads, size, softcap)
+    lengths = [first, past, 1, capacity, window]
     context.run(share, [kv_heads, 1, parts], [query, key, value, sums, states], [*lengths, parts])
     context.run(merge, [heads, 1, 1], [sums, states, y], [first, parts])
     whole = np.full_like(query, 7)
-    kernel, grid = gpu.attention_of_sequence(heads, kv_heads, size, softcap, window, False)
+    kernel, grid = gpu.attention_of_sequence(heads, kv_heads, size, softcap, False)
     context.run(kernel, grid, [query, key, value, whole], lengths)
     # Both sum 200 terms of weights below 1 in another order, each within as many roundings (above); a weight is off by
     # exp's 3 units and the score's error, which is the same in both.

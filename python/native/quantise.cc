@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "ops/error.h"
 #include "ops/lowering/weights/quantize_group.h"
@@ -24,16 +25,20 @@ using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 // Scale and minimum are written as the bits of bf16.
 void quantise(const Matrix<const float>& weights, const Matrix<std::uint8_t>& codes,
               const Matrix<std::uint16_t>& scale, const Matrix<std::uint16_t>& minimum) {
-  const std::size_t rows = weights.shape(0);
-  const std::size_t columns = weights.shape(1);
+  std::size_t rows = weights.shape(0);
+  std::size_t columns = weights.shape(1);
   constexpr auto kGroup = static_cast<std::size_t>(q4nx::kGroup);
-  const std::size_t groups = (columns + kGroup - 1) / kGroup;
+  std::size_t groups = (columns + kGroup - 1) / kGroup;
   for (const auto* parameter : {&scale, &minimum}) {
     if (codes.shape(0) != rows || codes.shape(1) != columns || parameter->shape(0) != rows ||
         parameter->shape(1) != groups) {
       fail("[quantise] expected codes [", rows, ", ", columns, "], scale and minimum [", rows, ", ",
            groups, "]");
     }
+  }
+  if (columns % kGroup == 0) {  // A row's groups and the next one's lie side by side.
+    columns *= std::exchange(rows, 1);
+    groups = columns / kGroup;
   }
   const nb::gil_scoped_release released;
   std::array<lowering::Q4NXGroup, lowering::kGroupsAtOnce> found;

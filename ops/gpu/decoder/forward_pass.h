@@ -162,7 +162,7 @@ class ForwardPass {
   std::shared_ptr<const CompiledKernel> first_norm_;
   std::shared_ptr<const CompiledKernel> entry_norm_;
   std::shared_ptr<const CompiledKernel> append_;
-  // Of all layers, whose windows are parameters.
+  // What all layers attend with: their windows are parameters.
   AttentionShape attention_shape_;
   AttentionShape tiles_shape_;  // of prompts
   std::shared_ptr<const CompiledKernel> attention_;

@@ -154,13 +154,12 @@ struct AttentionShape {
 // once: an online softmax over chunks of them. Arguments: query [b, t, heads head_size], scaled,
 // key and value [b, kv_heads, capacity, head_size], rows int32 [b, 3] (tokens before, tokens of the
 // call, the position of the first row of the cache), y [b, t, heads head_size]; parameters: tokens,
-// capacity, window (0: none; no constant, so that a model's layers share their kernels). Tokens that
-// are padding get zeros. With one_sequence b is 1, there are no rows, and before these parameters
-// come first (of t) and before (its position); with has_blocks there is ends int32 [t] before y: how
-// many of the sequence's tokens, from `first` on, a token sees.
-// With has_parts it writes sums [parts, heads head_size] in the place of y and states [parts,
-// heads, 2] behind them, maximum and denominator; the last parameter is parts, and the grid's third
-// axis.
+// capacity, window (0: none; no constant, so that a model's layers share their kernels). Tokens
+// that are padding get zeros. With one_sequence b is 1, there are no rows, and before these
+// parameters come first (of t) and before (its position); with has_blocks there is ends int32 [t]
+// before y: how many of the sequence's tokens, from `first` on, a token sees. With has_parts it
+// writes sums [parts, heads head_size] in the place of y and states [parts, heads, 2] behind them,
+// maximum and denominator; the last parameter is parts, and the grid's third axis.
 KernelDescription flow_attention(const AttentionShape& shape);
 Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens);
 // Arguments: sums and states, as above, y [t, heads head_size]; parameters: first (of t), parts.

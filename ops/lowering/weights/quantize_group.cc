@@ -2,7 +2,6 @@
 #include "ops/lowering/weights/quantize_group.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -23,32 +22,37 @@ constexpr int kFinalRefits = 3;
 // nearest integer, ties to even, without a call.
 constexpr float kToInteger = 0x1p23F;
 
-// A value of each of the groups that are searched at once. Every group is computed as it would be
-// alone, operation by operation; side by side they fill a vector of SSE2.
-typedef float Lanes __attribute__((vector_size(kGroupsAtOnce * sizeof(float))));
-typedef std::uint32_t Bits __attribute__((vector_size(kGroupsAtOnce * sizeof(float))));
-using Codes = std::array<Lanes, q4nx::kGroup>;
+// What takes or returns such values is inlined: nothing is called as the ABI has it, which GCC and
+// Clang warn is another one without AVX-512.
+#pragma GCC diagnostic ignored "-Wpsabi"
 
-// To bf16 and back; of what is finite as to_bfloat16 does.
-Lanes rounded(Lanes value) {
-  const auto bits = std::bit_cast<Bits>(value);
-  return std::bit_cast<Lanes>((bits + 0x7fffU + ((bits >> 16) & 1U)) & 0xffff0000U);
-}
-
-struct Parameters {
-  Lanes scale{};
-  Lanes minimum{};
-};
-
+// A search of `kWidth` groups side by side, which fill a vector register: 4 of SSE2, 8 of AVX2, 16
+// of AVX-512. Every group is computed as it would be alone, operation by operation, so that all of
+// these find the same bits.
+template <std::size_t kWidth>
 class Search {
  public:
+  typedef float Lanes __attribute__((vector_size(kWidth * sizeof(float))));
+  typedef std::uint32_t Bits __attribute__((vector_size(kWidth * sizeof(float))));
+  // No std::array: as an argument of a template the type would lose its attribute.
+  struct Codes {
+    Lanes of[q4nx::kGroup];  // NOLINT(modernize-avoid-c-arrays)
+
+    Lanes& operator[](std::size_t i) { return of[i]; }
+    const Lanes& operator[](std::size_t i) const { return of[i]; }
+  };
+  struct Parameters {
+    Lanes scale{};
+    Lanes minimum{};
+  };
+
   // `weights`: `size` of each group.
-  Search(const Codes& weights, std::size_t size)
+  [[gnu::always_inline]] Search(const Codes& weights, std::size_t size)
       : weights_(weights), size_(size), count_(static_cast<float>(size)) {
     for (std::size_t i = 0; i < size_; ++i) total_ += weights_[i];
   }
 
-  Parameters run() {
+  [[gnu::always_inline]] Parameters run() {
     Lanes smallest = weights_[0];
     Lanes largest = weights_[0];
     for (std::size_t i = 1; i < size_; ++i) {
@@ -69,7 +73,7 @@ class Search {
   }
 
   // The codes that bring scale * code + minimum nearest to the weights.
-  Codes codes(const Parameters& parameters) const {
+  [[gnu::always_inline]] Codes codes(const Parameters& parameters) const {
     const Lanes inverse =
         parameters.scale >= std::numeric_limits<float>::min() ? 1 / parameters.scale : Lanes{};
     Codes codes;
@@ -83,23 +87,29 @@ class Search {
   }
 
  private:
+  // To bf16 and back; of what is finite as to_bfloat16 does.
+  [[gnu::always_inline]] static Lanes rounded(const Lanes& value) {
+    const Bits bits = __builtin_bit_cast(Bits, value);
+    const Bits nearest = (bits + 0x7fffU + ((bits >> 16) & 1U)) & 0xffff0000U;
+    return __builtin_bit_cast(Lanes, nearest);
+  }
+
   // Keeps these parameters where they are better; returns the codes they give.
-  Codes consider(const Parameters& parameters) {
+  [[gnu::always_inline]] Codes consider(const Parameters& parameters) {
     const Codes found = codes(parameters);
     Lanes error{};
     for (std::size_t i = 0; i < size_; ++i) {
       const Lanes difference = found[i] * parameters.scale + parameters.minimum - weights_[i];
       error += difference * difference;
     }
-    const auto better = error < least_error_;
-    least_error_ = better ? error : least_error_;
-    best_.scale = better ? parameters.scale : best_.scale;
-    best_.minimum = better ? parameters.minimum : best_.minimum;
+    best_.scale = error < least_error_ ? parameters.scale : best_.scale;
+    best_.minimum = error < least_error_ ? parameters.minimum : best_.minimum;
+    least_error_ = error < least_error_ ? error : least_error_;
     return found;
   }
 
   // Scale and minimum that fit these codes best; the minimum for the scale that bf16 has.
-  Parameters refit(const Codes& codes) const {
+  [[gnu::always_inline]] Parameters refit(const Codes& codes) const {
     Lanes sum{};
     Lanes squares{};
     Lanes products{};
@@ -130,26 +140,23 @@ int exponent_of(std::span<const float> weights) {
   return largest > 0 ? std::max(std::ilogb(largest) + 1, -126) : 0;
 }
 
-}  // namespace
-
-float Q4NXGroup::weight(std::size_t i) const {
-  return from_bfloat16(scale) * static_cast<float>(codes[i]) + from_bfloat16(minimum);
-}
-
-void quantize_groups(std::span<const float> weights, std::size_t size, std::span<Q4NXGroup> found) {
+// At most kWidth groups.
+template <std::size_t kWidth>
+[[gnu::always_inline]] inline void quantize_some(std::span<const float> weights, std::size_t size,
+                                                 std::span<Q4NXGroup> found) {
   // Searched at magnitudes of 1/2 to 1, where no square overflows or vanishes: a power of two
   // changes no rounding.
-  std::array<int, kGroupsAtOnce> exponents{};
-  Codes scaled{};
+  std::array<int, kWidth> exponents{};
+  typename Search<kWidth>::Codes scaled{};
   for (std::size_t g = 0; g < found.size(); ++g) {
     const std::span<const float> group = weights.subspan(g * size, size);
     exponents[g] = exponent_of(group);
     const float power = std::ldexp(1.0F, -exponents[g]);
     for (std::size_t i = 0; i < size; ++i) scaled[i][g] = group[i] * power;
   }
-  Search search(scaled, size);
-  const Parameters best = search.run();
-  const Codes codes = search.codes(best);
+  Search<kWidth> search(scaled, size);
+  const auto best = search.run();
+  const auto codes = search.codes(best);
   for (std::size_t g = 0; g < found.size(); ++g) {
     found[g] = {};
     found[g].scale = to_bfloat16(std::ldexp(best.scale[g], exponents[g]));
@@ -157,6 +164,56 @@ void quantize_groups(std::span<const float> weights, std::size_t size, std::span
     for (std::size_t i = 0; i < size; ++i)
       found[g].codes[i] = static_cast<std::uint8_t>(codes[i][g]);
   }
+}
+
+template <std::size_t kWidth>
+[[gnu::always_inline]] inline void quantize_all(std::span<const float> weights, std::size_t size,
+                                                std::span<Q4NXGroup> found) {
+  for (std::size_t first = 0; first < found.size(); first += kWidth) {
+    const std::size_t count = std::min(found.size() - first, kWidth);
+    quantize_some<kWidth>(weights.subspan(first * size, count * size), size,
+                          found.subspan(first, count));
+  }
+}
+
+void quantize_with_any(std::span<const float> weights, std::size_t size,
+                       std::span<Q4NXGroup> found) {
+  quantize_all<4>(weights, size, found);
+}
+
+#if defined(__x86_64__)
+[[gnu::target("avx2")]] void quantize_with_avx2(std::span<const float> weights, std::size_t size,
+                                                std::span<Q4NXGroup> found) {
+  quantize_all<8>(weights, size, found);
+}
+
+[[gnu::target("avx512f")]] void quantize_with_avx512(std::span<const float> weights,
+                                                     std::size_t size, std::span<Q4NXGroup> found) {
+  quantize_all<16>(weights, size, found);
+}
+#endif
+
+using QuantizeGroups = void (*)(std::span<const float> weights, std::size_t size,
+                                std::span<Q4NXGroup> found);
+
+QuantizeGroups fastest() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") != 0) return quantize_with_avx512;
+  if (__builtin_cpu_supports("avx2") != 0) return quantize_with_avx2;
+#endif
+  return quantize_with_any;
+}
+
+}  // namespace
+
+float Q4NXGroup::weight(std::size_t i) const {
+  return from_bfloat16(scale) * static_cast<float>(codes[i]) + from_bfloat16(minimum);
+}
+
+void quantize_groups(std::span<const float> weights, std::size_t size, std::span<Q4NXGroup> found) {
+  static const QuantizeGroups quantize = fastest();
+  const bool are_few = found.size() <= 4;  // no more than fill the narrowest vector
+  (are_few ? quantize_with_any : quantize)(weights, size, found);
 }
 
 Q4NXGroup quantize_group(std::span<const float> weights) {

@@ -22,14 +22,14 @@ struct Q4NXGroup {
   float weight(std::size_t i) const;
 };
 
-// Groups that are searched side by side.
-inline constexpr std::size_t kGroupsAtOnce = 4;
+// The most groups that are searched side by side: by AVX-512, by others in turn.
+inline constexpr std::size_t kGroupsAtOnce = 16;
 
 // `weights`: at most kGroupsAtOnce groups of `size` each (1 to 32), one after the other, as many as
 // `found` has room for; finite, and of at most 2^127.
 void quantize_groups(std::span<const float> weights, std::size_t size, std::span<Q4NXGroup> found);
 
-// One group, which takes as long as kGroupsAtOnce.
+// One group, which takes as long as four.
 Q4NXGroup quantize_group(std::span<const float> weights);
 
 }  // namespace flownpu::lowering

@@ -168,11 +168,11 @@ void bind_gpu_session(nb::module_& module) {
                           .one_sequence = true,
                           .has_parts = true};
   };
-  module.def("attention_in_parts", [=](std::int64_t heads, std::int64_t kv_heads,
-                                       std::int64_t head_size, float softcap) {
-    const AttentionShape shape = in_parts(heads, kv_heads, head_size, softcap);
-    return std::pair(flow_attention(shape), merge_attention(shape));
-  });
+  module.def("attention_in_parts",
+             [=](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size, float softcap) {
+               const AttentionShape shape = in_parts(heads, kv_heads, head_size, softcap);
+               return std::pair(flow_attention(shape), merge_attention(shape));
+             });
   module.def(
       "entry_norm",
       [](std::int64_t columns, float epsilon) {

@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "ops/cpu/checked_step.h"
-#include "ops/cpu/processor.h"
 #include "ops/cpu/step.h"
 #include "ops/error.h"
 #include "ops/lowering/lowering.h"
+#include "ops/system/processor_features.h"
 
 namespace flownpu {
 namespace {
@@ -71,7 +71,7 @@ class CpuDevice final : public Device {
     return std::string(
                "the plain C++ kernels compute, which are correct and many times slower "
                "than those for ") +
-           cpu::kFasterKernels + ": " +
+           kFasterKernels + ": " +
            (chosen ? "set the provider option cpu_isa to auto" : "this processor has neither");
   }
 

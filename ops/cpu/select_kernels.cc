@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cpu/kernels.h"
-#include "ops/cpu/processor.h"
 #include "ops/error.h"
+#include "ops/system/processor_features.h"
 
 namespace flownpu::cpu {
 

@@ -4,6 +4,7 @@
 #include "tests/ops/bindings.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -16,6 +17,7 @@
 #include "ops/cpu/attention/plan.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/products/q4nx_matmul_plan.h"
+#include "ops/lowering/weights/quantize_group.h"
 #include "tests/npu/bindings.h"
 
 namespace nb = nanobind;
@@ -49,6 +51,17 @@ NB_MODULE(flownpu_testing, module) {
     const flownpu::cpu::MatMulPlan plan = flownpu::cpu::plan_matmul(rows, row_blocks, threads);
     return std::pair(plan.row_parts, plan.block_parts);
   });
+  module.def("search_widths", flownpu::lowering::search_widths);
+  module.def(
+      "quantize_groups",
+      [](const nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>& groups,
+         std::size_t width) {
+        std::vector<flownpu::lowering::Q4NXGroup> found(groups.shape(0));
+        flownpu::lowering::quantize_groups({groups.data(), groups.size()}, groups.shape(1), found,
+                                           width);
+        return nb::bytes(found.data(), found.size() * sizeof(found.front()));
+      },
+      nb::arg("groups"), nb::arg("width"));
   bind_thread_pool(module);
   bind_pages(module);
   nb::module_ gpu = module.def_submodule("gpu");

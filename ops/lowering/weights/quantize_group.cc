@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "ops/formats/numbers.h"
+#include "ops/system/processor_features.h"
 
 namespace flownpu::lowering {
 namespace {
@@ -176,11 +177,6 @@ template <std::size_t kWidth>
   }
 }
 
-void quantize_with_any(std::span<const float> weights, std::size_t size,
-                       std::span<Q4NXGroup> found) {
-  quantize_all<4>(weights, size, found);
-}
-
 #if defined(__x86_64__)
 [[gnu::target("avx2")]] void quantize_with_avx2(std::span<const float> weights, std::size_t size,
                                                 std::span<Q4NXGroup> found) {
@@ -193,27 +189,35 @@ void quantize_with_any(std::span<const float> weights, std::size_t size,
 }
 #endif
 
-using QuantizeGroups = void (*)(std::span<const float> weights, std::size_t size,
-                                std::span<Q4NXGroup> found);
-
-QuantizeGroups fastest() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") != 0) return quantize_with_avx512;
-  if (__builtin_cpu_supports("avx2") != 0) return quantize_with_avx2;
-#endif
-  return quantize_with_any;
-}
-
 }  // namespace
 
 float Q4NXGroup::weight(std::size_t i) const {
   return from_bfloat16(scale) * static_cast<float>(codes[i]) + from_bfloat16(minimum);
 }
 
-void quantize_groups(std::span<const float> weights, std::size_t size, std::span<Q4NXGroup> found) {
-  static const QuantizeGroups quantize = fastest();
-  const bool are_few = found.size() <= 4;  // no more than fill the narrowest vector
-  (are_few ? quantize_with_any : quantize)(weights, size, found);
+std::vector<std::size_t> search_widths() {
+  std::vector<std::size_t> widths{4};
+#if defined(__x86_64__)
+  if (has_avx2()) widths.push_back(8);
+  if (has_avx512()) widths.push_back(16);
+#endif
+  return widths;
+}
+
+void quantize_groups(std::span<const float> weights, std::size_t size, std::span<Q4NXGroup> found,
+                     std::size_t width) {
+  static const std::size_t widest = search_widths().back();
+  if (width == 0) width = found.size() <= 4 ? 4 : widest;  // a few fill the narrowest vector
+  switch (width) {
+#if defined(__x86_64__)
+    case 8:
+      return quantize_with_avx2(weights, size, found);
+    case 16:
+      return quantize_with_avx512(weights, size, found);
+#endif
+    default:
+      return quantize_all<4>(weights, size, found);
+  }
 }
 
 Q4NXGroup quantize_group(std::span<const float> weights) {

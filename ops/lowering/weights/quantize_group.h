@@ -5,8 +5,10 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "ops/formats/q4nx.h"
 
@@ -22,12 +24,17 @@ struct Q4NXGroup {
   float weight(std::size_t i) const;
 };
 
-// The most groups that are searched side by side: by AVX-512, by others in turn.
+// The most groups that are searched side by side, on any processor.
 inline constexpr std::size_t kGroupsAtOnce = 16;
 
-// `weights`: at most kGroupsAtOnce groups of `size` each (1 to 32), one after the other, as many as
-// `found` has room for; finite, and of at most 2^127.
-void quantize_groups(std::span<const float> weights, std::size_t size, std::span<Q4NXGroup> found);
+// The widths in which this processor searches, the narrowest first: 4, with AVX2 also 8, with
+// AVX-512 also 16 groups side by side. All find the same bits.
+std::vector<std::size_t> search_widths();
+
+// `weights`: groups of `size` each (1 to 32), one after the other, as many as `found` has room for;
+// finite, and of at most 2^127. `width`: one of search_widths(); 0: the best of them for so many.
+void quantize_groups(std::span<const float> weights, std::size_t size, std::span<Q4NXGroup> found,
+                     std::size_t width = 0);
 
 // One group, which takes as long as four.
 Q4NXGroup quantize_group(std::span<const float> weights);

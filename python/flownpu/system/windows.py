@@ -33,7 +33,7 @@ NEW_GROUP: dict[str, Any] = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROU
 OPENCL_LOADER = "OpenCL.dll"
 
 _PROCESSOR = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
-# The flags, by Linux's names, that each of the kernels' instruction sets stands for (ops/cpu/processor.h).
+# The flags, by Linux's names, that each of the kernels' instruction sets stands for (ops/system/processor_features.h).
 _AVX2 = {"avx2", "fma", "f16c"}
 _AVX512 = {*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"}
 _FLAGS = {"generic": set[str](), "avx2": _AVX2, "avx512": _AVX512, "amx": {*_AVX512, "amx_int8"}}

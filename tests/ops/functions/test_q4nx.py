@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flownpu.ops import q4nx
+from tests.ops.device import testing
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "gemma3-topics"
 BFLOAT16 = ml_dtypes.bfloat16
@@ -291,6 +292,14 @@ def test_groups_side_by_side_are_as_each_alone() -> None:
             whole.codes[row : row + 1, group], *(p[row : row + 1, column : column + 1] for p in whole[1:])
         )
         assert_same(part, q4nx.quantize(weight[row : row + 1, group]))
+
+
+@pytest.mark.parametrize("width", testing.search_widths()[1:])
+@pytest.mark.parametrize("size", [32, 5])
+def test_all_widths_find_the_same_bits(width: int, size: int) -> None:
+    """A product and a sum in one rounding would change one group in 80,000."""
+    groups = np.random.default_rng(1).standard_normal((240_007, size), dtype=np.float32)
+    assert testing.quantize_groups(groups, width) == testing.quantize_groups(groups, 4)
 
 
 def test_the_last_group_is_fitted_to_its_weights_alone() -> None:

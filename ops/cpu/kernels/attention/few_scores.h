@@ -11,7 +11,7 @@
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/kernels/vector.h"
-#include "ops/cpu/processor.h"
+#include "ops/system/processor_features.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "ops/cpu/processor.h"
 #include "ops/cpu/q4nx_rows.h"
+#include "ops/system/processor_features.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {

@@ -3,7 +3,7 @@
 // different parts), and the system saves the registers of; Arm's by the system's.
 #pragma once
 
-namespace flownpu::cpu {
+namespace flownpu {
 
 // What the kernels of that name need: AVX2, FMA and F16C; AVX-512 F, BW, VL, DQ, VBMI, VNNI and
 // BF16.
@@ -33,4 +33,4 @@ extern const bool kAlternateByPages;
 // Whether the processor has AMX for int8, and the system lets this process use it.
 bool may_use_tiles();
 
-}  // namespace flownpu::cpu
+}  // namespace flownpu

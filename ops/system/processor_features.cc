@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/cpu/processor.h"
+#include "ops/system/processor_features.h"
 
 #include <cstdint>
 
@@ -12,7 +12,7 @@
 #include <sys/auxv.h>
 #endif
 
-namespace flownpu::cpu {
+namespace flownpu {
 namespace {
 
 #if defined(__x86_64__)
@@ -128,4 +128,4 @@ bool may_use_tiles() {
 #endif
 }
 
-}  // namespace flownpu::cpu
+}  // namespace flownpu

@@ -125,7 +125,15 @@ def importing(file: Path, files: Iterable[Path]) -> set[str]:
     package, _, name = module.rpartition(".")
     ways = rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{re.escape(name)}\b"
     pattern = re.compile(ways)
-    return {str(user) for user in files if user != file and pattern.search((ROOT / user).read_text(encoding="utf-8"))}
+    texts = {user: text_of(user) for user in files if user != file}
+    # Few have the name at all, which is found in a hundredth of the time.
+    return {str(user) for user, text in texts.items() if name in text and pattern.search(text)}
+
+
+@cache
+def text_of(file: Path) -> str:
+    """What a file holds."""
+    return (ROOT / file).read_text(encoding="utf-8")
 
 
 def is_test(file: Path) -> bool:

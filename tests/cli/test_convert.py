@@ -14,10 +14,10 @@ from flownpu.model.shapes import SHAPES
 from flownpu.ops import q4nx
 
 
-@pytest.fixture
-def large_checkpoint(checkpoint, tmp_path):
+@pytest.fixture(scope="module")
+def large_checkpoint(checkpoint, tmp_path_factory):
     """A checkpoint that takes seconds to convert: the small one with a vocabulary of 400,000."""
-    folder = shutil.copytree(checkpoint, tmp_path / "large")
+    folder = shutil.copytree(checkpoint, tmp_path_factory.mktemp("large") / "large")
     config = json.loads((folder / "config.json").read_text())
     config["vocab_size"] = 400_000
     (folder / "config.json").write_text(json.dumps(config))

@@ -9,8 +9,9 @@ given alone is kept.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from flownpu.aie.iron.fifo import ObjectFifo, ObjectFifoHandle, ObjectFifoLink
 from flownpu.aie.iron.runtime import Runtime
@@ -29,8 +30,35 @@ __all__ = ["assemble"]
 _T = TypeVar("_T")
 
 
+class _Assembled(NamedTuple):
+    """What an array was put together of, and what it came to be."""
+
+    target: str
+    parts: list[object]
+    array: plan.Array
+
+    def is_of(self, target: str, parts: list[object]) -> bool:
+        same = len(parts) == len(self.parts) and all(map(operator.is_, parts, self.parts))
+        return same and target == self.target
+
+
 def assemble(name: str, device: Device, runtime: Runtime, workers: list[Worker]) -> plan.Plan:
-    """The plan of a program; see `Program.resolve_program`."""
+    """The plan of a program; see `Program.resolve_program`.
+
+    Programs that share their workers and the host's ends share the array: it is recorded once.
+    """
+    ends: list[object] = [end for end in flatten(runtime.fn_args) if isinstance(end, ObjectFifoHandle)]
+    parts = [*ends, *workers]
+    before = workers[0].assembled if workers else None
+    if isinstance(before, _Assembled) and before.is_of(device.target, parts):
+        return plan.Plan(name, before.array, runtime.record())
+    array, sequence = _assemble(device, runtime, workers)
+    if workers:
+        workers[0].assembled = _Assembled(device.target, parts, array)
+    return plan.Plan(name, array, sequence)
+
+
+def _assemble(device: Device, runtime: Runtime, workers: list[Worker]) -> tuple[plan.Array, plan.Sequence]:
     limits = LIMITS[device.target]
     arguments = [argument for worker in workers for argument in worker.arguments]
     handles = [a for a in (*arguments, *flatten(runtime.fn_args)) if isinstance(a, ObjectFifoHandle)]
@@ -58,7 +86,7 @@ def assemble(name: str, device: Device, runtime: Runtime, workers: list[Worker])
         tuple(kernels.values()),
         cores,
     )
-    return plan.Plan(name, array, sequence)
+    return array, sequence
 
 
 def _links(fifo: ObjectFifo) -> list[ObjectFifoLink]:

@@ -370,6 +370,15 @@ class Array:
     kernels: tuple[Kernel, ...]
     cores: tuple[Core, ...]
 
+    @cached_property
+    def _hash(self) -> int:
+        places = self.fifos, self.links, self.buffers, self.barriers
+        return hash((self.target, *places, self.kernels, self.cores))
+
+    def __hash__(self) -> int:
+        """As a loop's: its programs share it."""
+        return self._hash
+
 
 # --- The sequence ----------------------------------------------------------------------------------------------------
 

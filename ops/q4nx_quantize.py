@@ -148,14 +148,13 @@ def is_symmetric(quantized: Quantized) -> bool:
 
 def dequantize_codes(quantized: Quantized) -> Floats:
     """Equation 3 in float32, of codes that are not packed: [rows, columns]."""
-    _, columns = quantized.shape
-    scale, minimum = (
-        np.repeat(parameter.astype(np.float32), GROUP, axis=1)[:, :columns]
-        for parameter in (quantized.scale, quantized.minimum)
-    )
-    scale *= quantized.codes
-    scale += minimum
-    return scale
+    rows, columns = quantized.shape
+    weights = np.zeros((rows, ceil_divide(columns, GROUP), GROUP), np.float32)
+    by_row = weights.reshape(rows, -1)[:, :columns]
+    by_row[:] = quantized.codes
+    weights *= quantized.scale.astype(np.float32)[..., None]
+    weights += quantized.minimum.astype(np.float32)[..., None]
+    return np.ascontiguousarray(by_row)
 
 
 def relative_error(weight: NDArray[Any], approximation: NDArray[Any]) -> float:

@@ -181,8 +181,7 @@ class _Instructions:
 
 
 def _add(folder: ArtifactFolder, call: ArtifactCall, position: int) -> None:
-    plan = call.last_plan if position == call.last else call.recorded(position)  # which `add` checks
-    folder.add(call.operator, call.array, _name(call, position), plan)
+    folder.add(call.operator, call.array, _name(call, position), call.recorded(position))  # which `add` checks
 
 
 def _name(call: ArtifactCall, position: int) -> str:

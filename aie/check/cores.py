@@ -30,7 +30,7 @@ from flownpu.aie.plan.data import (
 )
 
 if TYPE_CHECKING:
-    from flownpu.aie.plan.data import Barrier, Buffer, Core, Fifo, Kernel, Link, Plan
+    from flownpu.aie.plan.data import Array, Barrier, Buffer, Core, Fifo, Kernel, Link, Plan
     from flownpu.aie.plan.limits import Limits
 
 __all__ = ["check_cores"]
@@ -47,9 +47,13 @@ def _passes(loop: Loop) -> int | None:
 
 def check_cores(plan: Plan, limits: Limits) -> list[Violation]:
     """Follow every core's program."""
-    array = plan.array
+    return list(_of_array(plan.array, limits))
+
+
+@lru_cache(maxsize=32)  # of the last some arrays, as in structure.py
+def _of_array(array: Array, limits: Limits) -> tuple[Violation, ...]:
     around = _around(array.fifos, array.links, array.buffers, array.kernels, array.barriers)
-    return [violation for core in array.cores for violation in _violations(core, around, limits)]
+    return tuple(violation for core in array.cores for violation in _violations(core, around, limits))
 
 
 class _Surroundings:

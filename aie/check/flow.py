@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from flownpu.aie.check.structure import describe
@@ -40,29 +40,46 @@ _Parameters: TypeAlias = "Mapping[tuple[str, int], int]"
 
 
 def objects_moved(body: tuple[Statement, ...], parameters: _Parameters, variables: dict[str, int]) -> Ends:
-    """How many objects of each (fifo, port) a program releases; its variables are left in `variables`.
+    """How many objects of each (fifo, port) a program releases.
 
     Raises:
         KeyError: the program reads a run-time parameter that was not written.
     """
     moved: Ends = Counter()
-
-    def follow(body: tuple[Statement, ...], times: int) -> None:
-        for statement in body:
-            if isinstance(statement, Release):
-                moved[statement.fifo, statement.port] += statement.count * times
-            elif isinstance(statement, Load):
-                variables[statement.variable] = parameters[statement.buffer, evaluate(statement.index, variables)]
-            elif isinstance(statement, Loop):
-                start, stop, step = (evaluate(v, variables) for v in (statement.start, statement.stop, statement.step))
-                passes = range(start, stop, step)
-                each = passes if depends_on_index(statement) else passes[:1]
-                for index in each:
-                    variables[statement.variable] = index
-                    follow(statement.body, times * (len(passes) // len(each)))
-
-    follow(body, 1)
+    _add_moved(_that_count(body), parameters, variables, 1, moved)
     return moved
+
+
+def _add_moved(
+    body: tuple[Statement, ...], parameters: _Parameters, variables: dict[str, int], times: int, moved: Ends
+) -> None:
+    """Adds what a body that is run so many times releases."""
+    for statement in body:
+        if isinstance(statement, Release):
+            moved[statement.fifo, statement.port] += statement.count * times
+        elif isinstance(statement, Load):
+            variables[statement.variable] = parameters[statement.buffer, evaluate(statement.index, variables)]
+        elif isinstance(statement, Loop):
+            start, stop, step = (
+                bound if isinstance(bound, int) else evaluate(bound, variables)
+                for bound in (statement.start, statement.stop, statement.step)
+            )
+            passes = range(start, stop, step)
+            alike = not depends_on_index(statement)
+            inside, inner = _of_loop(statement), dict(variables)
+            for index in passes[:1] if alike else passes:
+                inner[statement.variable] = index
+                _add_moved(inside, parameters, inner, times * (len(passes) if alike else 1), moved)
+
+
+def _that_count(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """A body's statements that say what is released."""
+    return tuple(statement for statement in body if isinstance(statement, (Release, Load, Loop)))
+
+
+@cache
+def _of_loop(loop: Loop) -> tuple[Statement, ...]:
+    return _that_count(loop.body)
 
 
 # Plans of a design differ in what their sequences move, seldom in a core's pass: of the last some arrays.

@@ -26,9 +26,13 @@ __all__ = ["check_resources"]
 
 def check_resources(plan: Plan, limits: Limits) -> list[Violation]:
     """Everything is counted as the compiler will place it (`flownpu.aie.plan.resources`)."""
-    array = plan.array
+    return list(_of_array(plan.array, limits))
+
+
+@lru_cache(maxsize=32)  # of the last some arrays, as in structure.py
+def _of_array(array: Array, limits: Limits) -> tuple[Violation, ...]:
     resources = resources_of(array, limits)
-    return [
+    return (
         *_memory(array, resources, limits),
         *_constants(array, resources, limits),
         *_channels(resources, limits),
@@ -37,7 +41,7 @@ def check_resources(plan: Plan, limits: Limits) -> list[Violation]:
         *_locks(array, resources, limits),
         *_walks(array, limits),
         *_adjacency(array, limits),
-    ]
+    )
 
 
 def _memory(array: Array, resources: Resources, limits: Limits) -> Iterator[Violation]:

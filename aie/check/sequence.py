@@ -9,6 +9,7 @@ order), or a drain that its data reaches was: the output cannot be there before 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flownpu.aie.check.resources import words
@@ -91,9 +92,10 @@ def _step(step: object, plan: Plan, limits: Limits, buffers: Mapping[str, Buffer
 
 def _transfer(step: Transfer, plan: Plan, limits: Limits) -> Iterator[Violation]:
     place = f"transfer {step.name}"
-    fifo = next((fifo for fifo in plan.array.fifos if fifo.name == step.fifo), None)
+    streams = _streams(plan.array, limits)
+    fifo = streams.fifos.get(step.fifo)
     buffer = next((buffer for buffer in plan.sequence.buffers if buffer.name == step.buffer), None)
-    if fifo is None or _shim_tile(fifo, limits) is None:
+    if fifo is None or streams.tiles[fifo.name] is None:
         yield Violation(place, f"an end of fifo {step.fifo} at a shim tile", 1, 0)
         return
     if buffer is None:
@@ -133,6 +135,26 @@ def _tap(place: str, tap: Tap, buffer: HostBuffer, limits: Limits) -> Iterator[V
         yield Violation(place, "length in words", length // granule, (1 << shim.length_bits) - 1)
     if contiguous(walk) and length % granule:
         yield Violation(place, "length", f"a multiple of {granule} bytes", f"{tap.elements // repeats} x {size} bytes")
+
+
+class _Streams:
+    """What the sequences of an array are checked against: its fifos, where the host's ends are, and what reaches what.
+
+    Attributes:
+        fifos: by name.
+        tiles: of the host's ends by the names of fifos, one object a tile, to compare quickly.
+        reach: see `downstream`.
+    """
+
+    def __init__(self, array: Array, limits: Limits) -> None:
+        self.fifos = {fifo.name: fifo for fifo in array.fifos}
+        places: dict[Tile | None, Tile | None] = {}
+        tiles = {fifo.name: _shim_tile(fifo, limits) for fifo in array.fifos}
+        self.tiles = {name: places.setdefault(tile, tile) for name, tile in tiles.items()}
+        self.reach = downstream(array)
+
+
+_streams = lru_cache(maxsize=32)(_Streams)  # of the last some arrays, as in structure.py
 
 
 def _shim_tile(fifo: Fifo, limits: Limits) -> Tile | None:
@@ -208,10 +230,8 @@ class _Known:
 
 def _order(plan: Plan, limits: Limits) -> Iterator[Violation]:
     """Follow the sequence: descriptors in use on each shim tile, tasks queued on each channel."""
-    known = _Known(plan.sequence.steps, downstream(plan.array))
-    places: dict[Tile | None, Tile | None] = {}  # one object a tile, to compare quickly
-    tiles = {fifo.name: _shim_tile(fifo, limits) for fifo in plan.array.fifos}
-    tiles = {name: places.setdefault(tile, tile) for name, tile in tiles.items()}
+    streams = _streams(plan.array, limits)
+    known, tiles = _Known(plan.sequence.steps, streams.reach), streams.tiles
     live: dict[str, Transfer] = {}
     on_tile: Counter[Tile | None] = Counter()  # of these
     running: dict[str, deque[Transfer]] = {fifo.name: deque() for fifo in plan.array.fifos}  # not known to be complete

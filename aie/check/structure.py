@@ -30,13 +30,22 @@ def describe(tile: Tile, limits: Limits) -> str:
 
 def check_structure(plan: Plan, limits: Limits) -> list[Violation]:
     """Names are symbols and given once, everything sits where it can, links meet and cover their object."""
-    array = plan.array
-    found = [*_names(plan), *_places(array, limits)]
-    return found or [*_ends(array, limits), *_links(array, limits), *_variables(array, limits)]
+    return [*_host_buffers(plan), *_of_array(plan.array, limits)]
 
 
-def _names(plan: Plan) -> Iterator[Violation]:
-    array = plan.array
+def _host_buffers(plan: Plan) -> Iterator[Violation]:
+    for name, count in Counter(buffer.name for buffer in plan.sequence.buffers).items():
+        if count > 1:
+            yield Violation("sequence", f"the host buffer {name}", f"{count} buffers", "1 buffer")
+
+
+@lru_cache(maxsize=32)  # of the last some arrays: programs differ in their sequences
+def _of_array(array: Array, limits: Limits) -> tuple[Violation, ...]:
+    found = *_names(array), *_places(array, limits)
+    return found or (*_ends(array, limits), *_links(array, limits), *_variables(array, limits))
+
+
+def _names(array: Array) -> Iterator[Violation]:
     names = Counter(fifo.name for fifo in array.fifos)
     names.update(buffer.name for buffer in array.buffers)
     names.update(barrier.name for barrier in array.barriers)
@@ -48,9 +57,6 @@ def _names(plan: Plan) -> Iterator[Violation]:
             )
         if not _SYMBOL.fullmatch(name):
             yield Violation("plan", "a name", "letters, digits and _", repr(name))
-    for name, count in Counter(buffer.name for buffer in plan.sequence.buffers).items():
-        if count > 1:
-            yield Violation("sequence", f"the host buffer {name}", f"{count} buffers", "1 buffer")
 
 
 def _places(array: Array, limits: Limits) -> Iterator[Violation]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import struct
 import types
+from copy import copy
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import numpy as np
@@ -157,6 +158,12 @@ class RunTimeParameters:
         ]
         self.barrier = WorkerRuntimeBarrier()
         self._written: dict[tuple[int, int], int] = {}
+
+    def of_a_sequence(self) -> RunTimeParameters:
+        """The same buffers and barrier for another sequence, before which nothing is known to be written."""
+        same = copy(self)
+        same._written = {}
+        return same
 
     def write(self, core: int, words: Sequence[int | None], *, moving: int = 0) -> None:
         """In a sequence: write a core's first words, but for None; those that hold the value already are left out.

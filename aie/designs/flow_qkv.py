@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flownpu.aie.designs.attention import MOVING, Cache, PackedQKV, sweep
 from flownpu.aie.designs.common import (
@@ -46,7 +46,7 @@ from flownpu.aie.designs.common import (
     untiled,
     worker,
 )
-from flownpu.aie.iron.compat import Buffer, ObjectFifo, Program, Runtime, TensorAccessPattern, Tile, range_
+from flownpu.aie.iron.compat import Buffer, ObjectFifo, Program, Runtime, TensorAccessPattern, Tile, range_, shared
 
 if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
@@ -72,6 +72,14 @@ def _add_in_turns(windows: list[Window], starts: list[Any], buffer: Any, taps: l
         for window, start, taps_of_column in zip(windows, starts, taps, strict=False):
             if turn < len(taps_of_column):
                 window.add(start, buffer, taps_of_column[turn])
+
+
+class _Array(NamedTuple):
+    """What a sequence needs of the array; ends: of queries, keys and values, and outputs; parameters: by column."""
+
+    workers: list[Worker]
+    ends: list[list[ObjectFifoHandle]]
+    parameters: list[RunTimeParameters]
 
 
 @dataclass(frozen=True)
@@ -204,10 +212,8 @@ class FlowQKV:
         window: int | None, causal: bool, scale: float | None,
     ) -> Program:  # fmt: skip
         """A call whose queries and outputs are [rows, q_line] and [rows, o_line]."""
-        parameters = [
-            RunTimeParameters([f"tile_{column}_{row}" for row in range(TILES)]) for column in range(self.columns)
-        ]
-        queries, chunks, outputs, workers = self._array(parameters)
+        workers, ends, shared = _build(self)
+        parameters = [of_column.of_a_sequence() for of_column in shared]
         block, parts, queue = TILES * self.queries, self.output_parts, limits_of(self.target).task_queue
         items = [(head, top) for top in range(0, self.padded(tokens), block) for head in range(self.kv_heads)]
 
@@ -240,10 +246,6 @@ class FlowQKV:
                     drains_of_column.finish()
 
         buffers = [tensor(rows * q_line), tensor(cache.size), tensor(rows * o_line)]
-        ends = [
-            *[[fifo.prod(tile=Tile(column, 0)) for column, fifo in enumerate(fifos)] for fifos in (queries, chunks)],
-            [fifo.cons(tile=Tile(column, 0)) for column, fifo in enumerate(outputs)],
-        ]
         return Program(device(self.target), Runtime(sequence, [*buffers, *ends]), workers)
 
     def _tokens(self, head: int, top: int, rows: int, line: int, parts: int) -> list[TensorAccessPattern]:
@@ -254,6 +256,18 @@ class FlowQKV:
         return [TensorAccessPattern([rows * line], first + part * columns, sizes, strides) for part in range(parts)]
 
     # --- The array ----------------------------------------------------------------------------------------------------
+
+    def _build(self) -> _Array:
+        """See `_build`."""
+        parameters = [
+            RunTimeParameters([f"tile_{column}_{row}" for row in range(TILES)]) for column in range(self.columns)
+        ]
+        queries, chunks, outputs, workers = self._array(parameters)
+        ends = [
+            *[[fifo.prod(tile=Tile(column, 0)) for column, fifo in enumerate(fifos)] for fifos in (queries, chunks)],
+            [fifo.cons(tile=Tile(column, 0)) for column, fifo in enumerate(outputs)],
+        ]
+        return _Array(workers, ends, parameters)
 
     def _array(
         self, parameters: list[RunTimeParameters]
@@ -326,3 +340,8 @@ class FlowQKV:
         buffers = [Buffer(kind, name=f"{name}_{column}_{row}") for name, kind in kinds.items()]
         arguments = [*ends, buffers, parameters.buffers[row], parameters.barrier, *kernels]
         return worker(tile, arguments, tile=Tile(column, limits_of(self.target).first_compute_row + row))
+
+
+@shared
+def _build(design: FlowQKV) -> _Array:
+    return design._build()

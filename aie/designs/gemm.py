@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flownpu.aie.designs.common import (
     BF16,
@@ -60,7 +60,7 @@ from flownpu.aie.designs.common import (
     untiled,
     worker,
 )
-from flownpu.aie.iron.compat import Buffer, ObjectFifo, Program, Runtime, TensorAccessPattern, Tile, range_
+from flownpu.aie.iron.compat import Buffer, ObjectFifo, Program, Runtime, TensorAccessPattern, Tile, range_, shared
 
 if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
@@ -81,6 +81,14 @@ _FASTEST = {
     ("npu2", "bf16"): ((32, 64, 4, 1), (16, 64, 4, 1)),
     ("npu2", "bfp16"): ((32, 64, 2, 2), (32, 64, 2, 1)),
 }
+
+
+class _Array(NamedTuple):
+    """What a sequence needs of the array; ends: of A, B and C."""
+
+    workers: list[Worker]
+    ends: tuple[list[ObjectFifoHandle], list[ObjectFifoHandle], list[ObjectFifoHandle]]
+    parameters: RunTimeParameters
 
 
 @dataclass(frozen=True)
@@ -208,14 +216,12 @@ class Gemm:
         m, k = self.padded(m, k)
         line, c_line = line or k, c_line or n
         starts = [min(place * self.width, max(0, n - self.width)) for place in range(ceil_div(n, self.width))]
-        names = [f"tile_{column}_{row}" for column in range(self.columns) for row in range(TILES)]
-        parameters = RunTimeParameters(names)
-        fifos = array._fifos()
-        workers = array._workers(fifos, parameters)
+        workers, ends, shared = _build(array)
+        parameters = shared.of_a_sequence()
         stores = [int(name == self.epilogue) for name in array.stores]
 
         def sequence(a: Any, b: Any, c: Any, a_ends: Any, b_ends: Any, c_ends: Any) -> None:
-            for number in range(len(names)):
+            for number in range(len(workers)):
                 parameters.write(number, [m // self.height * len(starts), k // self.k, *stores])
             parameters.start()
             under_way = deque[tuple[list[Any], list[Any]]]()
@@ -240,12 +246,9 @@ class Gemm:
             for fills, drains in under_way:
                 _retire(fills, drains)
 
-        a_ends = [a.prod(tile=Tile(self._a_column(row), 0)) for row, (a, _) in enumerate(fifos[0])]
-        b_ends = [b.prod(tile=Tile(column, 0)) for column, (b, _) in enumerate(fifos[1])]
-        c_ends = [c.cons(tile=Tile(column, 0)) for column, (c, _) in enumerate(fifos[2])]
         b_type = tensor(self._b_size(self.gates * n * k), self._b_dtype)
         buffers = [tensor((m - 1) * line + k), b_type, tensor(m * c_line)]
-        return Program(device(self.target), Runtime(sequence, [*buffers, a_ends, b_ends, c_ends]), workers)
+        return Program(device(self.target), Runtime(sequence, [*buffers, *ends]), workers)
 
     # --- The array ----------------------------------------------------------------------------------------------------
 
@@ -263,6 +266,17 @@ class Gemm:
     def _b_size(self, values: int) -> int:
         """Elements (bf16) or bytes (bfp16) of so many values of B."""
         return values if self.weights == "bf16" else values // 8 * 9
+
+    def _build(self) -> _Array:
+        """See `_build`."""
+        names = [f"tile_{column}_{row}" for column in range(self.columns) for row in range(TILES)]
+        parameters = RunTimeParameters(names)
+        fifos = self._fifos()
+        workers = self._workers(fifos, parameters)
+        a_ends = [a.prod(tile=Tile(self._a_column(row), 0)) for row, (a, _) in enumerate(fifos[0])]
+        b_ends = [b.prod(tile=Tile(column, 0)) for column, (b, _) in enumerate(fifos[1])]
+        c_ends = [c.cons(tile=Tile(column, 0)) for column, (c, _) in enumerate(fifos[2])]
+        return _Array(workers, (a_ends, b_ends, c_ends), parameters)
 
     def _fifos(self) -> tuple[list[Any], list[Any], list[Any]]:
         """(outer fifo, inner fifo or fifos) of each row of A, each column of B and each column of C."""
@@ -417,3 +431,8 @@ def _retire(fills: list[Any], drains: list[Any]) -> None:
         task.await_()
     for task in fills:
         task.free()
+
+
+@shared
+def _build(design: Gemm) -> _Array:
+    return design._build()

@@ -101,8 +101,9 @@ class FlatArray:
         return words.finish(SEQUENCE, self.identity)
 
 
+@lru_cache(maxsize=32)  # of the last some arrays
 def flatten_array(array: Array) -> FlatArray:
-    """Lower an array; it must be valid (`checker.check`)."""
+    """Lower an array; it must be valid (`checker.check`). The same for equal ones, and not to be changed."""
     return _Flattening(array, LIMITS[array.target]).run()
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from flownpu.aie.iron.refused_names import MODULES, REFUSED, Refused
 __all__ = [
     "NPU1", "NPU2", "AnyComputeTile", "AnyMemTile", "AnyShimTile", "Buffer", "ExternalFunction", "Kernel", "ObjectFifo",
     "ObjectFifoHandle", "Program", "Runtime", "TaskGroup", "TensorAccessPattern", "Tile", "Worker",
-    "WorkerRuntimeBarrier", "object_file", "range_", "v8bfp16ebs8",
+    "WorkerRuntimeBarrier", "object_file", "range_", "shared", "v8bfp16ebs8",
 ]  # fmt: skip
 
 _CHOICE = os.environ.get("FLOWNPU_IRON", "recorder")
@@ -51,7 +52,15 @@ if TYPE_CHECKING or _CHOICE == "recorder":
         v8bfp16ebs8,
     )
     from flownpu.aie.iron.symbolic import range_
+
+    # For functions that make an array's workers and the host's ends: programs share them, for the calls of some models.
+    shared = lru_cache(maxsize=32)
 else:
+
+    def shared(function: Any) -> Any:
+        """The function as it is: of mlir-aie's, each program has its own."""
+        return function
+
     try:
         from aie.helpers.taplib import TensorAccessPattern
         from aie.helpers.util import v8bfp16ebs8

@@ -120,6 +120,16 @@ class ObjectFifoHandle:
             raise RecordingError(f"[ObjectFifo {self.fifo.name}] its {self.port} end is already in use")
         self.owner = owner
 
+    def belongs_to_host(self, sequence: object) -> None:
+        """Note that a sequence uses the end: others of the same array do, too.
+
+        Raises:
+            RecordingError: something else does already.
+        """
+        if type(self.owner) is type(sequence):
+            self.owner = None
+        self.belongs_to(sequence)
+
     def acquire(self, num_elem: int) -> ElementReference | View:
         """Hold `num_elem` objects in all: the object itself for 1, else a view to index."""
         view = View(self._trace("acquire", num_elem).name("view"), self.fifo.type, num_elem)

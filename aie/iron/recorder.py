@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.iron.fifo import ObjectFifo, ObjectFifoHandle
 from flownpu.aie.iron.refused_names import Refused
-from flownpu.aie.iron.resolve import assemble, assemble_sequence
+from flownpu.aie.iron.resolve import assemble
 from flownpu.aie.iron.runtime import Runtime
 from flownpu.aie.iron.sequence import RuntimeData, Task, TaskGroup
 from flownpu.aie.iron.symbolic import RecordingError
@@ -75,11 +75,3 @@ class Program:
             RecordingError: the design is not a program; see the message.
         """
         return assemble(device_name, self.device, self.runtime, self.workers)
-
-    def resolve_sequence(self) -> plan.Sequence:
-        """The sequence of that plan alone, where the array is known: the workers' functions are not run.
-
-        Raises:
-            RecordingError: as `resolve_program`.
-        """
-        return assemble_sequence(self.device, self.runtime, self.workers)

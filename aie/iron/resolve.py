@@ -9,8 +9,9 @@ given alone is kept.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from flownpu.aie.iron.fifo import ObjectFifo, ObjectFifoHandle, ObjectFifoLink
 from flownpu.aie.iron.runtime import Runtime
@@ -24,61 +25,68 @@ from flownpu.aie.plan.limits import LIMITS, Limits
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["assemble", "assemble_sequence"]
+__all__ = ["assemble"]
 
 _T = TypeVar("_T")
 
 
+class _Assembled(NamedTuple):
+    """What an array was put together of, and what it came to be."""
+
+    target: str
+    parts: list[object]
+    array: plan.Array
+
+    def is_of(self, target: str, parts: list[object]) -> bool:
+        same = len(parts) == len(self.parts) and all(map(operator.is_, parts, self.parts))
+        return same and target == self.target
+
+
 def assemble(name: str, device: Device, runtime: Runtime, workers: list[Worker]) -> plan.Plan:
-    """The plan of a program; see `Program.resolve_program`."""
-    parts = _resolve(device, runtime, workers)
-    cores = tuple(worker.record(_place_of(worker.tile)) for worker in workers)
-    sequence = runtime.record()
-    links = {id(link): link for fifo in parts.fifos for link in _links(fifo)}
-    locks = [
-        plan.Barrier(lock, _place_of(worker.tile), barrier.initial_value)
-        for barrier in parts.barriers
-        for lock, worker in zip(barrier.locks, barrier.workers, strict=True)
-    ]
-    kernels = {kernel.record.entry: kernel.record for kernel in parts.arguments if isinstance(kernel, Kernel)}
-    array = plan.Array(
-        device.target,
-        tuple(_fifo(fifo) for fifo in parts.fifos),
-        tuple(_link(link) for link in links.values()),
-        tuple(map(_buffer, parts.buffers)),
-        tuple(locks),
-        tuple(kernels.values()),
-        cores,
-    )
+    """The plan of a program; see `Program.resolve_program`.
+
+    Programs that share their workers and the host's ends share the array: it is recorded once.
+    """
+    ends: list[object] = [end for end in flatten(runtime.fn_args) if isinstance(end, ObjectFifoHandle)]
+    parts = [*ends, *workers]
+    before = workers[0].assembled if workers else None
+    if isinstance(before, _Assembled) and before.is_of(device.target, parts):
+        return plan.Plan(name, before.array, runtime.record())
+    array, sequence = _assemble(device, runtime, workers)
+    if workers:
+        workers[0].assembled = _Assembled(device.target, parts, array)
     return plan.Plan(name, array, sequence)
 
 
-def assemble_sequence(device: Device, runtime: Runtime, workers: list[Worker]) -> plan.Sequence:
-    """The sequence of a program alone; see `Program.resolve_sequence`."""
-    _resolve(device, runtime, workers)
-    for worker in workers:
-        worker.name_locks(_place_of(worker.tile))
-    return runtime.record()
-
-
-class _Parts(NamedTuple):
-    """What a program is made of, named and placed; arguments are those of its workers."""
-
-    arguments: list[Any]
-    fifos: list[ObjectFifo]
-    buffers: list[Buffer]
-    barriers: list[WorkerRuntimeBarrier]
-
-
-def _resolve(device: Device, runtime: Runtime, workers: list[Worker]) -> _Parts:
+def _assemble(device: Device, runtime: Runtime, workers: list[Worker]) -> tuple[plan.Array, plan.Sequence]:
+    limits = LIMITS[device.target]
     arguments = [argument for worker in workers for argument in worker.arguments]
     handles = [a for a in (*arguments, *flatten(runtime.fn_args)) if isinstance(a, ObjectFifoHandle)]
     fifos = _reachable(handles)
     buffers = _unique(argument for argument in arguments if isinstance(argument, Buffer))
     barriers = _unique(argument for argument in arguments if isinstance(argument, WorkerRuntimeBarrier))
     _name(fifos, buffers, barriers)
-    _place(workers, fifos, LIMITS[device.target])
-    return _Parts(arguments, fifos, buffers, barriers)
+    _place(workers, fifos, limits)
+
+    cores = tuple(worker.record(_place_of(worker.tile)) for worker in workers)
+    sequence = runtime.record()
+    links = {id(link): link for fifo in fifos for link in _links(fifo)}
+    locks = [
+        plan.Barrier(lock, _place_of(worker.tile), barrier.initial_value)
+        for barrier in barriers
+        for lock, worker in zip(barrier.locks, barrier.workers, strict=True)
+    ]
+    kernels = {kernel.record.entry: kernel.record for kernel in arguments if isinstance(kernel, Kernel)}
+    array = plan.Array(
+        device.target,
+        tuple(_fifo(fifo) for fifo in fifos),
+        tuple(_link(link) for link in links.values()),
+        tuple(map(_buffer, buffers)),
+        tuple(locks),
+        tuple(kernels.values()),
+        cores,
+    )
+    return array, sequence
 
 
 def _links(fifo: ObjectFifo) -> list[ObjectFifoLink]:

@@ -45,7 +45,7 @@ class Runtime:
         self.name, self.strict = name or "sequence", strict_task_groups
         for argument in flatten(self.fn_args):
             if isinstance(argument, ObjectFifoHandle):
-                argument.belongs_to(self)
+                argument.belongs_to_host(self)
             if isinstance(argument, type) and not get_args(argument):
                 raise RecordingError(
                     f"[Runtime] a plan's sequence is for given shapes: give a number rather than the type {argument!r}"

@@ -181,6 +181,7 @@ class Worker:
     ) -> None:
         refuse("Worker", options)
         self.core_fn, self.fn_args = core_fn, list(fn_args or ())
+        self.assembled: object = None  # of an array's first worker: what resolve.py made of all
         self.tile = own_tile(tile)
         self.while_true, self.stack_size, self.dynamic = while_true, stack_size, bool(dynamic_objfifo_lowering)
         self.arguments = list(flatten(self.fn_args))
@@ -199,16 +200,12 @@ class Worker:
         """Workers by rows and columns."""
         return [[factory(row, col) for col in range(cols)] for row in range(rows)]
 
-    def name_locks(self, place: plan.Tile) -> None:
-        """Name this worker's lock of each of its barriers."""
-        for argument in self.arguments:
-            if isinstance(argument, WorkerRuntimeBarrier):
-                argument.locks.append(f"barrier{argument.number}_{place.column}_{place.row}")
-
     def record(self, place: plan.Tile) -> plan.Core:
         """Run the function once and note what it does."""
         trace = CoreTrace()
-        self.name_locks(place)
+        for argument in self.arguments:
+            if isinstance(argument, WorkerRuntimeBarrier):
+                argument.locks.append(f"barrier{argument.number}_{place.column}_{place.row}")
         with trace.active():
             self.core_fn(*self.fn_args)
         stack = NPU2.stack_bytes if self.stack_size is None else self.stack_size

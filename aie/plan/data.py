@@ -372,10 +372,11 @@ class Array:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.target, self.fifos, self.links, self.buffers, self.barriers, self.kernels, self.cores))
+        places = self.fifos, self.links, self.buffers, self.barriers
+        return hash((self.target, *places, self.kernels, self.cores))
 
     def __hash__(self) -> int:
-        """As a loop's."""
+        """As a loop's: its programs share it."""
         return self._hash
 
 

@@ -54,7 +54,7 @@ class ArtifactCall:
         Raises:
             PlanError: it breaks the hardware's limits.
         """
-        return require_valid(self.recorded(position))
+        return self.last_plan if position == self.last else require_valid(self.recorded(position))
 
     @cached_property
     def last_plan(self) -> Plan:
@@ -63,7 +63,7 @@ class ArtifactCall:
         Raises:
             PlanError: it breaks the hardware's limits.
         """
-        return self.plan(self.last)
+        return require_valid(self._record(self.last))
 
     @property
     def buffers(self) -> tuple[HostBuffer, ...]:
@@ -76,23 +76,20 @@ class ArtifactCall:
         Raises:
             PlanError: it breaks the hardware's limits.
         """
-        plan = self.on_array(position)
+        plan = self.recorded(position)
         if found := check_sequence(plan, LIMITS[plan.array.target]):
             raise PlanError(plan.name, found)
         return plan.sequence
 
     def recorded(self, position: int) -> Plan:
-        """The plan at a position, not checked; its array is the last position's where it is equal to that one."""
-        plan = self.program(position).resolve_program(f"{self.array}.{self.name}")
-        if position != self.last and plan.array == self.last_plan.array:
-            return replace(plan, array=self.last_plan.array)
-        return plan
-
-    def on_array(self, position: int) -> Plan:
-        """The same on the array of the last position, which every position has: only the sequence is recorded."""
+        """The plan at a position, not checked but at the last one, whose array it has where the two are equal."""
         if position == self.last:
             return self.last_plan
-        return replace(self.last_plan, sequence=self.program(position).resolve_sequence())
+        plan = self._record(position)
+        return replace(plan, array=self.last_plan.array) if plan.array == self.last_plan.array else plan
+
+    def _record(self, position: int) -> Plan:
+        return self.program(position).resolve_program(f"{self.array}.{self.name}")
 
     def family(self, words: Callable[[int], NDArray[np.int64]], **options: Any) -> CallFamily:
         """Its family, of the words at some positions; options: see `derive`."""

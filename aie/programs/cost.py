@@ -88,7 +88,7 @@ class Prices:
     def _at(self, call: ArtifactCall, position: int) -> Cost:
         key = call.array, call.name, position
         if key not in self._counted:
-            self._counted[key] = call_cost(call.on_array(position), self.device, self.values)
+            self._counted[key] = call_cost(call.recorded(position), self.device, self.values)
         return self._counted[key]
 
     def of_calls(self, program: Program, position: int) -> list[tuple[Step, int, Cost]]:

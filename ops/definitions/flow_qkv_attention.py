@@ -312,25 +312,27 @@ def _online_softmax(
     chunk: int,
 ) -> Array:
     """Attends in one batch row: q [H, S, d], keys, values [G, J, d], addend [H, S, J], -inf if masked -> [H, S, d]."""
-    heads, new, _ = q.shape
+    heads, new, head_size = q.shape
     keys, values = (
-        np.repeat((dequantise_rows(a) if a.dtype == np.int8 else a).astype(np.float64), heads // len(a), axis=0)
-        for a in (keys, values)
-    )
+        (dequantise_rows(a) if a.dtype == np.int8 else a).astype(np.float64)[:, None] for a in (keys, values)
+    )  # [G, 1, J, d]
+    groups = (len(keys), heads // len(keys), new, -1)  # heads that share keys are one dimension, over which they repeat
+    q, addend = q.reshape(groups), addend.reshape(groups)
     # A sink is a key whose value is 0, seen before all others.
-    m_left = np.full((heads, new, 1), -np.inf if sink is None else sink.astype(np.float64)[:, None, None])
-    l_left = np.full((heads, new, 1), float(sink is not None))
+    unseen = np.full(heads, -np.inf) if sink is None else sink.astype(np.float64)
+    m_left = np.broadcast_to(unseen[:, None, None], (heads, new, 1)).reshape(groups)
+    l_left = np.full(m_left.shape, float(sink is not None))
     y_left = np.zeros(q.shape)
-    for first in range(0, keys.shape[1], chunk):
+    for first in range(0, keys.shape[2], chunk):
         part = slice(first, first + chunk)
-        s = scale * q @ keys[:, part].swapaxes(1, 2)  # (6)
-        s = (softcap * np.tanh(s / softcap) if softcap > 0 else s) + addend[:, :, part]
+        s = scale * q @ keys[:, :, part].swapaxes(2, 3)  # (6)
+        s = (softcap * np.tanh(s / softcap) if softcap > 0 else s) + addend[..., part]
         m = np.maximum(s.max(axis=-1, keepdims=True), m_left)  # (7)
         shift = np.where(np.isfinite(m), m, 0.0)  # nothing was visible yet
         f = np.exp(s - shift)  # (8)
         c = np.exp(m_left - shift)  # (9)
         l_left = c * l_left + f.sum(axis=-1, keepdims=True)  # (10)
-        y_left = c * y_left + f @ values[:, part]  # (11)
+        y_left = c * y_left + f @ values[:, :, part]  # (11)
         m_left = m
     output: Array = np.divide(y_left, l_left, out=np.zeros_like(y_left), where=l_left > 0)  # (12)
-    return output
+    return output.reshape(heads, new, head_size)

@@ -4,8 +4,6 @@
 import numpy as np
 import pytest
 
-from tests.npu.models import Models
-
 
 @pytest.fixture
 def rng(request):
@@ -16,4 +14,6 @@ def rng(request):
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
     """Small models by name, each made once."""
+    from tests.npu.models import Models  # imports transformers, which processes of tests without models do not need
+
     return Models(tmp_path_factory.mktemp)

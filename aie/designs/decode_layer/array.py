@@ -25,7 +25,7 @@ from flownpu.aie.designs.decode_layer.residual import residual_tile
 from flownpu.aie.designs.decode_layer.rows import STREAMS, TILES_OF_STREAM
 from flownpu.aie.designs.decode_layer.shape import RESIDUAL_COLUMN, ROPE_COLUMN
 from flownpu.aie.designs.decode_layer.weights import OBJECT_BYTES
-from flownpu.aie.iron.compat import Buffer, ObjectFifo, Tile, range_
+from flownpu.aie.iron.compat import Buffer, ObjectFifo, Tile, range_, shared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +93,12 @@ class DecodeArray(NamedTuple):
     projecting: RunTimeParameters  # the tiles of the columns that project, then the residual tile
     attending: RunTimeParameters  # the RoPE tile, then the cores of attention
 
+    def of_a_sequence(self) -> DecodeArray:
+        """The same array for another sequence."""
+        return self._replace(projecting=self.projecting.of_a_sequence(), attending=self.attending.of_a_sequence())
 
+
+@shared
 def build(way: Attention) -> DecodeArray:
     """The array for layers of one shape, with a way of attention."""
     tiles = [f"tile_{column}_{row}" for column in range(way.columns) for row in range(TILES)]

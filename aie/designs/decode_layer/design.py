@@ -194,7 +194,7 @@ class DecodeLayer:
         shape = self.shape
         token = Token(position, capacity, epsilon, scale or shape.d**-0.5, positions or capacity, tables)
         head = self._require(token, layers, vocabulary)
-        array, buffers = build(self.attention), self._host_buffers(token, layers, head)
+        array, buffers = build(self.attention).of_a_sequence(), self._host_buffers(token, layers, head)
 
         def sequence(ends: list[Any], *given: Any) -> None:
             *others, attention = ends

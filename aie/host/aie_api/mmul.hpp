@@ -40,11 +40,48 @@ void to_floats(const block_vector<bfp16ebs8, N>& v, float* values) {
   for (unsigned i = 0; i < N / 8; ++i, values += 8) from_block(v.blocks[i], values);
 }
 
+// Bytes [8][8] the other way round: bits that two words have in each other's place change it.
+inline void transpose_bytes(std::uint64_t* rows) {
+  const auto swap = [rows](unsigned distance, std::uint64_t kept) {
+    for (unsigned i = 0; i < 8; ++i) {
+      if ((i & distance) != 0) continue;
+      std::uint64_t& low = rows[i];
+      std::uint64_t& high = rows[i + distance];
+      const std::uint64_t moved = ((low >> (8 * distance)) ^ high) & kept;
+      high ^= moved;
+      low ^= moved << (8 * distance);
+    }
+  };
+  swap(4, 0x00000000ffffffffu);
+  swap(2, 0x0000ffff0000ffffu);
+  swap(1, 0x00ff00ff00ff00ffu);
+}
+
+// Blocks along K, [N][K = 8], as f32 [K][N].
+template <unsigned N>
+void to_columns(const block_vector<bfp16ebs8, N * 8>& v, float* values) {
+  for (unsigned first = 0; first < N; first += 8) {
+    std::uint64_t rows[8];
+    float units[8];
+    for (unsigned i = 0; i < 8; ++i) {
+      std::memcpy(&rows[i], v.blocks[first + i].mantissa, 8);
+      units[i] = unit_of(v.blocks[first + i].exponent);
+    }
+    transpose_bytes(rows);
+    for (unsigned k = 0; k < 8; ++k) {
+      std::int8_t mantissas[8];
+      std::memcpy(mantissas, &rows[k], 8);
+      for (unsigned i = 0; i < 8; ++i)
+        values[k * N + first + i] = static_cast<float>(mantissas[i]) * units[i];
+    }
+  }
+}
+
 // As the core converts bf16 before a product in block floating point.
 template <unsigned N>
 void through_blocks(float* values) {
-  for (unsigned i = 0; i < N; i += 8)
-    from_block(to_block(values + i, core_state.rounding), values + i);
+  const rounding_mode mode = core_state.rounding;
+  for (unsigned i = 0; i < N; i += 8) through_block(values + i, mode);
 }
 
 #if __AIE_ARCH__ >= 21 && defined(AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16)
@@ -97,29 +134,29 @@ class mmul {
     float a[size_A];
     float b[size_B];
     host::to_floats(a_vector, a);
-    host::to_floats(b_vector, b);
+    if constexpr (kBlocks) {
+      host::to_columns<N>(b_vector, b);
+    } else {
+      host::to_floats(b_vector, b);
+    }
     if constexpr (kEmulated || (kBlocks && host::is_one_of<TypeA, bfloat16>)) {
       host::through_blocks<size_A>(a);
     }
-    if constexpr (kBlocks || kEmulated) {
-      // Now b is, or becomes, [N][K].
-      float columns[size_B];
-      if constexpr (kEmulated) {
-        for (unsigned i = 0; i < size_B; ++i) columns[i % N * K + i / N] = b[i];
-        host::through_blocks<size_B>(columns);
-      } else {
-        for (unsigned i = 0; i < size_B; ++i) columns[i] = b[i];
-      }
+    if constexpr (kEmulated) {
+      float columns[size_B];  // [N][K]
+      for (unsigned i = 0; i < size_B; ++i) columns[i % N * K + i / N] = b[i];
+      host::through_blocks<size_B>(columns);
       for (unsigned i = 0; i < size_B; ++i) b[i] = columns[i % N * K + i / N];
     }
+    host::Floats of_b[K][N / 4];
+    std::memcpy(of_b, b, sizeof(of_b));
     for (unsigned row = 0; row < M; ++row) {
-      float sums[N];
-      for (unsigned column = 0; column < N; ++column) sums[column] = sum_.data()[row * N + column];
+      host::Floats sums[N / 4];
+      std::memcpy(sums, sum_.data() + row * N, sizeof(sums));
       for (unsigned k = 0; k < K; ++k) {
-        for (unsigned column = 0; column < N; ++column)
-          sums[column] += a[row * K + k] * b[k * N + column];
+        for (unsigned i = 0; i < N / 4; ++i) sums[i] = sums[i] + a[row * K + k] * of_b[k][i];
       }
-      for (unsigned column = 0; column < N; ++column) sum_.data()[row * N + column] = sums[column];
+      std::memcpy(sum_.data() + row * N, sums, sizeof(sums));
     }
   }
 

@@ -2,6 +2,7 @@
 // aie::vector, mask, block_vector and accum: the registers of the vector unit.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -146,49 +147,81 @@ struct Accumulated<acc32> {
   using type = std::int32_t;
 };
 
-// Eight numbers below 2^22 in magnitude, in few instructions: most of what a matrix product costs
-// the host is this.
-inline void round_to_integers(float* values, rounding_mode mode) {
-  if (mode == rounding_mode::conv_even) {
-    // Where neighbouring numbers are 1 apart.
-    constexpr float kIntegers = 0x1.8p23F;
-    for (int i = 0; i < 8; ++i) values[i] = (values[i] + kIntegers) - kIntegers;
-  } else {
-    for (int i = 0; i < 8; ++i) values[i] = round_to_integer(values[i], mode);
-  }
+// Four lanes, which compilers of all machines know: left to themselves they take the loops below
+// number by number.
+typedef float Floats __attribute__((vector_size(16)));
+typedef std::int32_t Integers __attribute__((vector_size(16)));
+
+// 2^(133 - exponent), what the mantissas of a block are in units of; 0 where all of them are 0: a
+// normal float while the exponent is above 6.
+inline float units_of(std::uint8_t exponent) {
+  const int scale_exponent = 127 + 133 - exponent;
+  return scale_exponent > 254
+             ? 0.0F
+             : std::bit_cast<float>(static_cast<std::uint32_t>(scale_exponent) << 23);
+}
+// What a mantissa of 1 stands for: 2^(exponent - 133), below 2^-126 a subnormal number, whose unit
+// is 2^-149.
+inline float unit_of(std::uint8_t exponent) {
+  const std::uint32_t e = exponent;
+  return std::bit_cast<float>(e > 6 ? (e - 6) << 23 : 1u << (e + 16));
 }
 
-// Eight f32 to a block: the largest value's exponent, mantissas of 8 bits (two's complement) in
-// units of 2^(exponent - 127 - 6), so that the largest lies in [64, 128). What the hardware does
-// where rounding reaches 128 is not published; this saturates to 127, an error of one unit at most.
+// Eight f32 as a block: the largest value's exponent, which is returned, and mantissas of 8 bits
+// (two's complement) in units of 2^(exponent - 127 - 6), so that the largest lies in [64, 128).
+// What the hardware does where rounding reaches 128 is not published; this saturates to 127, an
+// error of one unit at most.
+inline std::uint8_t mantissas_of(const float* values, rounding_mode mode, Integers* mantissas) {
+  Floats numbers[2];
+  std::memcpy(numbers, values, sizeof(numbers));
+  Integers magnitudes[2];
+  for (int i = 0; i < 2; ++i)
+    magnitudes[i] = std::bit_cast<Integers>(numbers[i]) & std::int32_t{0x7fffffff};
+  const Integers larger = magnitudes[0] > magnitudes[1] ? magnitudes[0] : magnitudes[1];
+  const auto largest = std::max(std::max(larger[0], larger[1]), std::max(larger[2], larger[3]));
+  const auto exponent = static_cast<std::uint8_t>(largest >> 23);
+  const float scale = units_of(exponent);
+  for (Floats& of : numbers) of = of * scale;
+  if (mode == rounding_mode::conv_even) {
+    // Where neighbouring numbers are 1 apart: of numbers below 2^22 in magnitude.
+    constexpr float kIntegers = 0x1.8p23F;
+    for (Floats& of : numbers) of = (of + kIntegers) - kIntegers;
+  } else {
+    for (Floats& of : numbers) {
+      for (int lane = 0; lane < 4; ++lane) of[lane] = round_to_integer(of[lane], mode);
+    }
+  }
+  for (int i = 0; i < 2; ++i) {
+    const Floats most = Floats{} + 127.0F;
+    const Floats least = Floats{} - 128.0F;
+    numbers[i] = numbers[i] > most ? most : numbers[i];
+    numbers[i] = numbers[i] < least ? least : numbers[i];
+    // Of what is no number, too, the low byte's number.
+    mantissas[i] = __builtin_convertvector(numbers[i], Integers) << 24 >> 24;
+  }
+  return exponent;
+}
+
 inline bfp16ebs8 to_block(const float* values, rounding_mode mode) {
-  std::uint32_t largest = 0;
-  for (int i = 0; i < 8; ++i) {
-    const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(values[i]) & 0x7fffffffu;
-    if (magnitude > largest) largest = magnitude;
-  }
-  bfp16ebs8 block{};
-  block.exponent = static_cast<std::uint8_t>(largest >> 23);
-  // 2^(133 - exponent), a normal float while the exponent is above 6; below, values are 0.
-  const int scale_exponent = 127 + 133 - block.exponent;
-  if (scale_exponent > 254) return block;
-  const auto per_unit = std::bit_cast<float>(static_cast<std::uint32_t>(scale_exponent) << 23);
-  float units[8];
-  for (int i = 0; i < 8; ++i) units[i] = values[i] * per_unit;
-  round_to_integers(units, mode);
-  for (int i = 0; i < 8; ++i) {
-    const float limited = units[i] > 127 ? 127 : units[i] < -128 ? -128 : units[i];
-    block.mantissa[i] = static_cast<std::int8_t>(static_cast<int>(limited));
-  }
+  Integers mantissas[2];
+  bfp16ebs8 block{.exponent = mantissas_of(values, mode, mantissas), .mantissa = {}};
+  for (int i = 0; i < 8; ++i) block.mantissa[i] = static_cast<std::int8_t>(mantissas[i / 4][i % 4]);
   return block;
 }
 
 inline void from_block(const bfp16ebs8& block, float* values) {
-  // 2^(exponent - 133): below 2^-126 a subnormal number, whose unit is 2^-149.
-  const auto exponent = static_cast<std::uint32_t>(block.exponent);
-  const auto unit =
-      std::bit_cast<float>(exponent > 6 ? (exponent - 6) << 23 : 1u << (exponent + 16));
+  const float unit = unit_of(block.exponent);
   for (int i = 0; i < 8; ++i) values[i] = static_cast<float>(block.mantissa[i]) * unit;
+}
+
+// What a block holds of eight values.
+inline void through_block(float* values, rounding_mode mode) {
+  Integers mantissas[2];
+  const float unit = unit_of(mantissas_of(values, mode, mantissas));
+  for (int i = 0; i < 2; ++i) {
+    const Floats held = __builtin_convertvector(mantissas[i], Floats) * unit;
+    std::memcpy(values + 4 * i, &held, sizeof(held));
+  }
 }
 }  // namespace host
 
@@ -230,7 +263,13 @@ class accum {
       return v;
     } else {
       vector<T, N> v;
-      for (unsigned i = 0; i < N; ++i) v.data()[i] = convert<T>(data_[i], shift);
+      if constexpr (host::is_one_of<T, bfloat16> && host::is_one_of<Tag, accfloat>) {
+        const rounding_mode mode = host::core_state.rounding;  // for all: a loop of vectors
+        for (unsigned i = 0; i < N; ++i)
+          v.data()[i].bits = host::round_to_bf16(data_[i], mode);
+      } else {
+        for (unsigned i = 0; i < N; ++i) v.data()[i] = convert<T>(data_[i], shift);
+      }
       return v;
     }
   }

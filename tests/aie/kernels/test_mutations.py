@@ -21,54 +21,62 @@ from tests.aie.kernels import test_equations as vectors
 from tests.aie.kernels import test_flow_kv_split as shares
 
 KERNELS = ROOT / "aie" / "kernels"
-# What changes (file, from, to), and the check that must fail.
+# What changes (file, from, to), and the check that must fail. Of a header, the source that the check calls comes first.
 MUTATIONS = {
     "the other half of a column": (
         ("q4nx_dequant.cc", "half == 0 ? aie::filter_even", "half == 1 ? aie::filter_even"),
         vectors.test_dequantises_to_bf16_exactly,
     ),
     "a wrong stride of minima": (
-        ("q4nx.h", "return scales(block) + kScales", "return scales(block) + kScales / 2"),
+        ("fused_dqp.cc: q4nx.h", "return scales(block) + kScales", "return scales(block) + kScales / 2"),
         lambda kernels, rng: vectors.test_fused_dqp(kernels, rng, 32, 256),
     ),
     "an off-by-one in the causal mask": (
-        ("attention.h", "? position + 1\n", "? position\n"),
+        ("flow_qkv.cc: attention.h", "? position + 1\n", "? position\n"),
         lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
     ),
     "an off-by-one in the window": (
-        ("attention.h", "position - parameters.window + 1", "position - parameters.window"),
+        ("flow_kv.cc: attention.h", "position - parameters.window + 1", "position - parameters.window"),
         lambda kernels, rng: attention.test_flow_kv_swa(kernels, rng, 16, 80),
     ),
     "no masks at the causal edge": (
-        ("attention.h", "key + keys - 1 <= parameters.first_query", "key <= parameters.first_query"),
+        ("flow_qkv.cc: attention.h", "key + keys - 1 <= parameters.first_query", "key <= parameters.first_query"),
         lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
     ),
     "no masks at the last key": (
-        ("attention.h", "key + keys <= parameters.key_end", "key <= parameters.key_end"),
+        ("flow_qkv.cc: attention.h", "key + keys <= parameters.key_end", "key <= parameters.key_end"),
         lambda kernels, rng: attention.test_flow_qkv_nca(kernels, rng, 100),
     ),
     "no masks at the window's edge": (
-        ("attention.h", "key > last_query - parameters.window", "key > parameters.first_query - parameters.window"),
+        (
+            "flow_qkv.cc: attention.h",
+            "key > last_query - parameters.window",
+            "key > parameters.first_query - parameters.window",
+        ),
         lambda kernels, rng: attention.test_flow_qkv_swa(kernels, rng, 36, 48),
     ),
     "a maximum that is forgotten": (
-        ("attention.h", "if (!rescale) return", "return"),
+        ("flow_kv.cc: attention.h", "if (!rescale) return", "return"),
         lambda kernels, rng: attention.test_flow_kv_of_grouped_heads(kernels, rng, 4),
     ),
     "a short exponential that is a line": (
-        ("float_math.h", "aie::mac(line, square, curve)", "line"),
+        ("flow_qkv.cc: float_math.h", "aie::mac(line, square, curve)", "line"),
         lambda kernels, rng: attention.test_flow_qkv_of_a_prompt(kernels, rng, 64, 17),
     ),
     "a maximum that is the sub-tile's beside it": (
-        ("attention.h", "aie::sub(t, m[p])", "aie::sub(t, m[0])"),
+        ("flow_qkv.cc: attention.h", "aie::sub(t, m[p])", "aie::sub(t, m[0])"),
         lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
     ),
     "a correction that is the sub-tile's beside it": (
-        ("attention.h", "aie::load_v<R>(correction_of_rows + p * R), y", "aie::load_v<R>(correction_of_rows), y"),
+        (
+            "flow_qkv.cc: attention.h",
+            "aie::load_v<R>(correction_of_rows + p * R), y",
+            "aie::load_v<R>(correction_of_rows), y",
+        ),
         lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
     ),
     "values that are the sub-tile's beside it": (
-        ("attention.h", "(p * key_tiles + c) * Mmul::size_A", "c * Mmul::size_A"),
+        ("flow_qkv.cc: attention.h", "(p * key_tiles + c) * Mmul::size_A", "c * Mmul::size_A"),
         lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
     ),
     "a sub-tile of rows that is left alone": (
@@ -136,7 +144,7 @@ MUTATIONS = {
         layers.test_copy_into,
     ),
 }
-# The entries of the sources that the checks call, and the sources that a header is in and the checks of it call.
+# The entries of the sources that the checks call.
 ENTRIES = {
     "rms_norm.cc": ["rms_norm"],
     "q4nx_dequant.cc": ["q4nx_dequant_bf16"],
@@ -150,12 +158,6 @@ ENTRIES = {
         "flow_kv_split_start", "flow_kv_split", "flow_kv_split_meet", "flow_kv_split_give", "flow_kv_split_store",
     ],
 }  # fmt: skip
-# Other sources include float_math.h, too, but not for 2^x of attention.
-INCLUDERS = {
-    "float_math.h": ["flow_qkv.cc", "flow_kv.cc"],
-    "attention.h": ["flow_qkv.cc", "flow_kv.cc"],
-    "q4nx.h": ["fused_dqp.cc", "q4nx_dequant.cc"],
-}
 # Floor rounding, in every kernel that rounds; but for fused_dqp.cc, whose sums are split in two parts: floor's 2^-16 of
 # them (2^-18 to the nearest) is within the tolerance, and its outputs are f32.
 ROUNDED = {
@@ -238,16 +240,17 @@ def table(tmp_path_factory):
 
 def build(compiler, table, folder, mutation=None):
     """The kernels that the checks call, with one file changed."""
-    changed = []
+    changed = ""
     if mutation:
-        name, old, new = mutation
+        place, old, new = mutation
+        changed, _, name = place.rpartition(": ")
+        changed = changed or name
         copies = Path(shutil.copytree(KERNELS, folder / "aie" / "kernels"))
         text = (copies / name).read_text(encoding="utf-8")
         assert old in text, f"{name} has no longer what the mutation changes"
         (copies / name).write_text(text.replace(old, new), encoding="utf-8")
-        changed = INCLUDERS.get(name, [name])
-    objects = [compiler.object(folder / "aie" / "kernels" / source, folder) for source in changed]
-    objects += [compiler.unchanged(KERNELS / source) for source in ENTRIES if source not in changed]
+    objects = [compiler.object(folder / "aie" / "kernels" / changed, folder)] if changed else []
+    objects += [compiler.unchanged(KERNELS / source) for source in ENTRIES if source != changed]
     return compiler.library(folder, [*objects, compiler.unchanged(table)])
 
 

@@ -23,6 +23,7 @@ from tests.ops.device import _argument
 CONTEXT = 512
 CHUNKS = "256 or 512"  # that fit the context
 TURNS = 50, 51, 70, 71, 72, 73
+TOKENS = 1, 2, 3
 SLOW = pytest.mark.slow
 MEGATILE = 1024  # columns of a product are padded to those of GEMM's
 
@@ -72,18 +73,23 @@ def run_all(session, hidden, steps, past=None, **options):
         # A first prompt that fills no chunk, a token, a second prompt, tokens.
         ("trained", True, TURNS, DECODE_WAYS),
         *(pytest.param(name, True, TURNS, DECODE_WAYS, marks=SLOW) for name in ("gemma3_text", "llama", "qwen3")),
-        # The other ways of decoding.
+        # The other ways of decoding; of what follows a prompt, and by themselves.
         *(pytest.param("trained", True, TURNS, (way,), marks=SLOW) for way in ("pairs", "operators")),
-        *(pytest.param(name, True, TURNS, ("operators",), marks=SLOW) for name in ("llama", "qwen3")),
+        *(pytest.param(name, False, TOKENS, ("operators",), marks=SLOW) for name in ("llama", "qwen3")),
         # A chunk; another, and a rest that goes token by token, since a chunk would pass the context's end.
         pytest.param("trained", True, (200, 505, 506), DECODE_WAYS, marks=SLOW),
         # A chunk of the longer kind, whose attention is several calls of a dispatch.
         pytest.param("trained", True, (400,), DECODE_WAYS, marks=SLOW),
         # A layer without RoPE among those that have it.
         ("smollm3", True, (50, 51), DECODE_WAYS),
-        # Biases of queries, keys and values, by every way.
-        *(pytest.param("biases", True, TURNS, (way,), marks=[SLOW] * (way != DECODE_WAYS[0])) for way in DECODE_WAYS),
-        *(pytest.param("bias block", True, TURNS, (way,), marks=SLOW) for way in DECODE_WAYS),
+        # Biases of queries, keys and values, of a prompt and by every way.
+        ("biases", True, TURNS, DECODE_WAYS[:1]),
+        pytest.param("bias block", True, TURNS, DECODE_WAYS[:1], marks=SLOW),
+        *(
+            pytest.param(name, False, TOKENS, (way,), marks=SLOW)
+            for name in ("biases", "bias block")
+            for way in DECODE_WAYS[1:]
+        ),
         # A vocabulary that fills no blocks; a narrow model, whose prompt goes token by token.
         ("odd", True, TURNS, DECODE_WAYS),
         pytest.param("narrow", False, (7, 8), DECODE_WAYS, marks=SLOW),

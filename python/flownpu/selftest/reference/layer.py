@@ -243,7 +243,8 @@ def attend(
 ) -> tuple[np.ndarray, np.ndarray]:
     """FlowKVAttention with its norms and RoPE; and the position's keys and values, as they lie in the cache."""
     shape, rows = call.design.shape, len(qkv)
-    past = np.repeat(wide(call.cache[index])[None], rows, 0).transpose(3, 0, 2, 1, 4)  # [2][rows, G, capacity, d]
+    seen = wide(call.cache[index, : call.position])[None]
+    past = np.repeat(seen, rows, 0).transpose(3, 0, 2, 1, 4)  # [2][rows, G, position, d]
     half = shape.d // 2
     angles = wide(call.rotary[layer.table])
     norms: dict[str, Any] = {}

@@ -251,6 +251,16 @@ def test_a_changed_kernel_builds_what_links_it_again(tools, tmp_path, sources, c
     assert not [file for file in again.compiled if file.suffix == ".insts"]
 
 
+def test_another_array_of_the_same_name_is_refused(tmp_path):
+    from flownpu.npu.catalogue import catalogue
+
+    folder = artifacts.ArtifactFolder(tmp_path, "npu2", None)
+    one, other = (catalogue("npu2", [operator], ["gemma3-1b"])[0] for operator in ("geglu", "rms_norm"))
+    folder.add("geglu", "array", "call", one.last_plan)
+    with pytest.raises(ValueError, match="two arrays that differ are both called array: another is of the second"):
+        folder.add("rms_norm", "array", "another", other.last_plan)
+
+
 # --- Compilers that fail --------------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,28 @@ def verified(flownpu):
     return run
 
 
+@pytest.fixture(scope="module")
+def known():
+    """What was found of the model as it is, by what it was compared with: it does not change."""
+    return {}
+
+
+@pytest.fixture
+def against_checkpoint(verified, model, checkpoint, known):
+    """The exit code and the document of the model beside its checkpoint."""
+    if "checkpoint" not in known:
+        known["checkpoint"] = verified(model, "--against", checkpoint)
+    return known["checkpoint"]
+
+
+@pytest.fixture
+def against_itself(verified, model, known):
+    """Those of the model beside itself."""
+    if "itself" not in known:
+        known["itself"] = verified(model, "--against", model)
+    return known["itself"]
+
+
 def plant(folder, name, damage):
     """Changes a tensor of the data file in place."""
     place = json.loads((folder / "flownpu_manifest.json").read_text())["tensors"][name]
@@ -72,8 +94,8 @@ def by_transformers(checkpoint, model):
 # --- Models that are right --------------------------------------------------------------------------------------------
 
 
-def test_a_converted_model_is_within_its_tolerances(verified, model, checkpoint, by_transformers):
-    code, document = verified(model, "--against", checkpoint)
+def test_a_converted_model_is_within_its_tolerances(against_checkpoint, by_transformers):
+    code, document = against_checkpoint
     assert code == 0
     assert document["first_divergence"] is None
     assert [stage["name"] for stage in document["stages"]] == STAGES
@@ -87,8 +109,8 @@ def test_a_converted_model_is_within_its_tolerances(verified, model, checkpoint,
         assert stage["tolerance"] == pytest.approx(stage["from_weights"] + stage["from_roundings"])
 
 
-def test_a_model_that_was_made_of_the_checkpoint_has_its_weights_rounded(verified, model, checkpoint):
-    _, document = verified(model, "--against", checkpoint)
+def test_a_model_that_was_made_of_the_checkpoint_has_its_weights_rounded(against_checkpoint):
+    _, document = against_checkpoint
     assert "was made of this checkpoint" in document["basis"]
     assert document["stages"][0]["error"] < 1e-6  # a factor in float32
     assert {stage["from_weights"] for stage in document["stages"]} == {0}
@@ -117,8 +139,8 @@ def test_a_checkpoint_that_was_changed_is_not_the_one_that_the_model_was_made_of
     assert "was made of this checkpoint" not in document["basis"]
 
 
-def test_against_itself_only_roundings_are_left(verified, model):
-    code, document = verified(model, "--against", model)
+def test_against_itself_only_roundings_are_left(against_itself):
+    code, document = against_itself
     assert code == 0
     assert "both have 4-bit weights" in document["basis"]
     assert document["stages"][0]["error"] == 0  # the same rows of the same table
@@ -126,17 +148,17 @@ def test_against_itself_only_roundings_are_left(verified, model):
     assert {stage["from_weights"] for stage in document["stages"]} == {0}
 
 
-def test_activations_in_8_bits_may_differ_by_more(verified, model):
+def test_activations_in_8_bits_may_differ_by_more(verified, model, against_itself):
     code, document = verified(model, "--against", model, "--activations", "int8")
-    exact = verified(model, "--against", model)[1]
+    _, exact = against_itself
     assert code == 0
     for stage, finer in zip(document["stages"][1:], exact["stages"][1:], strict=True):
         assert stage["error"] > finer["error"]
         assert stage["tolerance"] > finer["tolerance"]
 
 
-def test_what_int8_costs_is_told_beside_what_weights_cost(verified, flownpu, model, checkpoint):
-    _, document = verified(model, "--against", checkpoint)
+def test_what_int8_costs_is_told_beside_what_weights_cost(verified, flownpu, model, checkpoint, against_checkpoint):
+    _, document = against_checkpoint
     cost = document["int8"]
     assert cost["weights_kl_mean"] == document["kl_mean"]
     assert 0 < cost["kl_mean"] < cost["weights_kl_mean"]

@@ -28,7 +28,8 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 1024,
 }
 # "narrow" has fewer columns than a megatile of prefill's GEMM, and the vocabulary of "odd" fills no blocks; the
-# feed-forward of "uneven" fills neither blocks nor groups; "wide" has more weights. No design has room for heads as those of the last.
+# feed-forward of "uneven" fills neither blocks nor groups, and "wide" has more weights. No design has room for heads as
+# those of the last.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "odd": ("llama", {"vocab_size": 300}),
     "uneven": ("llama", {"intermediate_size": 600}),

@@ -28,13 +28,14 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 1024,
 }
 # "narrow" has fewer columns than a megatile of prefill's GEMM, and the vocabulary of "odd" fills no blocks; the
-# feed-forward of "uneven" fills neither blocks nor groups, and "wide" has more weights. No design has room for heads as
-# those of the last.
+# feed-forward of "uneven" fills neither blocks nor groups; "wide" has more weights, "deep" more layers. No design has
+# room for heads as those of the last.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "odd": ("llama", {"vocab_size": 300}),
     "uneven": ("llama", {"intermediate_size": 600}),
     "narrow": ("llama", {"intermediate_size": 448}),
     "wide": ("llama", {"intermediate_size": 4096}),
+    "deep": ("llama", {"num_hidden_layers": 9}),
     # Biases of queries, keys and values: among the columns that pad the hidden size, and in a block of their own.
     "biases": ("qwen2", {"spread": 0.05}),
     "bias block": ("qwen2", {"spread": 0.05, "hidden_size": 256, "tie_word_embeddings": True}),

@@ -218,9 +218,10 @@ inline void from_block(const bfp16ebs8& block, float* values) {
 inline void through_block(float* values, rounding_mode mode) {
   Integers mantissas[2];
   const float unit = unit_of(mantissas_of(values, mode, mantissas));
-  for (int i = 0; i < 2; ++i) {
-    const Floats held = __builtin_convertvector(mantissas[i], Floats) * unit;
-    std::memcpy(values + 4 * i, &held, sizeof(held));
+  for (const Integers& four : mantissas) {
+    const Floats held = __builtin_convertvector(four, Floats) * unit;
+    std::memcpy(values, &held, sizeof(held));
+    values += 4;
   }
 }
 }  // namespace host

@@ -140,6 +140,21 @@ def test_a_reader_that_stops_reading_is_no_error(model):
     assert "Broken pipe" not in done.stderr
 
 
+def test_what_is_left_for_a_reader_that_is_gone_is_no_error():
+    """Not written yet when the command ends: Python would complain, and end with 120."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    script = "import sys; from flownpu.cli import main; print('left'); sys.exit(main(['no-such-command']))"
+    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE, text=True, env=buffered, check=False
+    )
+    os.close(writer)
+    assert done.returncode == 2
+    assert "no-such-command" in done.stderr
+    assert "Broken pipe" not in done.stderr
+
+
 def test_nothing_is_sent_home(model, tmp_path):
     # ONNX Runtime's telemetry keeps an identifier and a queue of events below the home folder.
     environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}

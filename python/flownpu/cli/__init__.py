@@ -104,13 +104,21 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         The exit code: 0, 1 if the command failed, 2 if it was not understood, 130 after Ctrl-C, 143 after SIGTERM.
     """
+    code = _run(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader went, as `head` does: what is left is for nobody, also when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _run(arguments: list[str]) -> int:
     prepare_streams()
     # ONNX Runtime's Linux wheels send telemetry unless this is set before they are imported.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     # The converter warns of what it leaves as it is; a progress bar may be on the screen at that time.
     handler = RichHandler(console=progress_console, show_time=False, show_path=False)
     logging.basicConfig(format="%(message)s", handlers=[handler])
-    arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     try:
         with _endings_clean_up():

@@ -196,7 +196,7 @@ inline std::uint8_t mantissas_of(const float* values, rounding_mode mode, Intege
     const Floats least = Floats{} - 128.0F;
     numbers[i] = numbers[i] > most ? most : numbers[i];
     numbers[i] = numbers[i] < least ? least : numbers[i];
-    // Of what is no number, too, the low byte's number.
+    // A value that is no number becomes some integer, whose low byte is taken.
     mantissas[i] = __builtin_convertvector(numbers[i], Integers) << 24 >> 24;
   }
   return exponent;

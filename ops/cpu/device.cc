@@ -11,7 +11,6 @@
 #include "ops/cpu/step.h"
 #include "ops/error.h"
 #include "ops/lowering/lowering.h"
-#include "ops/system/processor_features.h"
 
 namespace flownpu {
 namespace {
@@ -25,6 +24,13 @@ constexpr std::align_val_t kAlignment{64};
 constexpr std::int64_t kPromptRows = 768;
 // Slices are cut in whole tiles of rows, attention's and the matrix products'.
 constexpr std::int64_t kTileRows = 64;
+
+// What the kernels are for that are faster than plain C++.
+#if defined(__aarch64__)
+constexpr const char* kFasterKernels = "dot products or products of int8 matrices";
+#else
+constexpr const char* kFasterKernels = "AVX2 or AVX-512";
+#endif
 
 // The lists of operators of all files.
 auto operators_by_file() {

@@ -5,8 +5,7 @@
 
 namespace flownpu {
 
-// What the kernels of that name need: AVX2, FMA and F16C; AVX-512 F, BW, VL, DQ, VBMI, VNNI and
-// BF16.
+// AVX2, FMA and F16C; AVX-512 F, BW, VL, DQ, VBMI, VNNI and BF16.
 bool has_avx2();
 bool has_avx512();
 
@@ -14,13 +13,6 @@ bool has_avx512();
 // bytes (FEAT_I8MM).
 bool has_dot_products();
 bool has_int8_matrices();
-
-// What the kernels are for that are faster than plain C++.
-#if defined(__aarch64__)
-inline constexpr const char* kFasterKernels = "dot products or products of int8 matrices";
-#else
-inline constexpr const char* kFasterKernels = "AVX2 or AVX-512";
-#endif
 
 // Whether memory is read faster when what comes next is prefetched into L2, not past the outer
 // caches into L1: on Intel's processors, whose L1 waits for fewer lines at once.

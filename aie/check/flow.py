@@ -60,10 +60,7 @@ def _add_moved(
         elif isinstance(statement, Load):
             variables[statement.variable] = parameters[statement.buffer, evaluate(statement.index, variables)]
         elif isinstance(statement, Loop):
-            start, stop, step = (
-                bound if isinstance(bound, int) else evaluate(bound, variables)
-                for bound in (statement.start, statement.stop, statement.step)
-            )
+            start, stop, step = (evaluate(v, variables) for v in (statement.start, statement.stop, statement.step))
             passes = range(start, stop, step)
             alike = not depends_on_index(statement)
             inside, inner = _of_loop(statement), dict(variables)

@@ -1,2 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmarks of single kernels. `flownpu bench` measures whole models."""
+"""Benchmarks of what `flownpu bench` does not measure; each says at its top how to run it.
+
+`machine/`: a machine's limits and single kernels, without a model's files. `engines/`: FlowNPU beside other engines,
+each a process that keeps its model between measurements. Beside these rooms: parts and properties of one model or
+server.
+"""

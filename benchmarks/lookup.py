@@ -54,7 +54,7 @@ class ForcedChoice(Choice):
 
 def texts() -> Iterator[tuple[str, str, str]]:
     """A kind of task, its prompt, and what is said in answer."""
-    page = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "use" / "serve.md").read_text(encoding="utf-8")
     section = page[page.index("## How answers are computed") : page.index("## Bounds")]
     yield "quote", f"{section}\nQuote the section word by word.\n", section
     edited = section.replace("request", "query").replace("conversation", "dialogue")

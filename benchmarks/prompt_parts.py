@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.kernels import products
-from benchmarks.roofs import measure_roofs
+from benchmarks.machine.kernels import products
+from benchmarks.machine.roofs import measure_roofs
 from flownpu.convert.families import read_decoder
 from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.model.shapes import SHAPES

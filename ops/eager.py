@@ -7,7 +7,7 @@ new. Optional inputs and attributes are keywords by their names in the operator 
 
 Every function takes `device`, where it computes ("cpu"; "gpu": OpenCL; or "emulate": the array of an NPU, emulated),
 and `options` of it: of the CPU `activations`, `threads`, `cpu_isa`, as those of the execution provider
-(docs/options.md), of the GPU `activations`, `opencl_device` and `gpu_weights` (docs/gpu.md). It
+(docs/use/options.md), of the GPU `activations`, `opencl_device` and `gpu_weights` (docs/gpu.md). It
 raises TypeError for an argument that is no array or has another type than the operator takes, and ValueError for all
 else that does not fit. NaN and infinities are numbers like others: they make what depends on them NaN. Threads may call
 at the same time; Python goes on while the CPU computes.

@@ -31,9 +31,11 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Mends the links of a page in docs/."""
+    """Mends the links of a page in docs/ or in a folder of it."""
     del files
-    return markdown if page.file.src_uri in PAGES else in_site(markdown, "docs", config.repo_url)
+    return markdown if page.file.src_uri in PAGES else in_site(
+        markdown, posixpath.dirname(f"docs/{page.file.src_uri}"), config.repo_url
+    )
 
 
 def in_site(text: str, folder: str, repository: str | None) -> str:
@@ -45,6 +47,8 @@ def in_site(text: str, folder: str, repository: str | None) -> str:
         repository: where sources are shown; None: nowhere, and of a link to one the text stays.
     """
 
+    here = posixpath.relpath(folder, "docs") if folder else "."  # in the site, whose root is docs/
+
     def mended(link: re.Match[str]) -> str:
         image, said, target = link.groups()
         file, hash_, anchor = target.partition("#")
@@ -53,7 +57,7 @@ def in_site(text: str, folder: str, repository: str | None) -> str:
         path = posixpath.normpath(posixpath.join(folder, file))
         page = next((name for name, source in PAGES.items() if source == path), path.removeprefix("docs/"))
         if page != path or path.startswith("docs/"):
-            return f"{image}[{said}]({page}{hash_}{anchor})"
+            return f"{image}[{said}]({posixpath.relpath(page, here)}{hash_}{anchor})"
         return f"[{said}]({repository}/blob/main/{path})" if repository else said
 
     return LINK.sub(mended, text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/command-line.md from the command line itself; a test sees to it that the page is up to date."""
+"""Writes docs/use/command-line.md from the command line itself; a test sees to it that the page is up to date."""
 
 import inspect
 import sys
@@ -12,7 +12,7 @@ from typer.models import ArgumentInfo, CommandInfo, OptionInfo
 
 from flownpu.cli import application
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "command-line.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "use" / "command-line.md"
 HEAD = """\
 <!-- Written by scripts/write_command_line.py from the help of the commands: change it there. -->
 # Command line

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the matrix in docs/families.md; a test sees to it that the page is up to date.
+"""Writes the matrix in docs/use/families.md; a test sees to it that the page is up to date.
 
     python -m scripts.write_families_page              # of what is recorded
     python -m scripts.write_families_page run          # runs all cells anew, some 20 minutes, and records them
@@ -23,7 +23,7 @@ from tests.families.cells import DEVICES, Cell, read_record, recorded_cells, run
 from tests.families.sources import SOURCES
 from tests.rewrites.optimum_export import REQUIREMENTS
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "families.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "use" / "families.md"
 _SECTION = re.compile(r"(<!-- begin matrix -->\n).*?(<!-- end matrix -->)", re.DOTALL)
 _HEADINGS = {
     "cpu": "**On the CPU device**, as one partition:",

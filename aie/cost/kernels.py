@@ -62,7 +62,7 @@ def published_cycles(device: Device, values: Values, kernel: str, integers: list
     return cycles
 
 
-# FlowQKV's, from the instructions of aie/kernels/attention.h. A block is 1 or 2 sub-tiles of rows, of `d` sub-tiles
+# FlowQKV's, from the instructions of aie/kernels/common/attention.h. A block is 1 or 2 sub-tiles of rows, of `d` sub-tiles
 # each, against a chunk of `keys` sub-tiles; keys are taken two by two as well.
 
 

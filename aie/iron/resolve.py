@@ -9,9 +9,9 @@ given alone is kept.
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeVar
 
 from flownpu.aie.iron.fifo import ObjectFifo, ObjectFifoHandle, ObjectFifoLink
 from flownpu.aie.iron.runtime import Runtime
@@ -23,23 +23,11 @@ from flownpu.aie.plan import data as plan
 from flownpu.aie.plan.limits import LIMITS, Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["assemble"]
 
 _T = TypeVar("_T")
-
-
-class _Assembled(NamedTuple):
-    """What an array was put together of, and what it came to be."""
-
-    target: str
-    parts: list[object]
-    array: plan.Array
-
-    def is_of(self, target: str, parts: list[object]) -> bool:
-        same = len(parts) == len(self.parts) and all(map(operator.is_, parts, self.parts))
-        return same and target == self.target
 
 
 def assemble(name: str, device: Device, runtime: Runtime, workers: list[Worker]) -> plan.Plan:
@@ -47,29 +35,22 @@ def assemble(name: str, device: Device, runtime: Runtime, workers: list[Worker])
 
     Programs that share their workers and the host's ends share the array: it is recorded once.
     """
-    ends: list[object] = [end for end in flatten(runtime.fn_args) if isinstance(end, ObjectFifoHandle)]
-    parts = [*ends, *workers]
-    before = workers[0].assembled if workers else None
-    if isinstance(before, _Assembled) and before.is_of(device.target, parts):
-        return plan.Plan(name, before.array, runtime.record())
-    array, sequence = _assemble(device, runtime, workers)
-    if workers:
-        workers[0].assembled = _Assembled(device.target, parts, array)
-    return plan.Plan(name, array, sequence)
+    ends = tuple(end for end in flatten(runtime.fn_args) if isinstance(end, ObjectFifoHandle))
+    array = _array(device.target, tuple(workers), ends)
+    return plan.Plan(name, array, runtime.record())
 
 
-def _assemble(device: Device, runtime: Runtime, workers: list[Worker]) -> tuple[plan.Array, plan.Sequence]:
-    limits = LIMITS[device.target]
+@lru_cache(maxsize=32)  # of the last some arrays, as compat.shared keeps them; workers and ends are equal to themselves
+def _array(target: str, workers: tuple[Worker, ...], ends: tuple[ObjectFifoHandle, ...]) -> plan.Array:
+    limits = LIMITS[target]
     arguments = [argument for worker in workers for argument in worker.arguments]
-    handles = [a for a in (*arguments, *flatten(runtime.fn_args)) if isinstance(a, ObjectFifoHandle)]
-    fifos = _reachable(handles)
+    fifos = _reachable([argument for argument in (*arguments, *ends) if isinstance(argument, ObjectFifoHandle)])
     buffers = _unique(argument for argument in arguments if isinstance(argument, Buffer))
     barriers = _unique(argument for argument in arguments if isinstance(argument, WorkerRuntimeBarrier))
     _name(fifos, buffers, barriers)
     _place(workers, fifos, limits)
 
     cores = tuple(worker.record(_place_of(worker.tile)) for worker in workers)
-    sequence = runtime.record()
     links = {id(link): link for fifo in fifos for link in _links(fifo)}
     locks = [
         plan.Barrier(lock, _place_of(worker.tile), barrier.initial_value)
@@ -77,8 +58,8 @@ def _assemble(device: Device, runtime: Runtime, workers: list[Worker]) -> tuple[
         for lock, worker in zip(barrier.locks, barrier.workers, strict=True)
     ]
     kernels = {kernel.record.entry: kernel.record for kernel in arguments if isinstance(kernel, Kernel)}
-    array = plan.Array(
-        device.target,
+    return plan.Array(
+        target,
         tuple(_fifo(fifo) for fifo in fifos),
         tuple(_link(link) for link in links.values()),
         tuple(map(_buffer, buffers)),
@@ -86,7 +67,6 @@ def _assemble(device: Device, runtime: Runtime, workers: list[Worker]) -> tuple[
         tuple(kernels.values()),
         cores,
     )
-    return array, sequence
 
 
 def _links(fifo: ObjectFifo) -> list[ObjectFifoLink]:
@@ -184,7 +164,7 @@ def _buffer(buffer: Buffer) -> plan.Buffer:
 # --- Places -------------------------------------------------------------------------------------------------------
 
 
-def _place(workers: list[Worker], fifos: list[ObjectFifo], limits: Limits) -> None:
+def _place(workers: Sequence[Worker], fifos: list[ObjectFifo], limits: Limits) -> None:
     _place_workers(workers, limits)
     links = list({id(link): link for fifo in fifos for link in _links(fifo)}.values())
     used: Counter[tuple[int, str]] = Counter()
@@ -199,7 +179,7 @@ def _place(workers: list[Worker], fifos: list[ObjectFifo], limits: Limits) -> No
     _place_host_ends(fifos, limits)
 
 
-def _place_workers(workers: list[Worker], limits: Limits) -> None:
+def _place_workers(workers: Sequence[Worker], limits: Limits) -> None:
     taken = {worker.tile.place for worker in workers}
     free = [
         plan.Tile(column, row)

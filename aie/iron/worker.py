@@ -181,7 +181,6 @@ class Worker:
     ) -> None:
         refuse("Worker", options)
         self.core_fn, self.fn_args = core_fn, list(fn_args or ())
-        self.assembled: object = None  # of an array's first worker: what resolve.py made of all
         self.tile = own_tile(tile)
         self.while_true, self.stack_size, self.dynamic = while_true, stack_size, bool(dynamic_objfifo_lowering)
         self.arguments = list(flatten(self.fn_args))

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "aie/kernels/kernels.h"
-#include "aie/kernels/loops.h"
+#include "aie/kernels/common/loops.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 //
 // Dataflow: element by element, 16 lanes. Layout: any, since all buffers of a call have the same;
 // only bias_f32 knows tiled(m, n). Caller: aie/designs/gemm.py, fused_dqp.py and decode_layer/.
-#include "aie/kernels/float_math.h"
+#include "aie/kernels/common/float_math.h"
 #include "aie/kernels/kernels.h"
 
 namespace flownpu {

@@ -11,7 +11,7 @@
 //
 // Products are exact in bf16 on both generations, XDNA2's in its slower emulation: decoding waits
 // for memory, and 4 rows leave the matrix unit idle anyway.
-#include "aie/kernels/attention.h"
+#include "aie/kernels/common/attention.h"
 #include "aie/kernels/kernels.h"
 
 namespace flownpu {

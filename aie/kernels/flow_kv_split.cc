@@ -16,8 +16,8 @@
 // token's own keys and values [KV heads][d]; share f32, see there. Caller:
 // aie/designs/decode_layer/split.py.
 //
-// Arithmetic as in attention.h: powers of 2, m rounded up to an integer, products exact in bf16.
-#include "aie/kernels/attention.h"
+// Arithmetic as in common/attention.h: powers of 2, m rounded up to an integer, products exact in bf16.
+#include "aie/kernels/common/attention.h"
 #include "aie/kernels/kernels.h"
 
 namespace flownpu {
@@ -191,7 +191,7 @@ void flow_kv_split(const std::uint8_t* __restrict block, const bfloat16* __restr
       limited = aie::max(limited, t[j]);
     }
 
-    // m: the maximum rounded up, as in attention.h.
+    // m: the maximum rounded up, as in common/attention.h.
     const Float<kMostRows> m_left = aie::load_v<kMostRows>(share + kMaxima);
     const auto up = aie::add(aie::add(limited, aie::broadcast<float, kMostRows>(0.5F)), rounder);
     const Float<kMostRows> m = aie::max(m_left, aie::sub(up, rounder));

@@ -21,7 +21,7 @@
 #include <aie_api/aie.hpp>
 #include <type_traits>
 
-#include "aie/kernels/attention.h"
+#include "aie/kernels/common/attention.h"
 #include "aie/kernels/kernels.h"
 
 namespace flownpu {

@@ -6,13 +6,13 @@
 // registers. Since w = minimum + scale code, a group of 32 columns of a row gives
 //     scale sum_k code_k x_k + minimum sum_k x_k,
 // so scales are applied once a group, and the sums of x, shared by all rows, are made once a
-// vector. Layout: block as in q4nx.h; x [K], zeros beyond the weight's last column; sums
+// vector. Layout: block as in common/q4nx.h; x [K], zeros beyond the weight's last column; sums
 // [K/32][high, low]; y f32 [32 rows]. Caller: aie/designs/fused_dqp.py: group_sums once; for each
 // row of blocks zero_f32, this for every block j along K, store_*. decode_layer/array.py takes x in
 // parts of 256 instead, with their sums.
-#include "aie/kernels/float_math.h"
+#include "aie/kernels/common/float_math.h"
 #include "aie/kernels/kernels.h"
-#include "aie/kernels/q4nx.h"
+#include "aie/kernels/common/q4nx.h"
 
 namespace flownpu {
 namespace {

@@ -13,7 +13,7 @@
 #include <aie_api/aie.hpp>
 
 #include "aie/kernels/kernels.h"
-#include "aie/kernels/loops.h"
+#include "aie/kernels/common/loops.h"
 
 namespace flownpu {
 namespace {

@@ -8,7 +8,7 @@
 // then sin[d/2], of the token's position. Callers: decode_layer/attention.py and norm_rope.py in
 // aie/designs/.
 #include "aie/kernels/kernels.h"
-#include "aie/kernels/normalize.h"
+#include "aie/kernels/common/normalize.h"
 
 extern "C" {
 

@@ -6,7 +6,7 @@
 // normalises: patches cancel from mean / rms(mean), but for epsilon,
 //     y = sum / sqrt(mean(sum^2) + patches^2 epsilon) weight.
 // Layout: x lines(patches, n), sums f32[n]. Caller: aie/designs/patch_pooling.py.
-#include "aie/kernels/float_math.h"
+#include "aie/kernels/common/float_math.h"
 #include "aie/kernels/kernels.h"
 
 using namespace flownpu;

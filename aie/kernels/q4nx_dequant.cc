@@ -3,12 +3,12 @@
 // panel of a GEMM's right operand.
 //
 // Dataflow: 64 bytes hold 16 rows x 8 columns; their halves are two sub-tiles of 8 features x 8 k.
-// Layout: block as in q4nx.h -> panels(256, 32): [k/8][feature/8][8 x 8], in bf16 [k][feature], in
+// Layout: block as in common/q4nx.h -> panels(256, 32): [k/8][feature/8][8 x 8], in bf16 [k][feature], in
 // bfp16 [feature][k], since the 8 values that share an exponent lie along k. Caller:
 // aie/designs/dequant_engine.py, every tile, one block in and one tile out a call.
 #include "aie/kernels/kernels.h"
-#include "aie/kernels/loops.h"
-#include "aie/kernels/q4nx.h"
+#include "aie/kernels/common/loops.h"
+#include "aie/kernels/common/q4nx.h"
 
 namespace flownpu {
 namespace {

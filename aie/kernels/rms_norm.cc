@@ -6,7 +6,7 @@
 // a head of one (QK-norm). Caller: vector_operators.py and decode_layer/array.py
 // in aie/designs/.
 #include "aie/kernels/kernels.h"
-#include "aie/kernels/normalize.h"
+#include "aie/kernels/common/normalize.h"
 
 using namespace flownpu;
 

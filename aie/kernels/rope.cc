@@ -6,7 +6,7 @@
 // Dataflow: 16 pairs at a time, products in f32. Layout: x, y lines(heads, d); the table holds
 // cos[d/2], then sin[d/2], of the token's position. Callers: vector_operators.py, norm_rope.py
 // and decode_layer/attention.py in aie/designs/.
-#include "aie/kernels/float_math.h"
+#include "aie/kernels/common/float_math.h"
 #include "aie/kernels/kernels.h"
 
 namespace flownpu {

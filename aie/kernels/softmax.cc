@@ -4,7 +4,7 @@
 //
 // Dataflow: three passes over a row in L1, f32 to the last rounding. Layout: lines(rows, stride),
 // of which the first n columns count. Caller: aie/designs/vector_operators.py.
-#include "aie/kernels/float_math.h"
+#include "aie/kernels/common/float_math.h"
 #include "aie/kernels/kernels.h"
 
 namespace flownpu {

@@ -4,7 +4,7 @@
 // Dataflow: element by element, f32 in between, rounded once. Layout: any, the same for all
 // buffers. Caller: aie/designs/decode_layer/design.py; a GEMM or FusedDQP has it in its epilogue
 // (epilogue.cc).
-#include "aie/kernels/float_math.h"
+#include "aie/kernels/common/float_math.h"
 #include "aie/kernels/kernels.h"
 
 extern "C" {

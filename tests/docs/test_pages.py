@@ -34,7 +34,7 @@ def test_links(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_files_that_are_named_exist(page):
     for text in CODE.findall(page.read_text(encoding="utf-8")):
-        if re.fullmatch(r"(ep|ops|scripts|tests|docs|graph_rewrites|python)/[\w./-]+", text):
+        if re.fullmatch(r"(aie|benchmarks|ep|ops|scripts|tests|docs|graph_rewrites|python)/[\w./-]+", text):
             assert (ROOT / text).exists(), text
 
 
@@ -42,7 +42,7 @@ def test_options_are_those_of_the_provider():
     source = (ROOT / "ep" / "options.cc").read_text(encoding="utf-8")
     parsers = source[source.index("kParsers{{") :]
     keys = re.findall(r'^    \{"(\w+)",', parsers, re.MULTILINE)
-    rows = table("docs/options.md", "key")
+    rows = table("docs/use/options.md", "key")
     assert [CODE.findall(row[0])[0] for row in rows] == keys
     for row in rows:
         # choose<...>("device", value, {{{"auto", ...}, ...}}) lists the values of those that have some.
@@ -52,7 +52,7 @@ def test_options_are_those_of_the_provider():
 
 
 def test_the_command_line_offers_the_providers_values():
-    rows = {CODE.findall(row[0])[0]: CODE.findall(row[1]) for row in table("docs/options.md", "key")}
+    rows = {CODE.findall(row[0])[0]: CODE.findall(row[1]) for row in table("docs/use/options.md", "key")}
     assert rows["device"] == list(get_args(Device))
     assert rows["activations"] == list(get_args(Activations))
 
@@ -73,7 +73,7 @@ def test_the_command_lines_page_is_up_to_date():
     spec = importlib.util.spec_from_file_location("write_command_line", ROOT / "scripts" / "write_command_line.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    text = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "use" / "command-line.md").read_text(encoding="utf-8")
     assert text == script.page(), "run: python scripts/write_command_line.py"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`benchmarks.long_context` comes to its table: what it drives, in a process of its own, is checked by nothing else."""
+"""`benchmarks.engines.long_context` comes to its table: what it drives, in a process of its own, no other test checks."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_flownpu_alone(converted: Callable[..., Path]):
     sizes = ["--depth", "64", "--generate", "2", "--repeats", "1", "--against", ""]
-    command = [sys.executable, "-m", "benchmarks.long_context", converted(), *sizes]
+    command = [sys.executable, "-m", "benchmarks.engines.long_context", converted(), *sizes]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     heading, row = (line.split() for line in ended.stdout.splitlines() if line.startswith(("┃", "│")))

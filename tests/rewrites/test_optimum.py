@@ -173,7 +173,7 @@ def test_what_optimum_feeds_and_the_graph_does_not_take(family: str, size: int, 
 def test_optimum_feeds_no_heads_of_their_own_size(
     optimum_python: Path, library: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As docs/bring-your-model.md says, with what mends it: heads of 64, where hidden size / heads are 32."""
+    """As docs/use/bring-your-model.md says, with what mends it: heads of 64, where hidden size / heads are 32."""
     tiny = write_tiny("qwen3", tmp_path / "checkpoint", hidden_size=128, num_attention_heads=4, head_dim=64)
     ids = np.random.default_rng(9).integers(4, 260, (1, 10))
     expected = tiny.logits(ids)[0, -1]

@@ -18,6 +18,11 @@ from scripts.site_pages import in_site
         ("docs", "[a](npu.md)", "[a](npu.md)"),
         ("docs", "[a](#words)", "[a](#words)"),
         ("docs", "[a](https://example.org/x)", "[a](https://example.org/x)"),
+        ("docs", "[a](use/serve.md)", "[a](use/serve.md)"),
+        ("docs/use", "[a](serve.md#words)", "[a](serve.md#words)"),
+        ("docs/use", "[a](../npu.md)", "[a](../npu.md)"),
+        ("docs/use", "[a](../../CONTRIBUTING.md)", "[a](../contributing.md)"),
+        ("docs/use", "[`a`](../../ops/npu)", "[`a`](https://example.org/flownpu/blob/main/ops/npu)"),
         ("docs", "[`a`](../ops/npu)", "[`a`](https://example.org/flownpu/blob/main/ops/npu)"),
     ],
 )

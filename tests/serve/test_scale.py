@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/scale.md, on one machine, where Ray is installed in its environment: every row is answered once,
+"""The examples of docs/use/scale.md, on one machine, where Ray is installed in its environment: every row is answered once,
 whatever is killed, and two replicas answer clients."""
 
 import json
@@ -19,7 +19,7 @@ import pytest
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 from scripts import client_suites
 
-PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
+PAGE = Path(__file__).parents[2] / "docs" / "use" / "scale.md"
 PYTHON = client_suites.python_of("ray")
 pytestmark = pytest.mark.skipif(PYTHON is None, reason=client_suites.reason("ray"))
 ROWS = 16

@@ -37,7 +37,7 @@ vector<float, N> to_float(const vector<T, N>& v) {
 // 2^x is 2^floor(x) (1 + frac(x)), up to 6.15 % too large: the linear interpolant that mlir-aie
 // (aie_kernels/common/exp2_bf16.h) and amd/IRON report, with "49 % on [-100, 0]", which is what an
 // argument truncated to bf16 gives (2^0.5 x 1.0615), and so is modelled too. No kernel of ours uses
-// them: their softmax and activations are polynomials (aie/kernels/float_math.h).
+// them: their softmax and activations are polynomials (aie/kernels/common/float_math.h).
 template <typename T = bfloat16, unsigned N>
 vector<T, N> exp2(const vector<float, N>& v) {
   static_assert(host::is_xdna2<T>, "XDNA has no exp2 instruction; use a polynomial");

@@ -80,7 +80,7 @@ struct CacheLayout {
 };
 
 // Neighbours whose values share an exponent where XDNA2 multiplies them (bfp16ebs8: eight numbers,
-// aie/kernels/attention.h). So the positions that follow the last key, up to a multiple of these,
+// aie/kernels/common/attention.h). So the positions that follow the last key, up to a multiple of these,
 // are zeros: what a cache had there before would decide how the values beside it are rounded.
 inline constexpr std::size_t kPositionsOfExponent = 8;
 // The positions that are to be written for `keys`, in a cache of `context`.

@@ -3,7 +3,7 @@
 #include <aie_api/aie.hpp>
 
 #include "aie/host/make_kernel.h"
-#include "aie/kernels/float_math.h"
+#include "aie/kernels/common/float_math.h"
 
 namespace {
 
@@ -73,7 +73,7 @@ void mmul_4x8x4(const bfloat16* a, const bfloat16* b, float* c) {
   aie::store_v(c, product.to_vector<float>());
 }
 
-// aie/kernels/float_math.h: 2^x, as well as a bf16 needs it, and 1/x, in f32.
+// aie/kernels/common/float_math.h: 2^x, as well as a bf16 needs it, and 1/x, in f32.
 void powers_of_two(const float* x, float* y) {
   flownpu::round_to_nearest();
   aie::store_v(y, flownpu::power_of_two<16>(aie::load_v<16>(x)));

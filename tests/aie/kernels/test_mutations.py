@@ -28,55 +28,55 @@ MUTATIONS = {
         vectors.test_dequantises_to_bf16_exactly,
     ),
     "a wrong stride of minima": (
-        ("fused_dqp.cc: q4nx.h", "return scales(block) + kScales", "return scales(block) + kScales / 2"),
+        ("fused_dqp.cc: common/q4nx.h", "return scales(block) + kScales", "return scales(block) + kScales / 2"),
         lambda kernels, rng: vectors.test_fused_dqp(kernels, rng, 32, 256),
     ),
     "an off-by-one in the causal mask": (
-        ("flow_qkv.cc: attention.h", "? position + 1\n", "? position\n"),
+        ("flow_qkv.cc: common/attention.h", "? position + 1\n", "? position\n"),
         lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
     ),
     "an off-by-one in the window": (
-        ("flow_kv.cc: attention.h", "position - parameters.window + 1", "position - parameters.window"),
+        ("flow_kv.cc: common/attention.h", "position - parameters.window + 1", "position - parameters.window"),
         lambda kernels, rng: attention.test_flow_kv_swa(kernels, rng, 16, 80),
     ),
     "no masks at the causal edge": (
-        ("flow_qkv.cc: attention.h", "key + keys - 1 <= parameters.first_query", "key <= parameters.first_query"),
+        ("flow_qkv.cc: common/attention.h", "key + keys - 1 <= parameters.first_query", "key <= parameters.first_query"),
         lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
     ),
     "no masks at the last key": (
-        ("flow_qkv.cc: attention.h", "key + keys <= parameters.key_end", "key <= parameters.key_end"),
+        ("flow_qkv.cc: common/attention.h", "key + keys <= parameters.key_end", "key <= parameters.key_end"),
         lambda kernels, rng: attention.test_flow_qkv_nca(kernels, rng, 100),
     ),
     "no masks at the window's edge": (
         (
-            "flow_qkv.cc: attention.h",
+            "flow_qkv.cc: common/attention.h",
             "key > last_query - parameters.window",
             "key > parameters.first_query - parameters.window",
         ),
         lambda kernels, rng: attention.test_flow_qkv_swa(kernels, rng, 36, 48),
     ),
     "a maximum that is forgotten": (
-        ("flow_kv.cc: attention.h", "if (!rescale) return", "return"),
+        ("flow_kv.cc: common/attention.h", "if (!rescale) return", "return"),
         lambda kernels, rng: attention.test_flow_kv_of_grouped_heads(kernels, rng, 4),
     ),
     "a short exponential that is a line": (
-        ("flow_qkv.cc: float_math.h", "aie::mac(line, square, curve)", "line"),
+        ("flow_qkv.cc: common/float_math.h", "aie::mac(line, square, curve)", "line"),
         lambda kernels, rng: attention.test_flow_qkv_of_a_prompt(kernels, rng, 64, 17),
     ),
     "a maximum that is the sub-tile's beside it": (
-        ("flow_qkv.cc: attention.h", "aie::sub(t, m[p])", "aie::sub(t, m[0])"),
+        ("flow_qkv.cc: common/attention.h", "aie::sub(t, m[p])", "aie::sub(t, m[0])"),
         lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
     ),
     "a correction that is the sub-tile's beside it": (
         (
-            "flow_qkv.cc: attention.h",
+            "flow_qkv.cc: common/attention.h",
             "aie::load_v<R>(correction_of_rows + p * R), y",
             "aie::load_v<R>(correction_of_rows), y",
         ),
         lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
     ),
     "values that are the sub-tile's beside it": (
-        ("flow_qkv.cc: attention.h", "(p * key_tiles + c) * Mmul::size_A", "c * Mmul::size_A"),
+        ("flow_qkv.cc: common/attention.h", "(p * key_tiles + c) * Mmul::size_A", "c * Mmul::size_A"),
         lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
     ),
     "a sub-tile of rows that is left alone": (
@@ -274,7 +274,7 @@ def floor_kernels(tmp_path_factory):
     """All kernels, for XDNA2, none of which sets another rounding than the one at power up."""
     folder = tmp_path_factory.mktemp("floor")
     copies = Path(shutil.copytree(KERNELS, folder / "aie" / "kernels"))
-    for file in copies.iterdir():
+    for file in filter(Path.is_file, copies.rglob("*")):
         text = file.read_text(encoding="utf-8")
         file.write_text(text.replace("rounding_mode::conv_even", "rounding_mode::floor"), encoding="utf-8")
     compiler = Compiler(folder, 21)

@@ -233,7 +233,7 @@ def add_calls(folder, tools_found, sources):
     return artifact
 
 
-@pytest.mark.parametrize(("changed", "rebuilt"), [("geglu.cc", {"geglu"}), ("loops.h", {"geglu", "fused_dqp"})])
+@pytest.mark.parametrize(("changed", "rebuilt"), [("geglu.cc", {"geglu"}), ("common/loops.h", {"geglu", "fused_dqp"})])
 def test_a_changed_kernel_builds_what_links_it_again(tools, tmp_path, sources, changed, rebuilt):
     found, missing = toolchain.find_toolchain()
     assert missing == []

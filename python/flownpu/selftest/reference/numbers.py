@@ -27,7 +27,7 @@ __all__ = [
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # Half the distance of neighbouring bf16 is at most this share of a number: 8 bits of mantissa.
 BF16_ROUNDING = 2.0**-8
-# What aie/kernels/float_math.h says of a product of f32 numbers that are split in two bf16.
+# What aie/kernels/common/float_math.h says of a product of f32 numbers that are split in two bf16.
 PRODUCT = 3 * 2.0**-16
 # ... of power_of_two, of rough_power_of_two, and of aie::inv and invsqrt on the host (elementary.hpp).
 EXP2 = 2.0**-14

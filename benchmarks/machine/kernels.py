@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times the CPU kernels one by one, beside what the machine can do at most, and checks each before it is timed.
 
-    python -m benchmarks.kernels gemma3-1b --isa avx512 --activations int8
+    python -m benchmarks.machine.kernels gemma3-1b --isa avx512 --activations int8
 
 runs at the root of the repository, with the module flownpu_testing (`make test` builds it). Weights are repeated until
 no cache holds them, as in a model, where a weight is read once a step. Beside each time stands what reading the bytes
 and what doing the operations take at least; the share of the roof is the longer of both by the time measured.
 
-    python -m benchmarks.kernels gemma3-1b --activations int8 --contexts "" --symmetric --rows 1,2,4,5,8,12,16,24,32,64
+    python -m benchmarks.machine.kernels gemma3-1b --activations int8 --contexts "" --symmetric --rows 1,2,4,5,8,12,16,24,32,64
 
 is what a step of so many sequences multiplies.
 """
@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.roofs import Roofs, measure_roofs
+from benchmarks.machine.roofs import Roofs, measure_roofs
 from flownpu.convert.decoder import Decoder
 from flownpu.convert.families import read_decoder
 from flownpu.machine import usable_cores

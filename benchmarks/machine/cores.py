@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The products of a step on n cores: measured where there are as many, and a model of it beyond.
 
-    python -m benchmarks.cores gemma3-1b --rows 1,8,32 --cores 1,2,4,8,16,32,64 --read 200
+    python -m benchmarks.machine.cores gemma3-1b --rows 1,8,32 --cores 1,2,4,8,16,32,64 --read 200
 
 runs at the root of the repository, with the module flownpu_testing (`make test` builds it). A product of T tasks takes
 
@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.kernels import Kernel, measure_seconds, products
+from benchmarks.machine.kernels import Kernel, measure_seconds, products
 from flownpu.bench.roofline import read_bandwidth
 from flownpu.convert.decoder import Decoder
 from flownpu.convert.families import read_decoder

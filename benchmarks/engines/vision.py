@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times pictures to the first token: FlowNPU's CPU device beside ONNX Runtime's CPU provider and OpenVINO GenAI.
 
-    python -m benchmarks.vision --layers 27
+    python -m benchmarks.engines.vision --layers 27
 
 makes a Gemma3 of random weights with the public models' vision tower (`vision_checkpoint`), converts it with `flownpu
 convert` and, for OpenVINO, exports it with optimum-intel, in an environment that is made once and kept. Each engine is
@@ -21,8 +21,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engine_process import EngineProcess
-from benchmarks.vision_checkpoint import write_checkpoint
+from benchmarks.engines.process import EngineProcess
+from benchmarks.engines.vision_checkpoint import write_checkpoint
 from flownpu.convert import convert
 from flownpu.peers import openvino_genai
 from flownpu.peers.environment import cache_folder, finished_folder, make_environment, run

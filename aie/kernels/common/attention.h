@@ -19,7 +19,7 @@
 #include <aie_api/aie.hpp>
 #include <cstdint>
 
-#include "aie/kernels/float_math.h"
+#include "aie/kernels/common/float_math.h"
 
 namespace flownpu::attention {
 

@@ -2,9 +2,9 @@
 // Q4NX (Gemma3 on NPU, section 3.1.1): the bytes of one block of 32 rows x 256 columns.
 //     offset    0: 256 bf16 scales, [k / 32][row]
 //     offset  512: 256 bf16 minima, [k / 32][row]
-//     offset 1024: codes of rows 0-15, 256 columns x 8 bytes: byte j holds row 2j in its low half,
-//     row
-//                  2j + 1 in its high half;  offset 3072: codes of rows 16-31, likewise
+//     offset 1024: codes of rows 0-15, 256 columns x 8 bytes: byte j holds row 2j in its low half
+//                  and row 2j + 1 in its high half
+//     offset 3072: codes of rows 16-31, likewise
 // w[row, k] = minimum + scale * code (eq. 3).
 #pragma once
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-_WORKER = Path(__file__).parents[1] / "python" / "flownpu" / "peers" / "worker.py"
+_WORKER = Path(__file__).parents[2] / "python" / "flownpu" / "peers" / "worker.py"
 
 
 def _worker() -> Any:

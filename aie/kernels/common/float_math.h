@@ -8,7 +8,7 @@
 #include <aie_api/aie.hpp>
 #include <cstdint>
 
-#include "aie/kernels/loops.h"
+#include "aie/kernels/common/loops.h"
 
 namespace flownpu {
 

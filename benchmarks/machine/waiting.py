@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How calls under way are waited for (ops/npu/xrt/waiting.h): how late an end is noticed, and what CPU time that takes.
 
-    python -m benchmarks.waiting --milliseconds 20 --milliseconds 60
+    python -m benchmarks.machine.waiting --milliseconds 20 --milliseconds 60
 
 runs at the root of the repository. A thread stands for the device, whose commands differ by 2 %. The ways take turns,
 some commands of each in every round; of each round it takes the medians, and shows the least, the median and the most
@@ -18,8 +18,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
-ROOT = Path(__file__).parents[1]
-# As benchmarks/waiting.cc numbers them.
+ROOT = Path(__file__).parents[2]
+# As benchmarks/machine/waiting.cc numbers them.
 WAYS = ("woken by the kernel", "each 16th of the time so far", "each millisecond", "learnt, as it is done")
 # A dispatch is one of many: what is learnt of the first is not what is asked.
 FIRST = 5

@@ -3,7 +3,7 @@
 // connection.
 #pragma once
 
-#include "aie/kernels/float_math.h"
+#include "aie/kernels/common/float_math.h"
 
 namespace flownpu {
 

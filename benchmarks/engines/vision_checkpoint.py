@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a Gemma3 of random weights: the vision tower of the public models, SigLIP-So400m, and a small text part.
 
-    python -m benchmarks.vision_checkpoint FOLDER --layers 27
+    python -m benchmarks.engines.vision_checkpoint FOLDER --layers 27
 
 Pictures of 896 x 896 pixels, 4096 patches, 27 layers of 16 heads of 72, 256 tokens a picture. The text part has few
 layers, so that the time to the first token is the tower's.
@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 
 __all__ = ["write_checkpoint"]
 
-_TOKENIZER = Path(__file__).parents[1] / "tests" / "fixtures" / "gemma3-topics" / "tokenizer.json"
+_TOKENIZER = Path(__file__).parents[2] / "tests" / "fixtures" / "gemma3-topics" / "tokenizer.json"
 _SPECIAL = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
 _WORDS = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
 _CHAT = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times decoding behind long prompts, beside llama.cpp and OpenVINO GenAI.
 
-    python -m benchmarks.long_context MODEL --depth 16384 --against llama.cpp,openvino
+    python -m benchmarks.engines.long_context MODEL --depth 16384 --against llama.cpp,openvino
 
 `flownpu bench` reads the whole prompt anew for each repeat, which peers take minutes for. Here each engine, a process,
 reads it once; then they generate in turn, round after round, behind what they have read. MODEL is a folder that
@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engine_process import EngineProcess
+from benchmarks.engines.process import EngineProcess
 from flownpu.bench.roofline import read_bandwidth
 from flownpu.peers import own_engine, prepare
 

@@ -45,7 +45,7 @@ def write_emulated(
     about: Mapping[str, Any],
     report: Callable[[ArtifactCall], None] = lambda _: None,
 ) -> int:
-    """Writes a folder for the emulator: first under another name beside it, which is changed when it is complete.
+    """Writes a folder for the emulator: under another name beside it, and renamed when it is complete.
 
     Families of an earlier folder whose inputs have not changed are not derived again.
 
@@ -167,7 +167,7 @@ def _records(folder: Path) -> dict[str, Any]:
 
 @cache
 def _sources() -> str:
-    """The digest of all Python sources of this package, which plans and words are made by."""
+    """The digest of all Python sources of `flownpu.aie`, which plans and words are made by."""
     sums = hashlib.sha256()
     root = Path(__file__).parents[1]
     for file in sorted(root.rglob("*.py")):

@@ -9,7 +9,7 @@
     <array>/<call>.insts           the instructions that XRT sends for that call
 
 The folder is its own cache: the manifest has the digests of what each file was made of (`inputs`) and of the file
-itself. Where both still hold, nothing is compiled again. Without a toolchain only the plans and the MLIR are written.
+itself. Where both still hold, nothing is compiled again. Without a toolchain only plans, MLIR and manifest are written.
 """
 
 from __future__ import annotations

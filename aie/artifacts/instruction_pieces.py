@@ -49,8 +49,8 @@ class _Piece(NamedTuple):
     """A step as a compiler sees it.
 
     Attributes:
-        kind: its form, with the fifo and buffer, the parameter or the barrier.
-        form: all else that its words depend on, except the numbers.
+        kind: its form, and the fifo and buffer, the parameter or the barrier that it is for.
+        form: all that its words depend on, apart from these and the numbers.
         numbers: what its words change with in proportion.
         codes: the codes of its operations.
     """

@@ -34,8 +34,8 @@ def check(plan: Plan, limits: Limits | None = None) -> list[Violation]:
     sequence and flow that finds mistakes is the last that runs.
 
     Args:
-        plan: the plan.
-        limits: the hardware's; None: those of the plan's target.
+        plan: the plan to check.
+        limits: the hardware's limits; None: those of the plan's target.
     """
     limits = limits or LIMITS[plan.array.target]
     for one in (check_structure, check_resources, check_cores, check_sequence, check_flow):

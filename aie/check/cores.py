@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks core programs: what they acquire, use and release, and what they give to kernels.
 
-A loop's body is followed until the core holds the same objects after a pass as before it. In a loop of unknown length
+A loop's body is followed until the core holds as many objects after a pass as before it. In a loop of unknown length
 that must happen within a few passes; if not, the core would hold more (or fewer) objects with every pass.
 """
 

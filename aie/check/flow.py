@@ -45,7 +45,7 @@ def objects_moved(body: tuple[Statement, ...], parameters: _Parameters, variable
     Args:
         body: the program's statements.
         parameters: run-time parameters, by (buffer, index).
-        variables: those that have a value before; loads add theirs.
+        variables: values of the variables that have one before; the program's loads are added.
 
     Raises:
         KeyError: the program reads a run-time parameter that was not written.

@@ -44,7 +44,8 @@ def _instructions(plan: Plan, limits: Limits) -> Iterator[Violation]:
 def descriptor(tap: Tap) -> tuple[int, tuple[Dimension, ...]]:
     """A tap as a shim tile's buffer descriptor: how often the task is repeated, and the walk of one repetition.
 
-    Dimensions of size 1 are left out. If 4 are left, or the outermost stride is 0, the outermost is the repetition.
+    Dimensions of size 1 are left out. The outermost of the others is the repetition if there are 4 of them, or if there
+    are several and its stride is 0.
     """
     walk = tuple(dimension for dimension in tap.walk if dimension.size != 1) or tap.walk[-1:]
     if len(walk) > 1 and (len(walk) == 4 or walk[0].stride == 0):
@@ -53,7 +54,7 @@ def descriptor(tap: Tap) -> tuple[int, tuple[Dimension, ...]]:
 
 
 def iteration_stride(tap: Tap) -> int:
-    """The stride from one of `descriptor`'s repetitions to the next, in elements; 0 if there is one."""
+    """The stride from one of `descriptor`'s repetitions to the next, in elements; 0 if there is only one."""
     repeats, _ = descriptor(tap)
     return 0 if repeats == 1 else next(dimension.stride for dimension in tap.walk if dimension.size != 1)
 

@@ -34,7 +34,8 @@ def indices(walk: Sequence[Dimension], offset: int = 0) -> NDArray[np.int64]:
 class TensorAccessPattern:
     """A walk over a tensor of shape `tensor_dims`: from `offset`, `sizes` steps of `strides` elements.
 
-    All methods return a new pattern, and raise a ValueError where the arguments do not fit the walk.
+    Methods return a new pattern. They raise a ValueError where their arguments do not fit the walk, and indexing an
+    IndexError where an integer is out of range.
 
     Raises:
         ValueError: sizes and strides differ in number, a number is out of range, or the walk leaves the tensor.

@@ -6,8 +6,8 @@ By default these are the recorder's: a design gives a plan, on any machine. With
 
 mlir-aie's Python API changed three times in a year. Designs use generation C: layouts are `TensorAccessPattern`s
 (`to_stream=`), transfers are methods of fifos' ends, `Program(device, runtime, workers=...)`. Another generation is
-refused here, rather than somewhere inside a design. Its other names are here too (refused_names.py); the recorder
-refuses their use by name.
+refused here, rather than somewhere inside a design. Names of generation C that no design uses are here, too
+(refused_names.py); the recorder refuses their use by name.
 """
 
 from __future__ import annotations

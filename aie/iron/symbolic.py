@@ -114,7 +114,11 @@ class View:
 
 
 def expression(value: Symbol | int) -> plan.Expression:
-    """The plan's expression of a symbol or an integer."""
+    """The plan's expression of a symbol or an integer.
+
+    Raises:
+        RecordingError: it is neither; floats are refused, too.
+    """
     if isinstance(value, Symbol):
         return value.value
     if isinstance(value, (float, np.floating)):

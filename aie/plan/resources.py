@@ -111,7 +111,10 @@ def consumer_at(fifo: Fifo, tile: Tile) -> End:
 
 
 def link_ranges(link: Link, fifos: dict[str, Fifo]) -> tuple[Fifo, list[tuple[int, int]]]:
-    """A split's or join's whole fifo, and the (start, end) of every part in its object, in elements."""
+    """The fifo that a split or join has whole, and the (start, end) of every part in its object, in elements.
+
+    The list is empty if there are not as many offsets as parts.
+    """
     whole, parts = (
         (fifos[link.inputs[0]], link.outputs) if link.kind == "split" else (fifos[link.outputs[0]], link.inputs)
     )

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Before and after a projection: the accumulators' first values, and what becomes of their last.
+// What comes before and after a projection: the first values of its accumulators, and what is
+// stored of the last ones.
 //
-// Dataflow: element by element, 16 lanes. Layout: any, since all buffers of a call have the same;
-// only bias_f32 knows tiled(m, n). Caller: aie/designs/gemm.py, fused_dqp.py and decode_layer/.
+// Dataflow: element by element, 16 lanes. Layout: any, the same for all buffers of a call; only
+// bias_f32 needs tiled(m, n). Callers: gemm.py, fused_dqp.py, patch_pooling.py and
+// decode_layer/array.py in aie/designs/; no design calls bias_f32 or store_add.
 #include "aie/kernels/common/float_math.h"
 #include "aie/kernels/kernels.h"
 

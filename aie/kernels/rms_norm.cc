@@ -3,8 +3,8 @@
 //     y = x / sqrt(mean(x^2) + epsilon) weight
 //
 // Dataflow: two passes over a row in L1, sums in f32. Layout: lines(rows, n); a row is a token, or
-// a head of one (QK-norm). Caller: vector_operators.py and decode_layer/array.py
-// in aie/designs/.
+// a head of one (QK-norm). Callers: vector_operators.py and decode_layer/residual.py in
+// aie/designs/.
 #include "aie/kernels/kernels.h"
 #include "aie/kernels/common/normalize.h"
 

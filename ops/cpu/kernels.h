@@ -127,8 +127,8 @@ using MatMulBlocks = void (*)(const Q4NXRows& weight, std::int64_t row_blocks,
                               const RoundedActivations& activations, std::int64_t first,
                               std::int64_t count, std::byte* scratch, float* out);
 
-// What a kernel unpacks 32 rows of the weight into, 512 columns in bf16 or 1024 in int8, with the
-// scales that 8-bit codes need (1 KB): 32 KB are the L1 data cache of a Zen 4 core.
+// Bytes that a kernel unpacks 32 rows of the weight into: 512 columns in bf16 or 1024 in int8, with
+// the scales that 8-bit codes need (1 KB). 32 KB are the L1 data cache of a Zen 4 core.
 inline constexpr std::size_t kMatMulScratchBytes = 33 * 1024;
 
 // What a dense product multiplies: bf16 or int8 where the instruction set has dot products of them,

@@ -37,8 +37,8 @@ class ThreadPool {
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Calls task(index), or task(index, thread), for every index in [0, tasks) on all threads, and
-  // returns when all are done. `thread` is below threads(); tasks that run at the same time get
-  // different ones. A task must not throw.
+  // returns when all are done. `thread` is below threads(); tasks of a call that run at the same
+  // time get different ones. A task must not throw.
   //
   // Each thread takes the indices of its share, a run of consecutive ones, in order, so that what a
   // kernel prefetches past the end of a task is what its thread reads next. A thread that is done

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // FlowQKVAttention on the CPU (Gemma3 paper, section 3.1.3): each task sweeps the keys that a tile
 // of queries of one KV head sees, or a part of them; causal, sliding window (SWA) and non-causal
-// (NCA) differ in the sweep only.
+// (NCA) attention differ only in which keys a query sees.
 #include <algorithm>
 #include <cmath>
 

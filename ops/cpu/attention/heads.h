@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Heads of attention: the attributes that say how many there are and what they see, and what a head
-// of a query or a key goes through before the two meet: QK-norm, RoPE and the scale.
+// Heads of attention: the attributes that say how many there are and what they see, and what is
+// done with a head of a query or a key before they are multiplied: QK-norm, RoPE and the scale.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows of activations meet which expert, and how that is cut into tasks.
+// Which rows of activations go through which expert, and how that is cut into tasks.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 namespace flownpu::cpu {
 
 // Sets `experts` to those with the largest logits, sorted by their numbers; of equal logits the
-// lower number counts. A comparison with NaN is false: a NaN is below what comes before it, and
-// above what comes after. logits.size() >= experts.size().
+// lower number wins. A comparison with NaN is false: a NaN loses to what comes before it, and wins
+// over what comes after. logits.size() >= experts.size().
 void choose_experts(std::span<const float> logits, std::span<std::int32_t> experts);
 
 // Rows that one expert computes together.

@@ -184,7 +184,7 @@ class Q4NXMoE final : public Step {
     });
   }
 
-  // Rounds each place's row as a product of as many rows as its group has takes it.
+  // Rounds the row of each place as a product of its group's number of rows takes it.
   template <typename Source>
   void round_by_expert(const Q4NXProduct& product, const RoundedActivations& all,
                        const RowsByExpert& by_expert, const Source& source) const {

@@ -51,7 +51,7 @@ inline ByteRange dense_range(const DenseWeight& weight, const float* columns, st
 }
 
 // Four rows of 16 columns as codes, one row in each byte of a lane. What lies outside of the range
-// is padding, which no activation meets.
+// is padding, whose activations are zero.
 inline __m512i code_quad(const __m512 (&rows)[4], __m512 lowest, __m512 inverse) {
   __m512i codes = _mm512_setzero_si512();
   for (int i = 3; i >= 0; --i) {

@@ -41,7 +41,7 @@ constexpr std::int64_t kRowsAhead = 16;
 // weight's last column.
 inline void widen_columns(const DenseWeight& weight, std::int64_t k, std::int64_t count,
                           std::int64_t block, float* out) {
-  if (count == 0) return;  // and then there may be no memory
+  if (count == 0) return;  // with K = 0 there may be no memory
   const std::int64_t column = block * kDenseColumns;
   const std::int64_t columns = std::min(kDenseColumns, weight.m - column);
   if (columns < kDenseColumns)

@@ -3,10 +3,10 @@
 // product in one pass.
 //
 // Dataflow: one row of blocks streams from memory once, group by group; codes become bytes (or f32)
-// in registers and meet COUNT rows of activations there. At the end of each group of 32 columns the
-// group's dots are scaled into the totals. Nothing is written before the 32 x COUNT results.
-// Layout: see q4nx_avx2.h and neon/q4nx.h, which have all intrinsics. Caller: q4nx_matmul_codes.h,
-// for few rows of activations.
+// in registers and are multiplied there by COUNT rows of activations. At the end of each group of
+// 32 columns the group's dots are scaled into the totals. Nothing is written before the 32 x COUNT
+// results. Layout: see q4nx_avx2.h and neon/q4nx.h, which have all intrinsics. Caller:
+// q4nx_matmul_codes.h, for few rows of activations.
 #pragma once
 
 #include "ops/cpu/kernels/products/fetch_ahead.h"

@@ -56,8 +56,8 @@ inline __m512i twice(__m512i low) {
   return _mm512_shuffle_epi8(low, _mm512_add_epi8(index, base));
 }
 
-// A weight in steps of 1/256 of a code's step: scale and minimum of the group, minus the part's
-// minimum. A half step is added so that dropping the fraction rounds to nearest.
+// The map from a group's 4-bit codes to weights above the part's minimum, in steps of 1/256 of an
+// 8-bit code's step. A half step is added so that dropping the fraction rounds to nearest.
 inline CodeMap code_map(__m512 scale, __m512 minimum, __m512 lowest, __m512 inverse) {
   constexpr int kHalf = 128;
   const __m512i factor = _mm512_cvtps_epi32(_mm512_mul_ps(scale, inverse));
@@ -65,7 +65,7 @@ inline CodeMap code_map(__m512 scale, __m512 minimum, __m512 lowest, __m512 inve
   return {twice(factor), twice(_mm512_add_epi32(offset, _mm512_set1_epi32(kHalf)))};
 }
 
-// The 4-bit codes of four columns, one in each byte of a lane, `shift` bits up, to 8 bits. Factor
+// The 4-bit codes of four columns, one in each byte of a lane, SHIFT bits up, to 8 bits. Factor
 // times code plus offset stays below 2^16: 255 steps of 256, a half step, and what rounding the
 // factor (15 / 2) and the offset (1 / 2) may add, are 65416.
 template <int SHIFT>

@@ -13,7 +13,6 @@
 // of activations, and the dots stored to memory; and row by row dots are scaled into totals. A core
 // does not load into a tile what it has just stored, nor from memory what it has just stored from a
 // tile, before the caches have it: so these are three stages, each one pair behind the one before.
-// pair behind the one before.
 #pragma once
 
 #include <algorithm>

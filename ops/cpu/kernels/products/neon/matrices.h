@@ -16,7 +16,7 @@ namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
 constexpr int kMatrixColumns = 8;
-// Two rows of 8 columns each.
+// Registers of two rows by 8 columns in a strip.
 constexpr int kMatrices = kStripRows / 2;
 constexpr int kFours = kStripRows / 4;
 

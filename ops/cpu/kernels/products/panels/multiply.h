@@ -8,7 +8,6 @@
 // of 32 activations up to 127 with codes less 8 is at most 127 x 32 x 8 = 32512 and fits 16 bits:
 // the dots of two groups are packed side by side, and one instruction multiplies both by their
 // scales and adds them up.
-// scales and adds them up.
 //
 // The step is 2^-12 of the power of two 2^e of the row's largest scale in the part, so that scales
 // are below 2^13, and the sum of a part below 8 x 32512 x 2^13 < 2^31. A scale is a bf16, which has

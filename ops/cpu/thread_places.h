@@ -19,9 +19,9 @@ namespace flownpu::cpu {
 // core's second thread, where it takes time from the caller for milliseconds.
 class ThreadPlaces {
  public:
-  // The places are computing_processors(processors). If there are more threads than these, they are
-  // all processors, each as if it were a core; if there are more threads than processors, the
-  // system places the threads, and shares are equal.
+  // The places are computing_processors(processors). If there are more threads than these, the
+  // places are all processors, each as if it were a core; if there are more threads than
+  // processors, the system places the threads, and shares are equal.
   ThreadPlaces(std::size_t threads, const std::vector<Processor>& processors);
 
   // Lets each worker run on its places and nowhere else, if the system allows it.

@@ -8,7 +8,7 @@ Gating gating_of(const Node& node, std::string_view otherwise) {
   return text == "geglu" ? Gating::kGeglu : text == "swiglu" ? Gating::kSwiglu : Gating::kNone;
 }
 
-// Padding does not overflow: K is that of a weight that exists.
+// The padded K does not overflow: contracts bound K by 2^31.
 Q4NXProduct::Q4NXProduct(const Context& context, std::int64_t k, Gating gating)
     : context_(context),
       k_(k),

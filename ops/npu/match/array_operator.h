@@ -21,10 +21,11 @@ bool is_operator_on_array(const Node& node);
 // The description by which programs are found. `sizes` are nodes whose op_type is the operator's
 // stem and which have these attributes:
 //
-//   q4nx_matmul, fused_dqp, dense_matmul       inner (K), columns (N: of Q4NX whole rows of blocks,
-//                                              with gating the gate's and the up projection's)
-//                                              (Q4NXMoE: q4nx_matmul of an expert's gate and up
-//                                              projections, and of its down projection)
+//   q4nx_matmul, fused_dqp, dense_matmul       inner (K), columns (N; for Q4NX rounded up to whole
+//                                              rows of blocks, and with gating those of gate and up
+//                                              projection together). A Q4NXMoE has two nodes
+//                                              q4nx_matmul: an expert's gate and up projections,
+//                                              and its down projection
 //   flow_qkv_attention, flow_kv_attention      num_heads, kv_num_heads, head_size,
 //                                              local_window_size (0: none), causal
 //

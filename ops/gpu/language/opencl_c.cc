@@ -28,7 +28,7 @@ ushort to_bfloat16(float value) {
 }
 float4 four_from_bfloat16(ushort4 bits) { return as_float4(convert_uint4(bits) << 16); }
 float8 from_bfloat16s(ushort8 bits) { return as_float8(convert_uint8(bits) << 16); }
-// In two steps: pairs of bytes, then of pairs.
+// First pairs of bytes, then pairs of these pairs.
 uint4 transposed(uint4 four) {
   const uint mask = 0x00ff00ffu;
   const uint2 first = (uint2)((four.x & mask) | ((four.y & mask) << 8),

@@ -198,7 +198,7 @@ class SplitKeys(Attention):
         return {"share": share}, kernels
 
     def meetings(self, sums: Sequence[Sequence[Meeting]]) -> Sequence[Sequence[Meeting]]:
-        """With one class as sums do; with two, the second meets in the third tiles, on its own fifos between columns."""
+        """One class meets as sums do; of two, the second in the third tiles, on fifos of its own between columns."""
         if self.classes == 1:
             return sums
         found = list[list[Meeting]]()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GemmPrediction", "Order", "Tiling", "predict_design", "predict_gemm", "tiling_of"]
 
-ROWS = 4  # of compute tiles in a column, on both generations
+ROWS = 4  # compute tiles in a column, on both generations
 _VECTOR = {"npu1": 32, "npu2": 64}  # bytes a core stores in a cycle (AMD AM020)
 _PANEL = 32  # columns of B that lie together in `panels` order (kernels/README.md)
 _ABOUT = 4096  # the paper's "about 4K"

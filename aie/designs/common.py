@@ -197,7 +197,7 @@ class Window:
         self._tasks.append(start(buffer, tap=tap, wait=True, managed=False))
 
     def finish(self) -> None:
-        """Await those that are left."""
+        """Await the tasks that are left."""
         for task in self._tasks:
             task.await_()
         self._tasks.clear()

@@ -240,7 +240,7 @@ class Pairs:
         self, number: int, place: tuple[int, int], ends: tuple[ObjectFifoHandle, ...], words: Sequence[Buffer],
         parameters: RunTimeParameters,
     ) -> list[Worker]:  # fmt: skip
-        """The two tiles."""
+        """The two tiles of a pair."""
         q_end, k_end, v_end, o_end = ends
         heads, keys, d, turns = self.heads, self.keys, self.d, self.turns
         rows = ceil_div(heads, 4) * 4  # the kernels compute on multiples of 4

@@ -57,7 +57,7 @@ __all__ = ["FlowQKV"]
 _MOST_ROWS, _MOST_KEYS = 64, 32
 # Into how many parts a head's columns may be cut: 64 rows of d = 128 ask for eight, and no default tile asks for more.
 _PARTS = 1, 2, 4, 8
-_CORE_BYTES = 64 + 12  # of a core's run-time parameters, and the words that count its three fifos' objects
+_CORE_BYTES = 64 + 12  # a core's run-time parameters, and the words that count its three fifos' objects
 
 
 def _tile_bytes(rows: int, keys: int, d: int, parts: int) -> int:

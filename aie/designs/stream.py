@@ -45,11 +45,11 @@ class Operand:
     """A host buffer and its way through the array.
 
     Attributes:
-        name: of its fifos; different for each operand.
+        name: the name of its fifos; different for each operand.
         size: elements of an object.
-        dtype: their type.
+        dtype: the elements' type.
         host: elements of the host buffer.
-        taps: the tasks that move a range of items; None where all of the buffer goes to every core.
+        taps: gives the tasks that move a range of items; None where all of the buffer goes to every core.
         depth: objects in the memory of a core.
         ahead_of: the operand whose streams carry the buffer, before that operand's items; "" for streams of its own.
     """
@@ -130,12 +130,12 @@ def stream(
         inputs: at most two with streams of their own.
         outputs: at most two.
         body: a core's pass; gets its ends of the streams in and out, the kernels, its state, and its parameters.
-        kernels: for the body.
+        kernels: what the body calls.
         words: run-time parameters from word 1 on.
-        state: buffers of a core.
+        state: gives the buffers of a core.
 
     Raises:
-        ValueError: more cores than columns, or no item.
+        ValueError: no core or more cores than columns, or no item.
     """
     columns = limits_of(target).columns
     if not 1 <= cores <= columns or count < 1:
@@ -203,6 +203,6 @@ def stream(
 
 
 def _fifos(operand: Operand, cores: int) -> list[ObjectFifo]:
-    """One for each core, or one for all."""
+    """The operand's fifos: one for each core, or one for all cores."""
     names = [operand.name] if operand.shared else [f"{operand.name}_{core}" for core in range(cores)]
     return [ObjectFifo(tensor(operand.size, operand.dtype), name=name, depth=operand.depth) for name in names]

@@ -82,7 +82,7 @@ def decode_program(
     if len(found) > 1:
         prices = prices or Prices(DEVICES["kraken-350"])
         seconds = {way: prices.of(program, program.context - 1).total for way, program in found.items()}
-        way = min(seconds, key=seconds.__getitem__)  # of a token at the context's end
+        way = min(seconds, key=seconds.__getitem__)  # the fastest for a token at the context's end
     return DecodeChoice(found[way], way, refused)
 
 

@@ -56,13 +56,13 @@ class Ends(NamedTuple):
 
 
 class _Column(NamedTuple):
-    """Four tiles that project, two for each stream of weights; the memory tile; the shim tiles of streams and products.
+    """Four tiles that project, two for each stream of weights, and the tiles that their data goes through.
 
     Attributes:
-        tiles: the compute tiles: the first and second of the first stream, then of the second.
-        memory: the memory tile that their streams go through.
+        tiles: the compute tiles, the first stream's two before the second's.
+        memory: the memory tile.
         streams: the shim tile of each stream of weights.
-        products: the shim tile of what they give.
+        products: the shim tile of their products.
     """
 
     tiles: list[Tile]
@@ -146,9 +146,9 @@ def build(way: Attention) -> DecodeArray:
 
 
 def _sums(way: Attention) -> list[list[Meeting]]:
-    """For each tile of each column: how its sum of a row that a span shares meets the others' in the span's first tile.
+    """By column and tile: how the sums of a row that a span shares meet in the span's first tile.
 
-    The sums of a stream's two tiles meet in the first of them before.
+    On the way, the sums of a stream's two tiles meet in the first of the two.
     """
     kind, found = tensor(BLOCK_ROWS, F32), list[list[Meeting]]()
     behind: list[ObjectFifoHandle] = []

@@ -96,7 +96,7 @@ class PairsOfTiles(Attention):
         return [words, words[:1]] * self.pairs
 
     def send_heads(self, steps: LayerSequence) -> None:
-        """KV head of the pair, query head of the group, pair, d; then keys and values."""
+        """Send queries in the order turn x query head of the group x pair x d, then keys and values."""
         shape, group, d, pairs = self.shape, self.shape.group, self.shape.d, self.pairs
         first = steps.regions["qkv"].offset
         tap = steps.in_state(first, [self.turns, group, pairs, d], [pairs * group * d, d, group * d, 1])

@@ -27,7 +27,7 @@ class ColumnRows(NamedTuple):
     Attributes:
         first: the first row that the span shares.
         shared: how many rows the span shares.
-        start: the span's tile that the first shared block is for, an even number.
+        start: the number of the span's tile that the first shared block is for; even.
         begin: the first row of the first stream.
         rows: neighbouring rows of each stream.
     """

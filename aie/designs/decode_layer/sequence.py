@@ -224,7 +224,7 @@ class LayerSequence:
         self.weights.start(self._phase)
 
     def _send_tables(self, index: int, layer: Layer) -> None:
-        """The norms of queries and keys, and the position's angles, each as often as fills a batch of heads."""
+        """Send the norms of queries and keys, and the position's angles, each once for every head of a batch."""
         shape, token, d = self._shape, self.token, self._shape.d
         rows = token.tables * token.positions
         tables = [(self.buffers.rotary, rows * d, (layer.table * token.positions + token.position) * d)]
@@ -269,6 +269,6 @@ class LayerSequence:
         return end.drain(buffer, tap=tap, wait=True, managed=False)
 
     def wait(self, tasks: list[Any]) -> None:
-        """Await all of them."""
+        """Await all tasks."""
         for task in tasks:
             task.await_()

@@ -40,7 +40,7 @@ ACTIVATIONS = ("geglu", "swiglu")
 
 @dataclass(frozen=True)
 class Projection:
-    """y [rows] = W [rows, columns] x; gated: of two such W, y = act(gate x) * (up x)."""
+    """y [rows] = W [rows, columns] x; gated: with two such W, y = act(gate x) * (up x)."""
 
     rows: int
     columns: int
@@ -71,7 +71,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class Region:
-    """Elements offset .. + size of a host buffer."""
+    """Elements offset .. offset + size of a host buffer."""
 
     offset: int
     size: int

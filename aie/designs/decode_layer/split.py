@@ -283,7 +283,7 @@ class SplitKeys(Attention):
     def _class_of(self, tile: int) -> tuple[int, int]:
         """The class of a tile, and its number among the class's tiles."""
         column, row = divmod(tile, TILES)
-        tiles = TILES // self.classes  # of a column
+        tiles = TILES // self.classes  # a class's in a column
         return row // tiles, column * tiles + row % tiles
 
     def plan(self, steps: LayerSequence, index: int) -> None:
@@ -302,7 +302,7 @@ class SplitKeys(Attention):
         steps.planned += 1
 
     def send_heads(self, steps: LayerSequence) -> None:
-        """Queries, keys and values as they lie."""
+        """Send queries, keys and values in the order in which they lie."""
         tap = run(steps.state_size, steps.regions["qkv"].offset, self.shape.projections[0].rows)
         steps.send(steps.ends.heads, steps.buffers.state, tap)
 

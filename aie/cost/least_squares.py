@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["fit_least_squares"]
 
 _Name = TypeVar("_Name")
-_PASSES = 30  # at most
+_PASSES = 30  # the most passes
 _PROBE = 1e-4  # relative step for a derivative
 _LARGEST = 0.3  # largest relative change in a pass: far from the solution, errors are not linear in the parameters
 _SMALL = 5e-4  # the fit ends with a smaller relative change: the next one would be about its square

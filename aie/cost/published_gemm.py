@@ -72,7 +72,7 @@ class Sweep:
 
     gemm: Measured
     best_tops: float
-    column_over_row: float  # 0: not said
+    column_over_row: float  # 0: not published
 
 
 _TABLE = {"npu1": "table 2", "npu2": "table 3"}

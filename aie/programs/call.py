@@ -67,7 +67,7 @@ class ArtifactCall:
 
     @property
     def buffers(self) -> tuple[HostBuffer, ...]:
-        """Its host buffers, in the order of its arguments; the same at all positions."""
+        """The call's host buffers, in the order of its arguments; the same at all positions."""
         return self.last_plan.sequence.buffers
 
     def sequence(self, position: int) -> Sequence:
@@ -112,7 +112,7 @@ class ArtifactCall:
 
     @property
     def last(self) -> int:
-        """Its last position, where it has most to do."""
+        """The call's last position, where it has most to do."""
         return self.positions.count - 1
 
 

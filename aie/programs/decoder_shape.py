@@ -129,7 +129,7 @@ class DecoderBuffers:
         ]
 
     def fill_x(self, writer: ProgramWriter) -> None:
-        """With a bias of QKV, have each line of x begin with a 1 in the bias's column (designs/bias.py).
+        """With a bias of QKV, have the buffer x filled with a 1 in the bias's column of each line (designs/bias.py).
 
         The programs of a token and of chunks share the buffer x.
         """

@@ -72,7 +72,7 @@ def _pairs(keys: int) -> list[int]:
 
 
 def _score_block(values: Values, rows: int, keys: int, d: int) -> float:
-    """Cycles of scores: each step of d converts an operand of every row and column; two sub-tiles share a softmax."""
+    """Cycles of scores: each step of d converts an operand of every row and column; two softmaxes take one's time."""
     products = sum(
         values["product_loop"] + d * max((rows + columns) * values["product"], _LATENCY) + rows * columns * _STORES
         for columns in _pairs(keys)

@@ -75,7 +75,7 @@ class KvCaches {
   // There are more only while runs hold all of them. A cache of 32768 positions of a 1B model is
   // 0.9 GB.
   static constexpr std::size_t kMost = 4;
-  // The size of a ticket in bytes: no key or value tensor of a sequence may be smaller.
+  // The size of a ticket in bytes, which a row of a key or value must have at least.
   static constexpr std::int64_t kTicketBytes = 32;
 
   using Maker = std::function<std::unique_ptr<CacheMemory>()>;

@@ -4,7 +4,7 @@
 One operator is one stem: `definitions/fused_dqp.py` says what it computes, `cpu/fused_dqp*.cc` computes it, and the
 function `fused_dqp` of this module calls that.
 
-    eager                 the operators as functions on arrays; this module has them too
+    eager                 the operators as functions on arrays, which this module exports
     emulated              single operators on the emulated NPU array
     opencl_loader         finds an OpenCL loader in installed Python packages, where the system has none
     contracts             what operators accept, read from the C++

@@ -63,7 +63,7 @@ struct Judged {
 
 // What Device::lower() is told beside the nodes.
 struct Lowering {
-  // Where the model file is; empty if it has none.
+  // The folder of the model's file; empty if the model is not from a file.
   std::string model_folder;
   // Names of the values that leave the partition.
   std::vector<std::string> outputs = {};
@@ -71,7 +71,7 @@ struct Lowering {
   std::string obstacle = {};
 };
 
-// The nodes of a partition as a device likes them best.
+// The result of Device::lower(): a partition's nodes in the form that the device computes best.
 struct Lowered {
   std::vector<Node> nodes;
   // Operators that this device is meant to compute, but leaves to its host: their names, and why.

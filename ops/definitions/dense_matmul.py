@@ -103,7 +103,7 @@ def reference(
     activation: str = "none",
     transposed: int = 0,
 ) -> NDArray[np.float64]:
-    """The equation in float64."""
+    """Computes the equation in float64; arguments are the operator's inputs and attributes."""
     w = weight.astype(np.float64)
     if transposed:
         w = w.T

@@ -31,15 +31,15 @@ struct DecoderSizes {
   std::int64_t head_size = 0;     // d
   std::int64_t feed_forward = 0;  // I, the model's
   std::int64_t vocabulary = 0;
-  std::int64_t positions = 0;  // of a rotary table
+  std::int64_t positions = 0;  // that a rotary table covers
   std::string activation;      // "geglu", "swiglu"
   bool post_norms = false;     // outputs of attention and feed-forward get a norm before the sum
   bool qk_norm = false;
-  bool qkv_bias = false;  // of the QKV projection
+  bool qkv_bias = false;  // the QKV projection has a bias
   bool blocks = false;    // attention has bidirectional_blocks
-  float epsilon = 0;      // of all norms
-  float scale = 0;        // of the scores
-  float softcap = 0;      // of the scores; 0: none
+  float epsilon = 0;      // the same in all norms
+  float scale = 0;        // factor of the attention scores
+  float softcap = 0;      // limit of the attention scores; 0: none
   std::vector<LayerKind> layers;
 
   // Converts from and to the attributes of a node DecoderLayers. read() throws Error if one is

@@ -89,7 +89,7 @@ float QuantizedWeight::zero_point(std::int64_t row, std::int64_t block) const {
   if (zero_points.name.empty()) return kDefaultZeroPoint;
   if (zero_points.type == DataType::kFloat32)
     return static_cast<const float*>(zero_points.constant)[at(row) * blocks() + block];
-  // Each row begins with a byte of its own.
+  // Each row's packed zero points begin at a whole byte.
   return static_cast<float>(
       nibble(zero_points.constant, at(row) * q4nx::ceil_div(blocks(), 2) * 2 + block));
 }

@@ -6,10 +6,10 @@
 // which cache it is, and which state it was in when the run that wrote the ticket ended. So callers
 // may copy, rewind and branch as they do with tensors that hold the keys and values themselves:
 //
-//     a past that is the latest        the run continues in place, at any position up to its length
-//     a past that others continued     a branch: what it held is copied to a new cache
-//     a past without a ticket          its keys and values are uploaded to a new cache
-//     no past                          a new cache, or that of the tensors' ticket if there is one
+//   a past that is the latest        the run continues in place, at any position up to its length
+//   a past that others continued     a branch: what it held is copied to a new cache
+//   a past without a ticket          its keys and values are uploaded to a new cache
+//   no past                          a new cache, or that of the tensors' ticket if there is one
 //
 // Positions that were never written to the cache (for a token that a caller sampled, but did not
 // run) are read from the tensor, as any other device would do. Present tensors hold nothing but the

@@ -2,7 +2,7 @@
 // Products with a constant weight, and what follows them, -> DenseMatMul:
 //
 //   MatMul(X, W), Gemm(X, W, C)                          -> DenseMatMul(X, W, -, C)
-//     W = Cast(constant), DequantizeLinear(constant, s)    -> the constant itself, and its scale s
+//   W = Cast(constant), DequantizeLinear(constant, s)    -> the constant itself, and its scale s
 //   Reshape(DenseMatMul(Reshape(X, [-1, K]), ..), ..)    -> DenseMatMul(X, ..)
 //   Add(DenseMatMul(..), bias), Gelu(DenseMatMul(..)), Add(DenseMatMul(..), residual)
 //                                                        -> DenseMatMul with bias, activation,

@@ -18,7 +18,7 @@
 // and, in a session only,
 //   fast_gelu           FastGelu -> Gelu with the tanh approximation, where no projection took it
 //   dense_matmul        MatMul and Gemm with a constant weight, and what follows -> DenseMatMul
-//     unread_present      presents of an encoder's attention that nobody reads -> absent
+//   unread_present      presents of an encoder's attention that nobody reads -> absent
 #pragma once
 
 #include <map>

@@ -61,7 +61,7 @@ class KvCache {
 
   std::uint64_t id_;
   std::unique_ptr<CacheMemory> memory_;
-  // The number of runs so far, and of the last one that succeeded.
+  // The versions of the last run and of the last run that succeeded; runs are counted from 1.
   std::uint64_t version_ = 0;
   std::uint64_t finished_ = 0;
   // Both members increase along the list: a write removes earlier ones that began at the same

@@ -28,8 +28,7 @@ void projection_bias(Graph& graph) {
           !is_bias(bias, *projection)) {
         continue;
       }
-      // The product takes the place of the Add, which comes after all that it reads, and its
-      // output.
+      // The product takes the place and the output of the Add, which comes after all that it reads.
       Node biased = *projection;
       biased.inputs.resize(kProductBias + 1);
       biased.inputs[kProductBias] = bias;

@@ -304,9 +304,8 @@ void RepackedWeights::make(std::vector<Node>& nodes) {
     }
   }
   if (readers.empty()) return;
-  // A decode step reads every weight once, in order; with pages of 4 KiB it would wait for an
-  // address translation for each of them. The memory is not initialised: pack() writes all bytes
-  // that are read.
+  // A decode step reads every weight once, in order, and waits for an address translation for each
+  // page, hence large ones. The memory is not initialised: pack() writes all bytes that are read.
   const std::shared_ptr<std::byte> memory = allocate_large_pages(end);
   for (const auto& [value, offset] : readers) {
     value->constant = memory.get() + offset;

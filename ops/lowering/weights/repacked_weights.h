@@ -88,8 +88,8 @@ class RepackedWeights {
   // after the words that the weights' names begin with in common.
   Value join(const std::vector<const Node*>& products, const std::string& name);
 
-  // Adds a constant whose bytes are still to be made: inputs of this name of Q4NXMatMul nodes refer
-  // to it from now on.
+  // Adds a constant whose bytes are still to be made: inputs of Q4NXMatMul nodes that have this
+  // name refer to it from now on.
   void take(const std::string& name, Q4NXConstant constant);
   // The constant that an input refers to; null if it was not added here.
   const Q4NXConstant* find(const Value& value) const;

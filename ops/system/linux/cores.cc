@@ -39,9 +39,9 @@ int node_of(const fs::path& folder) {
   return 0;
 }
 
-// Cores whose speed is at least this part of the fastest one's count as equally fast: the maximum
-// clocks of cores of one kind differ by a few percent, those of different kinds by a fifth and
-// more.
+// If the slowest core reaches this part of the fastest one's speed, all count as equally fast: the
+// maximum clocks of cores of one kind differ by a few percent, those of different kinds by a fifth
+// and more.
 constexpr double kSameKind = 0.9;
 
 // The relative speeds of the processors' cores, in arbitrary units: cpu_capacity if it differs

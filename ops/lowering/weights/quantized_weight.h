@@ -43,7 +43,7 @@ void put_group(const Q4NXGroup& group, std::int64_t row, std::int64_t first,
 struct QuantizedWeight {
   Value codes;        // uint8, rows x blocks x block_size / 2
   Value scales;       // float32, rows x blocks
-  Value zero_points;  // absent (no name), 4-bit codes in uint8 [rows x bytes], or like scales
+  Value zero_points;  // absent (no name); uint8 like codes, a row in whole bytes; or like scales
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   std::int64_t block_size = 32;

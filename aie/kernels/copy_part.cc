@@ -9,8 +9,8 @@
 #include <aie_api/aie.hpp>
 #include <cstdint>
 
-#include "aie/kernels/kernels.h"
 #include "aie/kernels/common/loops.h"
+#include "aie/kernels/kernels.h"
 
 namespace {
 

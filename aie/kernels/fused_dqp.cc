@@ -12,8 +12,8 @@
 // along K, and store_*; decode_layer/array.py calls fused_dqp_take for each part of 256 of x
 // instead of fused_dqp_group_sums.
 #include "aie/kernels/common/float_math.h"
-#include "aie/kernels/kernels.h"
 #include "aie/kernels/common/q4nx.h"
+#include "aie/kernels/kernels.h"
 
 namespace flownpu {
 namespace {

@@ -12,8 +12,8 @@
 #define AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16 1
 #include <aie_api/aie.hpp>
 
-#include "aie/kernels/kernels.h"
 #include "aie/kernels/common/loops.h"
+#include "aie/kernels/kernels.h"
 
 namespace flownpu {
 namespace {

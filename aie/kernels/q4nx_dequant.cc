@@ -7,9 +7,9 @@
 // is [k][feature] in bf16 and [feature][k] in bfp16, whose 8 values that share an exponent lie
 // along k. Caller: aie/designs/dequant_engine.py, on every tile, with one block in and one panel
 // out for each call.
-#include "aie/kernels/kernels.h"
 #include "aie/kernels/common/loops.h"
 #include "aie/kernels/common/q4nx.h"
+#include "aie/kernels/kernels.h"
 
 namespace flownpu {
 namespace {

@@ -18,8 +18,7 @@ __all__ = ["call_bytes", "call_integers", "depends_on_index", "evaluate"]
 
 
 def _remainder(left: int, right: int) -> int:
-    """The remainder with the sign of `left`, as MLIR's arith.remsi has it (`mlir/core.py`) and the emulator; Python's
-    has the sign of `right`."""
+    """The remainder with the sign of `left`, as in MLIR's arith.remsi and in the emulator; Python's has `right`'s."""
     rest = abs(left) % abs(right)
     return -rest if left < 0 else rest
 

@@ -95,7 +95,7 @@ class TokenSteps:
     # --- The residual stream ------------------------------------------------------------------------------------------
 
     def _add(self, layer: int, entry: int, update: View | str, before: View | str, after: str) -> None:
-        """after = before + update (normalised first, where there are post-norms); x = norm(after)."""
+        """Adds after = before + update (normalised first, where there are post-norms) and x = norm(after)."""
         post_norms, first = self._shape.post_norms, entry * self._shape.entry_norms
         operator = "rms_norm_add" if post_norms else "add_rms_norm"
         design = ResidualRMSNorm(self._target, self._shape.hidden, post_norms)

@@ -239,12 +239,15 @@ void bind_graph(nb::module_& module) {
       .def_prop_ro("keeps_codes", &Q4NXConstant::keeps_codes)
       .def_static("of_floats", of_floats, nb::arg("read"), nb::arg("release"), nb::arg("rows"),
                   nb::arg("columns"), nb::arg("transposed"),
-                  "Of float32 [rows, columns], or the transpose, which `read` returns when blocks "
-                  "are asked for.")
-      .def_static("of_parts", of_parts, nb::arg("parts"),
-                  "Of others of the same columns, one below the other, each in blocks of its own.")
+                  "Makes the blocks of float32 [rows, columns], or of the transpose, which `read` "
+                  "returns when the blocks are packed.")
+      .def_static(
+          "of_parts", of_parts, nb::arg("parts"),
+          "Other constants with the same columns, one below the other; no block has rows of "
+          "two.")
       .def("pack", pack, nb::arg("out"),
-           "Writes the blocks on all cores; the squared error, and the squares, of their weights.");
+           "Writes the blocks into `out` on all cores; returns the sums of the weights' squared "
+           "errors and of their squares.");
   nb::class_<Rewriting>(module, "Rewriting", "What rules made of a graph.")
       .def(nb::init<const std::vector<Node>&, const std::vector<std::string>&,
                     const std::vector<std::string>&, const std::vector<std::string>&,

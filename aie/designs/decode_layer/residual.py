@@ -73,7 +73,7 @@ def residual_tile(
         context_lines, second, activated_lines = rtp[1], rtp[2], rtp[3]
 
         def enter(weights: list[Any], update: Any, before: Any, after: Any) -> None:
-            """after = before + update (normalised first, where there are post-norms); normal = norm(after)."""
+            """Compute after = before + update (normalised first, where there are post-norms), normal = norm(after)."""
             if post_norms:
                 kernels[0](update, weights[0], before, after, *sizes)
                 kernels[1](after, weights[1], normal, *sizes)

@@ -270,8 +270,7 @@ class accum {
       if constexpr (host::is_one_of<T, bfloat16> && host::is_one_of<Tag, accfloat>) {
         // Read once, so that the loop can be vectorised.
         const rounding_mode mode = host::core_state.rounding;
-        for (unsigned i = 0; i < N; ++i)
-          v.data()[i].bits = host::round_to_bf16(data_[i], mode);
+        for (unsigned i = 0; i < N; ++i) v.data()[i].bits = host::round_to_bf16(data_[i], mode);
       } else {
         for (unsigned i = 0; i < N; ++i) v.data()[i] = convert<T>(data_[i], shift);
       }

@@ -40,7 +40,11 @@ MUTATIONS = {
         lambda kernels, rng: attention.test_flow_kv_swa(kernels, rng, 16, 80),
     ),
     "no masks at the causal edge": (
-        ("flow_qkv.cc: common/attention.h", "key + keys - 1 <= parameters.first_query", "key <= parameters.first_query"),
+        (
+            "flow_qkv.cc: common/attention.h",
+            "key + keys - 1 <= parameters.first_query",
+            "key <= parameters.first_query",
+        ),
         lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
     ),
     "no masks at the last key": (

@@ -115,8 +115,9 @@ class FusedDQP:
         return [min(TILES * g, rows - TILES) for g in range(column, ceil_div(rows, TILES), self.columns)]
 
     def program(self, m: int, k: int, *, interleaved: bool = False) -> Program:
-        """Host buffers w: Q4NX blocks of M (gating: 2 M) x K, u8; x [k_max], y [m], bf16; x must be finite beyond K.
+        """Host buffers w: Q4NX blocks of M (gating: 2 M) x K, u8; x [k_max], y [m], bf16.
 
+        Beyond K, x must be 0 up to a multiple of 32 and finite from there.
         `interleaved`: in w, rows of blocks of the gate and of the up projection take turns.
 
         Raises:

@@ -16,12 +16,20 @@ if TYPE_CHECKING:
 
 __all__ = ["call_bytes", "call_integers", "depends_on_index", "evaluate"]
 
+
+def _remainder(left: int, right: int) -> int:
+    """The remainder with the sign of `left`, as MLIR's arith.remsi has it (`mlir/core.py`) and the emulator; Python's
+    has the sign of `right`."""
+    rest = abs(left) % abs(right)
+    return -rest if left < 0 else rest
+
+
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
     "//": operator.floordiv,
-    "%": operator.mod,
+    "%": _remainder,
 }
 
 
@@ -30,7 +38,7 @@ def evaluate(value: Expression, variables: Mapping[str, int]) -> int:
 
     Raises:
         KeyError: a variable is not known.
-        ZeroDivisionError: as in Python.
+        ZeroDivisionError: a division by 0.
     """
     if isinstance(value, int):
         return value

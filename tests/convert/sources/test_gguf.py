@@ -216,7 +216,7 @@ def set_type(name: str, kind: int) -> Edit:
 
 # That the header describes.
 LAST_TENSOR = b"output.weight"
-U32, F32, TEXT, BOOL = (gguf.GGUFValueType[name] for name in ("UINT32", "FLOAT32", "STRING", "BOOL"))
+U32, F32, TEXT, BOOL, ARRAY = (gguf.GGUFValueType[name] for name in ("UINT32", "FLOAT32", "STRING", "BOOL", "ARRAY"))
 
 
 @pytest.mark.parametrize(
@@ -233,6 +233,11 @@ U32, F32, TEXT, BOOL = (gguf.GGUFValueType[name] for name in ("UINT32", "FLOAT32
         (set_pair("llama.block_count", 0, U32), "expected llama.block_count of at least 1, got 0"),
         (set_pair("split.count", 3, U32), "one of 3 parts of a model; join them with llama-gguf-split --merge"),
         (drop_pair("llama.embedding_length"), "llama.embedding_length is missing"),
+        (set_pair("llama.block_count", "three", TEXT), "the metadata is damaged: invalid literal for int"),
+        (set_pair("llama.block_count", [[3]], ARRAY), "expected an array of numbers or strings .*, got type 9"),
+        (set_pair("tokenizer.ggml.token_type", [3], ARRAY), "the metadata is damaged: "),
+        (set_pair("general.alignment", "wide", TEXT), "general.alignment, an integer of at least 1, got 'wide'"),
+        (set_pair("general.alignment", 0, U32), "general.alignment, an integer of at least 1, got 0"),
         (set_pair("llama.feed_forward_length", 161, U32), r"ffn_gate.weight has shape \[160, 96\], expected \[161,"),
         (drop_tensor("blk.2.ffn_up.weight"), "tensor blk.2.ffn_up.weight is missing"),
         (drop_tensor("token_embd.weight"), "tensor token_embd.weight is missing"),

@@ -186,6 +186,8 @@ def _gguf(folder: Path, config: dict[str, Any], architecture: str) -> None:
     import gguf
 
     writer = gguf.GGUFWriter(folder / "model.gguf", architecture)
+    writer.add_custom_alignment(32)  # the default
+    writer.add_uint16("split.count", 1)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -196,7 +198,7 @@ def _gguf(folder: Path, config: dict[str, Any], architecture: str) -> None:
     writer.add_value_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(10000.0)
-    tokens = ["<unk>", "<s>", "</s>", "<end>", *(f"<0x{byte:02X}>" for byte in range(32)), *map(chr, range(97, 123))]
+    tokens = ["<unk>", "<s>", "</s>", "<end_of_turn>", *(f"<0x{byte:02X}>" for byte in range(32)), *map(chr, range(97, 123))]
     writer.add_token_list(tokens)
     writer.add_token_types([2, 3, 3, 3] + [6] * 32 + [1] * 26)
     if architecture == "gemma3":

@@ -102,9 +102,11 @@ class GgufFile:
                 key = reader.string()
                 self.metadata[key] = reader.value(reader.number("<u4"))
             described = [self._describe(reader) for _ in range(tensors)]
-            alignment = int(self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
-            if alignment < 1:
-                raise ConversionError(f"{path}: expected general.alignment of at least 1, got {alignment}")
+            alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+            if not isinstance(alignment, int) or alignment < 1:
+                raise ConversionError(
+                    f"{path}: expected general.alignment, an integer of at least 1, got {alignment!r}; the file is damaged"
+                )
             start = -(-file.tell() // alignment) * alignment
         self._place(described, start, reader.size)
 
@@ -227,4 +229,9 @@ class _Reader:
         if element in _NUMBERS:
             dtype = np.dtype(_NUMBERS[element])
             return np.frombuffer(self.bytes(self.count(dtype.itemsize) * dtype.itemsize), dtype)
-        return [self.value(element) for _ in range(self.count(8))]
+        if element != _STRING:  # llama.cpp reads no arrays of arrays either
+            raise ConversionError(
+                f"{self._path}: expected an array of numbers or strings before byte {self._file.tell()}, got type "
+                f"{element}; the file is damaged"
+            )
+        return [self.string() for _ in range(self.count(8))]

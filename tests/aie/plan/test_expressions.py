@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a core's program computes with integers, beside numpy."""
+
+import numpy as np
+import pytest
+
+from flownpu.aie.plan.data import Operation, Variable
+from flownpu.aie.plan.expressions import evaluate
+
+# Of "%" the array's compiler makes arith.remsi, of "//" arith.floordivsi: C's remainder, a quotient that is rounded down.
+NUMPY = {"+": np.add, "-": np.subtract, "*": np.multiply, "//": np.floor_divide, "%": np.fmod}
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_operations(name: str) -> None:
+    for left in range(-9, 10):
+        for right in (-4, -1, 1, 3, 7):
+            value = Operation(name, Variable("left"), Variable("right"))
+            assert evaluate(value, {"left": left, "right": right}) == NUMPY[name](left, right), (left, right)

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The slice of ONNX Runtime's C ABI that this provider uses, declared by ourselves: ORT's headers
-// are on no package index, so that a source build would otherwise need a download of its own.
+// The part of ONNX Runtime's (ORT's) C ABI that this provider uses, declared here because no
+// package index has ORT's headers, which a source build would otherwise have to download.
 //
-// ORT's ABI is append-only: a function keeps its place in the table, a member its place in the
-// struct. A function is written down here as its ordinal and its signature; ORT's names are kept,
-// so that its documentation can be searched for them. tests/abi compares every ordinal, signature,
+// ORT's ABI is append-only: a function keeps its position in the table, a member its position in
+// the struct. Functions are declared here by their position (ordinal) and signature, under ORT's
+// names, so that they are found in its documentation. tests/abi compares every ordinal, signature,
 // layout and enumerator below with the official headers.
 //
-// Lowest ORT: 1.24 (API 24), the first whose functions we need
-// (GetTensorElementTypeAndShapeDataReference). The structs reach to API 27; Api (api.h) announces
-// the lower of that and what the runtime has, since ORT believes the announced version and reads
-// that far.
+// The lowest supported ORT is 1.24 (API 24), the first that has all functions used here
+// (GetTensorElementTypeAndShapeDataReference). The structs have the members up to API 27. Api
+// (api.h) announces the lower of 27 and the runtime's version, since ORT reads struct members up to
+// the announced version.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 
-// Types that are only ever pointed at. They live in the global namespace, as in ORT's headers, so
-// that the comparison with those can be exact.
+// Types that are only used through pointers. They are in the global namespace, as in ORT's headers,
+// so that the comparison with those can be exact.
 struct OrtApi;
 struct OrtDataTransferImpl;
 struct OrtEpApi;
@@ -55,7 +55,7 @@ inline constexpr std::uint32_t kHighestVersion = 27;
 inline constexpr std::uint32_t kProfilerVersion = 25;
 inline constexpr std::uint32_t kInitializationEndVersion = 27;
 
-// What paths are made of: char on Linux, wchar_t (UTF-16) on Windows.
+// The character type of paths: char on Linux, wchar_t (UTF-16) on Windows.
 using PathCharacter = std::filesystem::path::value_type;
 
 // Enumerators that are not used are left out; the values are ORT's.
@@ -109,8 +109,8 @@ enum OrtProfilingEventCategory : std::uint32_t {
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Structs that we fill in and ORT reads. A slot we leave empty is a void*; ORT treats null as "not
-// implemented".
+// Structs that this provider fills in and ORT reads. Function slots that it leaves empty are
+// declared as void*; ORT treats null as "not implemented".
 
 struct OrtEp;
 struct OrtEpFactory;
@@ -190,7 +190,7 @@ struct OrtEpFactory {
                          const OrtSessionOptions* session_options, const OrtLogger* logger,
                          OrtEp** ep) noexcept = nullptr;
   void (*ReleaseEp)(OrtEpFactory* self, OrtEp* ep) noexcept = nullptr;
-  // ORT's device selection policies call it without looking for null (seen in 1.31.1).
+  // ORT's device selection policies call it without checking for null (seen in 1.31.1).
   std::uint32_t (*GetVendorId)(const OrtEpFactory* self) noexcept = nullptr;
   const char* (*GetVersion)(const OrtEpFactory* self) noexcept = nullptr;
   OrtStatus* (*ValidateCompiledModelCompatibilityInfo)(
@@ -198,7 +198,8 @@ struct OrtEpFactory {
       const char* compatibility, OrtCompiledModelCompatibility* result) noexcept = nullptr;
   void* CreateAllocator = nullptr;
   void* ReleaseAllocator = nullptr;
-  // Called without looking for null, too, although all memory here is the host's.
+  // ORT calls this without checking for null, too, although this provider only uses the host's
+  // memory.
   OrtStatus* (*CreateDataTransfer)(OrtEpFactory* self,
                                    OrtDataTransferImpl** transfer) noexcept = nullptr;
   void* IsStreamAware = nullptr;
@@ -214,7 +215,7 @@ struct OrtEpFactory {
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Functions of ORT that we call, by their place in its tables.
+// The functions of ORT that this provider calls, by their position in ORT's tables.
 
 struct OrtApiBase {
   const OrtApi* (*GetApi)(std::uint32_t version) noexcept;

@@ -11,7 +11,7 @@ namespace flownpu {
 namespace {
 
 // ORT numbers its API by its minor version: 1.31.1 has API 31. Asking GetApi() for a version that
-// is not there would print to stderr.
+// the runtime does not have would print to stderr.
 std::uint32_t api_version_of(std::string_view runtime_version) {
   std::uint32_t minor = 0;
   const std::size_t dot = runtime_version.find('.');

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Api: ONNX Runtime's function tables with types, and the two directions of errors. Inside the
-// provider an OrtStatus becomes an Error; at the ABI's edge an exception becomes an OrtStatus
-// (guard).
+// Api: typed access to ONNX Runtime's function tables, and the conversion of errors: an OrtStatus
+// from ORT becomes an Error inside of the provider, and an exception that would leave the provider
+// becomes an OrtStatus (guard).
 #pragma once
 
 #include <cstdint>
@@ -18,21 +18,22 @@ namespace flownpu {
 
 inline constexpr const char* kEpName = "FlowNPUExecutionProvider";
 
-// A copy belongs to each factory, provider and compiled node: one process may hold two copies of
-// ONNX Runtime (the `onnxruntime` and `onnxruntime_genai` packages do), so that no global could say
-// which tables are meant.
+// Each factory, provider and compiled node has a copy of its own. There is no global one, because
+// one process may hold two copies of ONNX Runtime (the packages `onnxruntime` and
+// `onnxruntime_genai` have one each), whose tables differ.
 class Api {
  public:
-  // Never throws, so that an ORT that is too old can be told so: look at version() first.
+  // Never throws, so that an error can still be returned to an ORT that is too old: check version()
+  // before anything else is called.
   explicit Api(const ort::OrtApiBase& base) noexcept;
 
-  // The version to announce: the runtime's own, but at most kHighestVersion; below kLowestVersion
-  // nothing but status() may be used.
+  // The API version to announce: the runtime's, but at most kHighestVersion. If it is below
+  // kLowestVersion, only status() may be used.
   std::uint32_t version() const { return version_; }
   std::string_view runtime_version() const { return runtime_version_; }
 
-  // Calls a function of OrtApi, OrtEpApi or OrtModelEditorApi. One that reports by OrtStatus throws
-  // Error with ORT's message.
+  // Calls a function of OrtApi, OrtEpApi or OrtModelEditorApi. If the function returns an
+  // OrtStatus, a failure is thrown as an Error with ORT's message.
   template <typename Table, typename Result, typename... Parameters>
   auto call(const ort::Function<Table, Result(Parameters...)>& function,
             std::type_identity_t<Parameters>... arguments) const {
@@ -43,12 +44,12 @@ class Api {
     }
   }
 
-  // A new OrtStatus, owned by ORT once it is returned to it. Names in a message are a model's,
-  // which may be no UTF-8; messages are (as_utf8): Python cannot raise an error of others, and
-  // takes its failing to for ours.
+  // A new OrtStatus, which ORT owns once it is returned to it. The message is converted to UTF-8
+  // (as_utf8), because names of a model in it may be in another encoding, with which Python could
+  // not raise the error.
   OrtStatus* status(ort::OrtErrorCode code, const char* message) const noexcept;
 
-  // Writes to ORT's log, in UTF-8; what goes wrong there is not worth failing for.
+  // Writes to ORT's log, in UTF-8. Failures to do so are ignored.
   void log(const OrtLogger* logger, ort::OrtLoggingLevel level,
            const std::string& message) const noexcept;
 
@@ -77,7 +78,8 @@ class Api {
   std::string_view runtime_version_;  // ORT's own static string.
 };
 
-// Runs `body` at the ABI's edge: null for success, else a status with the exception's text.
+// Runs the `body` of a function that ORT calls. Returns null for success, else a status with the
+// exception's text.
 template <typename Body>
 OrtStatus* guard(const Api& api, ort::OrtErrorCode code, const Body& body) noexcept {
   try {

@@ -20,7 +20,7 @@
 namespace flownpu {
 namespace {
 
-// Nodes that an error or a warning lists one by one.
+// How many nodes an error or a warning lists one by one.
 constexpr std::size_t kListed = 20;
 
 struct ChosenDevice {
@@ -49,13 +49,14 @@ ChosenDevice choose_device(const Options& options, bool has_npu) {
                                                : "device=auto and this build drives no NPU"};
 }
 
-// Operators that ORT knows the meaning of. A node of any other domain may be a call of one of the
-// model's functions: left alone, ORT puts the function's body in its place and asks again.
+// Whether ORT or this provider knows the domain's operators. A node of any other domain may call
+// one of the model's functions: unless it is claimed, ORT replaces it by the function's body and
+// asks again.
 bool is_known_domain(const std::string& domain) {
   return domain.empty() || domain == "com.microsoft" || domain == kDomain;
 }
 
-// Written beside and renamed, so that no one reads half of it.
+// Writes the file under another name and renames it, so that nobody reads an incomplete one.
 void write_file(const std::string& path, const std::string& content) {
   const std::filesystem::path unfinished = path_of(path + ".unfinished");
   std::ofstream file(unfinished, std::ios::trunc);
@@ -124,7 +125,7 @@ void Ep::fill_slots() {
 }
 
 void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
-  // The bodies of If, Loop and Scan are left to ORT, together with the node they belong to.
+  // The graph is the body of an If, Loop or Scan, which is left to ORT together with that node.
   const OrtNode* parent = nullptr;
   api_.call(ort::Graph_GetParentNode, graph, &parent);
   if (parent != nullptr) return;
@@ -158,8 +159,8 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
   }
   if (options_.on_unsupported != OnUnsupported::kError) return;
 
-  // Our own operators are claimed even so, lest ORT puts their definitions in their place and the
-  // error speaks of those.
+  // FlowNPU's own operators are claimed nevertheless. Otherwise ORT would replace them by their
+  // definitions, and the error would be about nodes that the user's model does not have.
   bool claimed = !partitions.taken.empty();
   for (const auto& [index, reason] : partitions.rejected) {
     if (nodes[index].node.domain != kDomain) continue;
@@ -169,8 +170,8 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
   if (!claimed && !partitions.rejected.empty()) claim_to_fail(nodes, support);
 }
 
-// What the device says of the graph as a whole (Device::obstacle), if the session goes on without
-// the nodes that are not taken; else empty.
+// What Device::obstacle returns for the whole graph, if some nodes are not taken and the session
+// continues without them; else empty.
 std::string Ep::obstacle(const OrtGraph* graph, const std::vector<GraphNode>& nodes,
                          const Partitions& partitions) const {
   if (partitions.rejected.empty() || options_.on_unsupported == OnUnsupported::kError) return "";
@@ -185,7 +186,7 @@ std::string Ep::obstacle(const OrtGraph* graph, const std::vector<GraphNode>& no
   return device_->obstacle(std::move(judged), outputs);
 }
 
-// Claims a node that need not be one we run, so that ORT calls Compile.
+// Claims any node that can be claimed, so that ORT calls Compile, which then fails.
 void Ep::claim_to_fail(const std::vector<GraphNode>& nodes, OrtEpGraphSupportInfo* support) const {
   const auto node = std::ranges::find_if(nodes, [](const GraphNode& candidate) {
     return !candidate.has_subgraphs && !candidate.is_elsewhere &&
@@ -197,7 +198,7 @@ void Ep::claim_to_fail(const std::vector<GraphNode>& nodes, OrtEpGraphSupportInf
 void Ep::claim(const std::vector<const OrtNode*>& nodes, OrtEpGraphSupportInfo* support) const {
   ort::OrtNodeFusionOptions options;
   options.ort_version_supported = api_.version();
-  // A compiled model has them in the partition's file.
+  // A compiled model stores the constants in the partition's file.
   options.drop_constant_initializers = context_.enable;
   api_.call(ort::EpGraphSupportInfo_AddNodesToFuse, support, nodes.data(), nodes.size(), &options);
 }
@@ -210,7 +211,7 @@ void Ep::compile(const OrtGraph** graphs, const OrtNode** fused_nodes, std::size
   placement_.our_multiply_adds = 0;
   for (std::size_t i = 0; i < count; ++i)
     compiled.push_back(compile(graphs[i], fused_nodes[i], &context_nodes[i]));
-  placement_.device = device_->description();  // Some know more of themselves now.
+  placement_.device = device_->description();  // compiling may have changed it
   report_placement();
   for (std::size_t i = 0; i < count; ++i) compute_infos[i] = compiled[i].release();
 }
@@ -229,7 +230,8 @@ std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* f
     if (!partition.why_whole.empty()) placement_.whole_prompts.push_back(partition.why_whole);
     return std::make_unique<ComputeInfo>(api_, std::move(partition.program), std::move(elsewhere));
   } catch (const Error& error) {
-    // Each node was taken, but not all of them together. An array that fails is another matter.
+    // The CPU device took each node, but not all of them together: ORT's CPU provider runs them.
+    // Failures of other devices are not hidden like this.
     if (elsewhere == nullptr || device_->name() != "cpu") throw;
     for (const Node& node : nodes) {
       placement_.left.push_back({to_string(node), node.op_type, error.what()});
@@ -239,8 +241,9 @@ std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* f
   }
 }
 
-// Where runs go that the device does not take. A compiled model's nodes are not ONNX Runtime's any
-// more, and have no constants in the session.
+// The partition on ORT's CPU provider, for runs that the device does not take. Null with
+// on_unsupported=error, and for compiled models, whose nodes ORT does not know, and whose constants
+// are not in the session.
 std::unique_ptr<CpuProvider> Ep::elsewhere(const std::vector<Node>& nodes, const OrtGraph* graph,
                                            const OrtNode* fused) const {
   if (options_.on_unsupported == OnUnsupported::kError || context_.enable ||
@@ -280,7 +283,7 @@ CompiledPartition Ep::compile_nodes(std::vector<Node> nodes, const OrtGraph* gra
 }
 
 void Ep::on_session_ready() {
-  if (reported_) return;  // Nothing was claimed otherwise, so that Compile was not called.
+  if (reported_) return;  // Compile was called
   check();
   report_placement();
 }
@@ -294,7 +297,7 @@ void Ep::check() const {
        "warn or cpu.");
 }
 
-// FlowNPU's operators that were rejected and that ORT has replaced by their functions since.
+// FlowNPU's operators that were rejected, and that ORT has replaced by their definitions since.
 std::vector<Placement::Left> Ep::inlined_nodes() const {
   std::vector<Placement::Left> inlined;
   for (const Placement::Left& operator_node : rejected_operators_) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ep: the provider of one session. Chooses the device, claims nodes, compiles them, says what runs
-// where.
+// Ep: the execution provider of one session. Chooses the device, claims nodes, compiles them, and
+// reports what runs where.
 #pragma once
 
 #include <memory>
@@ -19,21 +19,21 @@
 
 namespace flownpu {
 
-// How a session is made to fail. ORT's two natural places for it do not serve: on an error of
-// CreateEp, onnxruntime's Python session prints it and starts again on the CPU provider, and of an
-// error of GetCapability ORT makes a line in its log. An error of Compile reaches the user word for
-// word, so that is where a bad option, a device that is not there and a node that is not taken are
-// told. ORT calls Compile if anything was claimed; where nothing could be,
-// OnSessionInitializationEnd (ORT 1.27 and later) tells it.
+// How a session is made to fail: CreateEp and GetCapability would be the obvious places, but if
+// CreateEp fails, onnxruntime's Python session prints the error and starts again on the CPU
+// provider, and an error of GetCapability is only logged. An error of Compile reaches the user
+// unchanged, so Compile reports invalid options, missing devices and nodes that are not taken. ORT
+// calls Compile if anything was claimed; if nothing could be, OnSessionInitializationEnd (ORT 1.27
+// and later) reports the error.
 class Ep final : public ort::OrtEp {
  public:
-  // `session`: its options. `has_npu`: the session was given an NPU. `logger` is the session's and
-  // outlives it.
+  // `session`: the session's options. `has_npu`: whether the session was given an NPU. `logger` is
+  // the session's and outlives this object.
   Ep(const Api& api, const OrtSessionOptions* session, bool has_npu, const OrtLogger* logger);
 
  private:
   void fill_slots();
-  // What the OrtEp slots do; errors by exception.
+  // The implementations of the OrtEp slots; they throw exceptions.
   void get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support);
   void compile(const OrtGraph** graphs, const OrtNode** fused_nodes, std::size_t count,
                ort::OrtNodeComputeInfo** compute_infos, OrtNode** context_nodes);
@@ -53,23 +53,23 @@ class Ep final : public ort::OrtEp {
   void check() const;
   std::vector<Placement::Left> inlined_nodes() const;
   void report_placement();
-  // The file that the option `placement` names.
+  // The path of the file that the option `placement` asks for.
   std::string placement_path() const;
 
   Api api_;
   Options options_;
   ContextRequest context_;
   std::size_t partitions_kept_ = 0;
-  std::string compatibility_;  // What ORT was last told.
+  std::string compatibility_;  // what GetCompiledModelCompatibilityInfo returns
   const OrtLogger* logger_;
-  // Null if it could not be made; then `setup_error_` says why.
+  // Null if the device could not be made; `setup_error_` then says why.
   std::shared_ptr<const Device> device_;
   std::string setup_error_;
-  // Placement in the last graph that ORT asked about: it asks more than once, before and after it
-  // inlines functions.
+  // The placement for the last graph that ORT passed to GetCapability, which it calls more than
+  // once, before and after it inlines functions.
   Placement placement_;
-  std::string model_name_;  // its file's, without the suffix; empty if it came from memory
-  // What the device says of that graph as a whole: Device::obstacle.
+  std::string model_name_;  // the model file's name without suffix; empty for a model from memory
+  // Device::obstacle() of that graph.
   std::string obstacle_;
   std::vector<Placement::Left> rejected_operators_;
   bool reported_ = false;

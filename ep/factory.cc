@@ -11,7 +11,7 @@
 namespace flownpu {
 namespace {
 
-// PCI vendor of the NPUs we drive: AMD's.
+// The PCI vendor id of the supported NPUs: AMD.
 constexpr std::uint32_t kNpuVendor = 0x1022;
 
 }  // namespace
@@ -21,7 +21,7 @@ Factory::Factory(const Api& api, std::string_view registration)
   ort_version_supported = api.version();
   GetName = [](const OrtEpFactory* /*self*/) noexcept { return kEpName; };
   GetVendor = [](const OrtEpFactory* /*self*/) noexcept { return "FlowNPU"; };
-  // ORT prefers a provider whose vendor made the hardware; we made none.
+  // ORT prefers a provider whose vendor made the hardware: 0 is no hardware vendor.
   GetVendorId = [](const OrtEpFactory* /*self*/) noexcept -> std::uint32_t { return 0; };
   GetVersion = [](const OrtEpFactory* /*self*/) noexcept { return FLOWNPU_VERSION; };
   GetSupportedDevices = [](OrtEpFactory* self, const OrtHardwareDevice* const* devices,
@@ -55,7 +55,7 @@ Factory::Factory(const Api& api, std::string_view registration)
   };
   CreateDataTransfer = [](OrtEpFactory* /*self*/,
                           OrtDataTransferImpl** transfer) noexcept -> OrtStatus* {
-    *transfer = nullptr;  // All memory is the host's.
+    *transfer = nullptr;  // all memory is host memory
     return nullptr;
   };
 }
@@ -95,7 +95,7 @@ std::size_t Factory::offer(std::span<const OrtHardwareDevice* const> devices,
   return count;
 }
 
-// An NPU that is not there, with the option that sends its sessions to the emulator.
+// A virtual NPU, with the option that makes its sessions use the emulator.
 OrtEpDevice* Factory::offer_emulated() {
   const auto release = [this](OrtKeyValuePairs* owned) {
     api_.call(ort::ReleaseKeyValuePairs, owned);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Factory: what one registration of the library with one copy of ONNX Runtime gets.
+// Factory: represents one registration of the library with one copy of ONNX Runtime, and makes that
+// copy's providers.
 #pragma once
 
 #include <atomic>
@@ -12,13 +13,12 @@
 
 namespace flownpu {
 
-// ORT calls ReleaseEp through the factory even after it has released the factory, when a library is
-// unregistered while a session lives. So the factory lives until it and all its providers are
+// If a library is unregistered while a session is alive, ORT calls the factory's ReleaseEp after it
+// has released the factory. The factory therefore lives until it and all its providers are
 // released.
 class Factory final : public ort::OrtEpFactory {
  public:
-  // A registration whose name ends in ".virtual" (ORT's convention) is offered the emulated NPU,
-  // and nothing else.
+  // A registration whose name ends in ".virtual" (ORT's convention) only offers the emulated NPU.
   Factory(const Api& api, std::string_view registration);
   ~Factory();
   Factory(const Factory&) = delete;
@@ -31,14 +31,14 @@ class Factory final : public ort::OrtEpFactory {
   std::size_t offer(std::span<const OrtHardwareDevice* const> devices,
                     std::span<OrtEpDevice*> offered);
   OrtEpDevice* offer_emulated();
-  // The CPU always; an AMD NPU that this build drives.
+  // Whether the provider can use the device: any CPU, and an AMD NPU if this build drives NPUs.
   bool drives(const OrtHardwareDevice* device) const;
   ort::OrtEp* create_ep(std::span<const OrtHardwareDevice* const> devices,
                         const OrtSessionOptions* options, const OrtLogger* logger);
 
   Api api_;
   bool virtual_;
-  OrtHardwareDevice* emulated_ = nullptr;  // ours, for as long as ORT may ask for it
+  OrtHardwareDevice* emulated_ = nullptr;  // owned, as long as ORT may use it
   std::atomic<int> references_ = 1;
 };
 

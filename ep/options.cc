@@ -13,10 +13,10 @@
 namespace flownpu {
 namespace {
 
-// ORT puts a provider's options under "ep." + its name in lower case + ".".
+// ORT prefixes a provider's options with "ep.", its name in lower case, and ".".
 constexpr std::string_view kPrefix = "ep.flownpuexecutionprovider.";
 
-// The upper bound only keeps a slip of the finger from starting thousands of threads.
+// The upper bound only keeps a typing error from starting thousands of threads.
 int parse_threads(const std::string& value) {
   constexpr int kMaxThreads = 1024;
   int threads = -1;
@@ -74,7 +74,7 @@ constexpr std::array<std::pair<std::string_view, Parser>, 11> kParsers{{
      [](Options& options, const std::string& value) {
        options.device_options.threads = parse_threads(value);
      }},
-    {"cpu_isa",  // The device knows which there are, and lists them.
+    {"cpu_isa",  // The device checks it, and lists the valid ones.
      [](Options& options, const std::string& value) { options.device_options.cpu_isa = value; }},
     {"artifacts",
      [](Options& options, const std::string& value) { options.device_options.artifacts = value; }},
@@ -82,7 +82,7 @@ constexpr std::array<std::pair<std::string_view, Parser>, 11> kParsers{{
      [](Options& options, const std::string& value) {
        options.device_options.npu_threshold = parse_threshold(value);
      }},
-    {"opencl_device",  // Any part of a name; the device lists those there are.
+    {"opencl_device",  // Any part of a name; the device checks it.
      [](Options& options, const std::string& value) {
        options.device_options.opencl_device = value;
      }},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options: what a user can choose for a session, as `ep.flownpuexecutionprovider.<key>` entries of
-// its options (that is where ORT puts the options given to add_provider_for_devices and to
-// genai_config.json).
+// Options: what a user can choose for a session. They are the entries
+// `ep.flownpuexecutionprovider.<key>` of the session's options, where ORT puts the provider options
+// given to add_provider_for_devices or in genai_config.json.
 #pragma once
 
 #include <cstdint>
@@ -29,17 +29,19 @@ struct Options {
   // `activations`, `threads`, `cpu_isa`, `artifacts`, `npu_threshold`, `opencl_device`,
   // `gpu_dtype`, `gpu_weights`.
   DeviceOptions device_options;
-  // `placement`: where the placement report (placement.h) goes beside ORT's log: nowhere (empty),
-  // "stderr", a file's path, or a folder's with a '/' at its end, where each session writes a file
-  // by its model's name (vision.onnx: vision.json; from memory: model.json).
+  // `placement`: where the placement report (placement.h) goes in addition to ORT's log: nowhere
+  // (empty), "stderr", the path of a file, or that of a folder with a '/' at its end, in which each
+  // session writes a file named after its model (vision.json for vision.onnx; model.json for a
+  // model from memory).
   std::string placement;
 };
 
-// `entries`: key without its prefix -> value. Throws Error that lists the valid ones for an unknown
-// key or value.
+// `entries`: keys without the prefix, and values. Throws Error for an unknown key or an invalid
+// value; the message lists the valid ones.
 Options parse_options(const std::map<std::string, std::string>& entries);
 
-// The session's entries with a prefix, without it; and those with ours.
+// The session's entries whose keys begin with `prefix`, which is removed; and those with this
+// provider's prefix.
 std::map<std::string, std::string> read_session_entries(const Api& api,
                                                         const OrtSessionOptions* options,
                                                         std::string_view prefix);

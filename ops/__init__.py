@@ -4,15 +4,15 @@
 One operator is one stem: `definitions/fused_dqp.py` says what it computes, `cpu/fused_dqp*.cc` computes it, and the
 function `fused_dqp` of this module calls that.
 
-    eager                 the operators as functions on arrays; this module has them too
-    emulated              those that run on the emulated array by themselves
-    opencl_loader         where OpenCL is, on a system that has none
-    contracts             what operators take, as the C++ says
+    eager                 the operators as functions on arrays, which this module exports
+    emulated              single operators on the emulated NPU array
+    opencl_loader         finds an OpenCL loader in installed Python packages, where the system has none
+    contracts             what operators accept, read from the C++
     q4nx                  the format of the weights: pack, unpack, dequantise, gather
-    q4nx_quantize         codes, scales and minima of given weights
+    q4nx_quantize         computes codes, scales and minima of given weights
     q4nx_file             .q4nx files
-    definitions           each operator's equation, ONNX function and float64 reference; what gives a model the
-                          functions that its FlowNPU nodes need. All else here does without onnx and onnx_ir
+    definitions           each operator's equation, ONNX function and float64 reference; adds to a model the ONNX
+                          functions that its FlowNPU nodes need. Only this package needs onnx and onnx_ir
 """
 
 from flownpu.ops import q4nx

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options that have a few values, and the words for these: the execution provider and
-// flownpu._native read the same.
+// Options with a few named values: the names that users write, shared by the execution provider and
+// flownpu._native.
 #pragma once
 
 #include <array>
@@ -24,8 +24,8 @@ inline constexpr std::array<Choice<GpuDtype>, 3> kGpuDtypeChoices{
 inline constexpr std::array<Choice<GpuWeights>, 3> kGpuWeightsChoices{
     {{"auto", GpuWeights::kAuto}, {"buffer", GpuWeights::kBuffer}, {"image", GpuWeights::kImage}}};
 
-// What `value` says of the option `key`. Throws Error for another word, which lists those there
-// are.
+// The choice that the text `value` names for the option `key`. Throws Error, which lists the valid
+// names, for any other text.
 template <typename Enum, std::size_t N>
 Enum choose(std::string_view key, std::string_view value,
             const std::array<Choice<Enum>, N>& choices) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FlowNPU's operators take, as their contracts in C++ say (ops/nodes/contract.h)."""
+"""What FlowNPU's operators accept, read from their contracts in C++ (ops/nodes/contract.h)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _DOMAIN = "ai.flownpu"
 
 @functools.cache
 def contract_of(op_type: str) -> _native.Contract:
-    """The contract of one of FlowNPU's operators."""
+    """The contract of an operator of the domain ai.flownpu, such as "Q4NXMatMul"; StopIteration if there is none."""
     return next(c for c in _native.contracts() if c.domain == _DOMAIN and c.op_type == op_type)
 
 
 def input_position(op_type: str, name: str) -> int:
-    """Where an input stands among those of its operator."""
+    """The position of the input `name` among the operator's inputs; ValueError if it has no such input."""
     return [port.name for port in contract_of(op_type).inputs].index(name)

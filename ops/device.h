@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device: all the EP knows of the thing that computes. It says which nodes it takes, prepares each
-// of them once as a Step, and runs the steps on views that the EP's program plans.
+// Device: the interface between the execution provider (EP) and whatever computes. A device says
+// which nodes it takes, prepares each of them once as a Step, and runs the steps on tensor views
+// that the EP's program plans.
 #pragma once
 
 #include <cstddef>
@@ -24,26 +25,26 @@ namespace flownpu {
 // What a matrix product rounds its activations to before it multiplies them.
 enum class Activations : std::uint8_t { kBFloat16, kInt8 };
 
-// What a GPU's decoder kernels store as what they leave for one another. kAuto: float16 where the
-// device computes in half precision and its driver was found to convert rightly, else float32.
+// The type in which a GPU's decoder kernels store intermediate values. kAuto: float16 where the
+// device computes in half precision and its driver was found to convert correctly, else float32.
 enum class GpuDtype : std::uint8_t { kAuto, kFloat16, kFloat32 };
 
-// What holds weights for a GPU's kernels that read them for one row: memory, or an image that is
-// read through its texture units. kAuto: what was measured to be the fastest; memory where nothing
-// is measured.
+// Where the GPU kernels that multiply a single row read their weights from: a buffer, or an image
+// that is read through the texture units. kAuto: whichever was measured to be faster on this
+// device; a buffer where nothing was measured.
 enum class GpuWeights : std::uint8_t { kAuto, kBuffer, kImage };
 
 struct DeviceOptions {
   Activations activations = Activations::kInt8;
   // 0: one thread for each core this process may run on.
   int threads = 0;
-  // "auto", or the instruction set to use: "amx", "avx512", "avx2", "generic". An unknown one, or
-  // one this CPU lacks, is an Error that lists those it has.
+  // "auto", or the instruction set to use: "amx", "avx512", "avx2", "generic". An unknown name, or
+  // a set that this CPU lacks, is an Error that lists the available ones.
   std::string cpu_isa = "auto";
   // Folder of the NPU's compiled designs; empty: `artifacts/` beside the model.
   std::string artifacts;
-  // Multiply-adds of an operator by itself that are worth a dispatch on the NPU; none: what the
-  // host computes in the time that a dispatch takes.
+  // Single operators (outside of a decoder's layers) go to the NPU from this number of
+  // multiply-adds on; nullopt: as many as the host computes in the time that a dispatch takes.
   std::optional<std::int64_t> npu_threshold = std::nullopt;
   // A part of the OpenCL device's name or platform; empty: the first GPU, else the first device.
   std::string opencl_device = "";
@@ -51,7 +52,7 @@ struct DeviceOptions {
   GpuWeights gpu_weights = GpuWeights::kAuto;
 };
 
-// Finds the node that makes a value; null if none of those at hand does.
+// Finds the node that makes a value; null if none of the known nodes does.
 using Producer = std::function<const Node*(std::string_view value)>;
 
 // A node of a whole graph, and why it is not taken; empty if it is.
@@ -60,33 +61,34 @@ struct Judged {
   std::string reason;
 };
 
-// What a device was asked to lower, beside the nodes.
+// What Device::lower() is told beside the nodes.
 struct Lowering {
-  // Where the model file is; empty if it has none.
+  // The folder of the model's file; empty if the model is not from a file.
   std::string model_folder;
   // Names of the values that leave the partition.
   std::vector<std::string> outputs = {};
-  // What Device::obstacle said of the graph of which the nodes are a part.
+  // What Device::obstacle() returned for the whole graph, of which the nodes are a part.
   std::string obstacle = {};
 };
 
-// The nodes of a partition as a device likes them best.
+// The result of Device::lower(): a partition's nodes in the form that the device computes best.
 struct Lowered {
   std::vector<Node> nodes;
-  // Operators that the device is for, but that its host computes: what they are called, and why.
+  // Operators that this device is meant to compute, but leaves to its host: their names, and why.
   struct OnHost {
     std::string node;
     std::string op_type;
     std::string reason;
   };
   std::vector<OnHost> on_host;
-  // For the placement line: "6 layers and the LM head in 1 dispatch a token". May be empty.
+  // For the one-line placement summary: "6 layers and the LM head in 1 dispatch a token". May be
+  // empty.
   std::string summary;
 };
 
-// One node, prepared: attributes parsed, constant inputs looked at, but not pointed to. Immutable
-// after construction, so that several runs may use it at once; all that changes during a run lives
-// in the arguments.
+// One node, prepared: attributes parsed and constant inputs inspected, but no pointers to them
+// kept. Immutable after construction, so that several runs may use it at once; all that changes
+// during a run lives in the arguments.
 class Step {
  public:
   virtual ~Step() = default;
@@ -98,32 +100,34 @@ class Step {
   // Bytes of working memory, 64-byte aligned, that run() needs for these inputs.
   virtual std::size_t scratch_bytes(std::span<const Tensor> /*inputs*/) const { return 0; }
 
-  // Computes. `inputs` has an entry for each input the node declares (Tensor::present() is false
-  // for an absent one), `outputs` has allocated data for each output that the node names. Allocates
-  // nothing.
+  // Computes the outputs. `inputs` has an entry for each input the node declares (Tensor::present()
+  // is false for an absent one), `outputs` has allocated data for each output that the node names.
+  // `scratch` has at least scratch_bytes(). Allocates nothing.
   virtual void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
                    std::span<std::byte> scratch) const = 0;
 
-  // The input that an output is, as it is: if that is a constant, it may stay where it is, and
-  // run() gets its memory as the output's. Asked after infer().
+  // The position of the input whose data this output repeats unchanged, if there is one (the branch
+  // that an If takes). If that input is a constant, the program need not copy it: run() then gets
+  // the constant's memory as the output's. Called after infer().
   virtual std::optional<std::size_t> same_as(std::size_t /*output*/,
                                              std::span<const Tensor> /*inputs*/) const {
     return std::nullopt;
   }
 
-  // The input that it reads from end to end, where that takes most of its time: a weight that is
-  // multiplied by few rows, a KV cache.
+  // The position of the input that the step reads from end to end, if that takes most of its time:
+  // a weight that is multiplied by few rows, or a KV cache.
   virtual std::optional<std::size_t> streamed_input() const { return std::nullopt; }
 
-  // How the step, which was made of `node`, may be run slice by slice; nothing if it needs all
-  // tokens at once. A slice is an input whose Tensor::slice says so.
+  // How the step, which was prepared from `node`, may be run slice by slice; nullopt if it needs
+  // all tokens at once. run() recognises a sliced input by its Tensor::slice.
   virtual std::optional<Slicing> slicing(const Node& /*node*/) const { return std::nullopt; }
 
-  // Multiply-adds for one row (token) of input: the weight of the node in the placement report.
+  // Multiply-adds for one row (token) of input: how much the node counts for in the placement
+  // report.
   virtual std::int64_t multiply_adds() const { return 0; }
 };
 
-// Memory that the device can reach, 64-byte aligned; freed with the owner.
+// Memory that the device can access, 64-byte aligned; freed with its owner.
 using Memory = std::unique_ptr<std::byte, void (*)(std::byte*)>;
 
 class Device {
@@ -134,18 +138,21 @@ class Device {
   // For the placement report: "cpu (avx512, 2 threads, int8 activations)".
   virtual std::string description() const = 0;
 
-  // What a user had better know, in one sentence: that it is slow, say. Empty if there is nothing.
+  // One sentence that warns the user, for instance that this device is slow; empty if there is
+  // nothing to warn about.
   virtual std::string warning() const { return ""; }
 
-  // Why this device does not take the node; empty if it does: then lower() and prepare() do.
-  // `producer` finds the node that makes a value, or null: what makes a constant may count.
+  // Why this device does not take the node; empty if it does, in which case lower() and prepare()
+  // accept it. `producer` finds the node that makes an input's value (it may be empty): some nodes
+  // are taken only if another node makes their weight from a constant.
   virtual std::string unsupported(const Node& node, const Producer& producer) const = 0;
-  // The same of a node of which no more is known than a model's file says (violation_in_file).
+  // The same for a node of which only what a model's file says is known (see violation_in_file).
   virtual std::string unsupported_in_file(const Node& node, const Producer& producer) const = 0;
-  // Why the device will not make one node of those that it otherwise would, in a graph of which
-  // some nodes are not taken; empty if they are not in the way. `outputs`: names of the values that
-  // leave the graph. Asked before lower(): partitions do not show what lies between them.
-  // By value, for a device that looks takes the nodes apart.
+  // For a graph in which some nodes are not taken: why these keep the device from fusing nodes that
+  // it would otherwise make one node of; empty if they are not in the way. `outputs`: names of the
+  // values that leave the graph. Called before lower(), with the whole graph, because a partition
+  // does not show the nodes between it and the next.
+  // `graph` is passed by value because implementations take the nodes apart.
   // NOLINTNEXTLINE(performance-unnecessary-value-param)
   virtual std::string obstacle(std::vector<Judged> /*graph*/,
                                const std::vector<std::string>& /*outputs*/) const {
@@ -154,31 +161,33 @@ class Device {
   // Throws Error for a node that is not within its operator's contract, or whose constants do not
   // fit it.
   virtual std::unique_ptr<Step> prepare(const Node& node) const = 0;
-  // What it takes of all operators, those that it lowers first included.
+  // The contracts of all operators that it takes, including those that lower() replaces first.
   virtual std::vector<Contract> contracts() const = 0;
 
-  // The nodes of a partition, in topological order, as this device likes them best: several may
-  // become one. Values that come in and go out of the partition keep their names. Nodes that were
-  // lowered before stay as they are.
+  // Rewrites the nodes of a partition, in topological order, into those that this device computes
+  // best: several may become one. Values that enter and leave the partition keep their names. Nodes
+  // that were already lowered (read from a compiled model) stay as they are.
   virtual Lowered lower(std::vector<Node> nodes, const Lowering& /*lowering*/) const {
     return {.nodes = std::move(nodes), .on_host = {}, .summary = ""};
   }
 
-  // What lowered nodes depend on beside the nodes they were made of. Those that were kept with
-  // another text must be made anew.
+  // A text that identifies everything that lowered nodes depend on beside the nodes that they were
+  // made from. Lowered nodes that were saved with a different text must not be used.
   virtual std::string compatibility(const Lowering& /*lowering*/) const {
     return std::string(name());
   }
 
-  // Puts what they stand for into tensors whose contents this device keeps elsewhere (a KV cache in
-  // its own memory), so that another device can read them. Others it leaves alone.
+  // Writes the actual contents into tensors whose contents this device keeps elsewhere (a KV cache
+  // in its own memory), so that another device can read them. Leaves all other tensors alone.
+  // Throws Error if the contents are gone.
   virtual void restore(std::span<const Tensor> /*tensors*/) const {}
 
-  // Tokens of a long prompt, of each row of the batch, that are best computed at once; 0: all.
+  // How many tokens of a long prompt, in each row of the batch, are best computed at once; 0: all.
   virtual std::int64_t tokens_at_once(std::int64_t /*batch*/) const { return 0; }
 
-  // What steps after the one that is run next stream, in their order: threads with nothing to do
-  // may fetch it. A hint: it may have been freed by then.
+  // Announces the memory that the steps after the next one will stream, in their order
+  // (Step::streamed_input), so that idle threads may prefetch it. Only a hint: it may have been
+  // freed by the time it is used.
   virtual void expect(std::span<const std::span<const std::byte>> /*streams*/) const {}
 
   virtual Memory allocate(std::size_t bytes) const = 0;
@@ -188,11 +197,12 @@ class Device {
 
 // `cpu`: SIMD kernels on a pool of threads that the process shares.
 std::unique_ptr<Device> make_cpu_device(const DeviceOptions& options);
-// `npu`: XRT. `emulate`: the same path on the emulator. Where they were not built in, Error says so
-// by name.
+// `npu`: an NPU, driven by XRT. `emulate`: the same code on the emulator. Throw an Error that names
+// the device if it was not built in.
 std::unique_ptr<Device> make_npu_device(const DeviceOptions& options);
 std::unique_ptr<Device> make_emulate_device(const DeviceOptions& options);
-// `gpu`: OpenCL, which is looked for now. Error if it or a device of it is missing.
+// `gpu`: OpenCL, whose library is loaded by this call. Throws Error if it, or an OpenCL device, is
+// missing.
 std::unique_ptr<Device> make_gpu_device(const DeviceOptions& options);
 
 }  // namespace flownpu

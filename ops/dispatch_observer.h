@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DispatchObserver: is told of what a device is given to do at once while a run is being profiled,
-// and of what the host computes in between.
+// DispatchObserver: receives, while a run is being profiled, every dispatch that a device is given,
+// and what the host computes in between.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace flownpu {
 
-// In the place of an array: the host computes.
+// Dispatch::array of what the host computes.
 inline constexpr std::string_view kHost = "host";
 
-// Bytes are those that were moved between host and device since the dispatch before that was
-// observed, and up to the end of this one: what a dispatch leaves to be read counts for the next.
+// Byte counts cover what was moved between host and device from the end of the previously observed
+// dispatch to the end of this one: results that are read after a dispatch count for the next.
 struct Dispatch {
   std::string array = {};  // what the device was configured as, or kHost
-  // Its calls in their order, separated by "; ": names, files of the artifacts (for the host's
-  // there are none), positions.
+  // The dispatch's calls in order, separated by "; ": names, artifact files (empty for the host),
+  // positions.
   std::string calls = {};
   std::string files = {};
   std::string positions = {};
@@ -25,7 +25,7 @@ struct Dispatch {
   std::int64_t end_ns = 0;
   std::uint64_t bytes_to_device = 0;
   std::uint64_t bytes_to_host = 0;
-  std::uint64_t word_bytes = 0;  // of the calls themselves
+  std::uint64_t word_bytes = 0;  // sizes of the calls' words, not of data
 };
 
 class DispatchObserver {
@@ -34,10 +34,10 @@ class DispatchObserver {
   virtual void dispatched(Dispatch dispatch) = 0;
 };
 
-// The observer of the run that this thread is in; null if nobody looks on.
+// The observer of the run that this thread executes; null if the run is not being profiled.
 DispatchObserver* current_dispatch_observer();
 
-// Sets the thread's observer, which may be null, for as long as it lives.
+// Sets the calling thread's observer, which may be null, for the lifetime of this object.
 class ObservedDispatches {
  public:
   explicit ObservedDispatches(DispatchObserver* observer);

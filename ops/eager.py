@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators as functions on arrays, without a graph, a session or ONNX Runtime.
 
-Inputs are numpy's arrays or any others that DLPack can export (torch's tensors), bfloat16 ones too (`ml_dtypes`), in
-the CPU's memory. They are read in place where they are dense, else copied, and never changed. Results are numpy's and
-new. Optional inputs and attributes are keywords by their names in the operator (docs/operators.md).
+Inputs are NumPy arrays, or arrays of any library that exports DLPack (torch tensors), in the CPU's memory; bfloat16 is
+that of `ml_dtypes` or torch. They are read in place where they are dense, else copied, and never changed. Results are
+new NumPy arrays. Optional inputs and attributes are keywords by their names in the operator (docs/operators.md).
 
-Every function takes `device`, where it computes ("cpu"; "gpu": OpenCL; or "emulate": the array of an NPU, emulated),
-and `options` of it: of the CPU `activations`, `threads`, `cpu_isa`, as those of the execution provider
-(docs/use/options.md), of the GPU `activations`, `opencl_device` and `gpu_weights` (docs/gpu.md). It
-raises TypeError for an argument that is no array or has another type than the operator takes, and ValueError for all
-else that does not fit. NaN and infinities are numbers like others: they make what depends on them NaN. Threads may call
-at the same time; Python goes on while the CPU computes.
+Every function takes `device`, which computes: "cpu"; "gpu" (OpenCL); or "emulate" (the emulated array of an NPU).
+`options` are the device's, by name: `activations`, `threads` and `cpu_isa` for the CPU, as the execution provider's
+(docs/use/options.md); `activations`, `opencl_device` and `gpu_weights` for the GPU (docs/gpu.md); none for "emulate".
+Every function raises TypeError for an argument that is no array or has a type that the operator does not take, and
+ValueError for everything else that does not fit. NaN and infinities are not errors: what depends on them is not finite.
+Several threads may call at the same time; the interpreter's lock is released while an operator computes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class AttentionKeywords(TypedDict, total=False):
-    """Optional inputs and attributes of attention."""
+    """Optional inputs and attributes of attention; `flow_qkv_attention` describes them."""
 
     past_key: Array | None
     past_value: Array | None
@@ -78,12 +78,12 @@ def q4nx_matmul(
         x: float32 [..., K].
         weight: uint8 [row blocks, column blocks, bytes of a block], Q4NX blocks of [M, K] in any layout
             (`q4nx.pack`); with gating the gate's and below them the up projection's (`q4nx.pack_gated`).
-        rows: M. None: all rows of the blocks, of which those that fill up the last block are 0.
+        rows: M. None: all rows of the blocks, including the padding of the last block, whose results are 0.
         bias: float32 [M], not with gating.
         residual: float32 [..., M], the shape of the result.
         gating: "none", or "geglu" or "swiglu": `act(x @ gate.T) * (x @ up.T) (+ residual)`.
-        device: Where.
-        options: Of the device.
+        device: "cpu", "gpu" or "emulate".
+        options: The device's options, by name.
 
     Returns:
         float32 [..., M].
@@ -112,20 +112,20 @@ def fused_dqp(
 
     Args:
         x: float32 [..., K], whose axes before the last are all 1.
-        weight: As of `q4nx_matmul`.
+        weight: As in `q4nx_matmul`.
         rows: M. None: all rows of the blocks.
         bias: float32 [M], not with gating.
         residual: float32 [..., M].
         gating: "none", "geglu" or "swiglu".
-        device: Where.
-        options: Of the device.
+        device: "cpu", "gpu" or "emulate".
+        options: The device's options, by name.
 
     Returns:
         float32 [..., M].
 
     Raises:
         TypeError: An argument is no array, or has another type.
-        ValueError: As of `q4nx_matmul`, or x has more than one row.
+        ValueError: As in `q4nx_matmul`, or x has more than one row.
     """
     return _project(
         "fused_dqp", "FusedDQP", x, weight, rows, {"bias": bias, "residual": residual}, gating, device, options
@@ -141,15 +141,15 @@ def q4nx_gather(
     device: str = "cpu",
     options: Options | None = None,
 ) -> Floats:
-    """Q4NXGather: rows of a Q4NX table, as an embedding is read.
+    """Q4NXGather: looks up rows of a Q4NX table, as an embedding does.
 
     Args:
         weight: uint8 [row blocks, column blocks, bytes of a block], Q4NX blocks of [M, K] in any layout.
         indices: int64 or int32 [...], each in 0..M-1.
-        rows: M. None: all rows of the blocks, of which those that fill up the last block are 0.
-        columns: K. None: all columns of the blocks, likewise.
-        device: Where.
-        options: Of the device.
+        rows: M. None: all rows of the blocks, including the padding of the last block, which is 0.
+        columns: K. None: all columns of the blocks, including padding.
+        device: "cpu", "gpu" or "emulate".
+        options: The device's options, by name.
 
     Returns:
         float32 [..., K].
@@ -166,7 +166,7 @@ def q4nx_gather(
         "K": _fit(function, "columns", columns, blocks, blocks.shape[1], layout.block_columns),
     }
     inputs = {"W": blocks, "indices": _needed(function, "Q4NXGather", "indices", indices)}
-    host = "cpu" if device == "emulate" else device  # an NPU's table is its host's
+    host = "cpu" if device == "emulate" else device  # an NPU leaves embedding tables to its host
     return compute(function, "Q4NXGather", inputs, sizes, ["float"], host, options)[0]
 
 
@@ -184,8 +184,9 @@ def flow_qkv_attention(
 ) -> tuple[Floats, NDArray[Any], NDArray[Any]]:
     """FlowQKVAttention: attention of S new tokens over the KV cache and themselves.
 
-    B is the batch, T the tokens so far of its longest row, the new ones included, H and G the query and KV heads, d the
-    size of a head. The caches are copied into the results, in which the new keys and values stand behind the old ones.
+    B is the batch size, T the number of tokens so far in its longest row (new ones included), H and G the numbers of
+    query and KV heads, d the size of a head. The results contain copies of the caches with the new keys and values
+    appended.
 
     Args:
         query: float32 [B, S, H d]; without key and value [B, S, (H + 2 G) d], all three packed.
@@ -194,20 +195,21 @@ def flow_qkv_attention(
         num_heads: H, a multiple of G.
         kv_num_heads: G.
         head_size: d, of at most 512.
-        device: Where.
-        options: Of the device.
-        **keywords: Inputs and attributes. float32 unless it is said otherwise.
+        device: "cpu", "gpu" or "emulate".
+        options: The device's options, by name.
+        **keywords: Optional inputs and attributes. Arrays are float32 unless another type is given.
 
-            past_key, past_value [B, G, P, d], float32, bfloat16 or float16: the cache, with seqlens_k int32 [B], the
-            tokens so far of each row less 1, and total_sequence_length, T, an int or int32 of one element.
-            do_rotary = 1, with cos_cache, sin_cache [positions, d/2], rotates heads by their positions, which are
-            those in the cache or position_ids int64 [B, S]; rotary_interleaved = 1 rotates neighbours;
-            counted_prompt = 1 counts a first prompt's on from position_ids[0, 0].
-            q_norm_weight, k_norm_weight [d] normalise the heads before that, with qk_norm_epsilon (1e-6).
-            scale (0: 1/sqrt(d)), softcap (0: none), attention_bias [B or 1, H or 1, S, T], head_sink [H]: of scores.
-            local_window_size (-1: none), causal (1; 0: all keys are seen), bidirectional_blocks int32 [B, S], the
-            numbers of runs of tokens that see one another: what is seen.
-            sliding_window_cache = 1: the cache holds the window's newest tokens and no more than P.
+            The cache: past_key, past_value [B, G, P, d], float32, bfloat16 or float16; they need seqlens_k int32 [B],
+            the number of tokens so far in each row less 1, and total_sequence_length, T, an int or int32 of one
+            element.
+            RoPE: do_rotary = 1, with cos_cache, sin_cache [positions, d/2], rotates heads by their tokens' positions,
+            which count on from the cache unless position_ids int64 [B, S] gives them; rotary_interleaved = 1 rotates
+            neighbouring elements; with counted_prompt = 1 all rows of a first prompt count on from position_ids[0, 0].
+            Norms: q_norm_weight, k_norm_weight [d] normalise the heads before RoPE, with qk_norm_epsilon (1e-6).
+            Scores: scale (0: 1/sqrt(d)), softcap (0: none), attention_bias [B or 1, H or 1, S, T], head_sink [H].
+            Which keys a query sees: local_window_size (-1: no window), causal (1; 0: all keys), bidirectional_blocks
+            int32 [B, S] (tokens with the same number above 0 see one another).
+            sliding_window_cache = 1: the cache holds only the newest tokens, at most P of them.
 
     Returns:
         output float32 [B, S, H d]; present_key and present_value [B, G, max(P, T), d] (with sliding_window_cache
@@ -243,16 +245,16 @@ def flow_kv_attention(
         num_heads: H, a multiple of G.
         kv_num_heads: G.
         head_size: d.
-        device: Where.
-        options: Of the device.
+        device: "cpu", "gpu" or "emulate".
+        options: The device's options, by name.
         **keywords: Those of `flow_qkv_attention`.
 
     Returns:
-        output float32 [B, 1, H d]; present_key and present_value as of `flow_qkv_attention`.
+        output float32 [B, 1, H d]; present_key and present_value as in `flow_qkv_attention`.
 
     Raises:
         TypeError: An argument is no array, has another type, or is not known.
-        ValueError: As of `flow_qkv_attention`, or there is more than one new token.
+        ValueError: As in `flow_qkv_attention`, or there is more than one new token.
     """
     sizes = {"num_heads": num_heads, "kv_num_heads": kv_num_heads, "head_size": head_size}
     tensors: dict[str, object] = {"query": query, "key": key, "value": value}
@@ -330,7 +332,7 @@ def _attend(
         raise ValueError(f"[{function}] expected seqlens_k and total_sequence_length with past_key, got none")
     kind = "float" if past is None else "float" if past.dtype == np.float32 else past.dtype.name
     given = {name: keywords[name] for name in attributes if name in keywords}
-    host = "cpu" if device == "emulate" else device  # which checks all, and appends to the cache
+    host = "cpu" if device == "emulate" else device  # the host checks the inputs, and appends to the cache
     output, key, value = compute(function, op_type, inputs, given, ["float", kind, kind], host, options)
     if device == "emulate":
         emulated.refuse(function, {"options": options})
@@ -346,7 +348,7 @@ def _needed(function: str, op_type: str, name: str, value: object) -> NDArray[An
 
 
 def _layout(function: str, blocks: NDArray[Any]) -> q4nx.Layout:
-    """The layout of a weight's blocks, of which there is at least one."""
+    """The layout of a weight's blocks. Raises ValueError for another shape, or a weight without blocks."""
     if blocks.ndim != 3 or blocks.size == 0:
         raise ValueError(
             f"[{function}] expected weight of shape [row blocks, column blocks, bytes of a block], "
@@ -359,7 +361,7 @@ def _layout(function: str, blocks: NDArray[Any]) -> q4nx.Layout:
 
 
 def _fit(function: str, name: str, given: object, weight: NDArray[Any], blocks: int, each: int) -> int:
-    """A size that `given` says, or that so many blocks of `each` have; all of them are needed for it."""
+    """The size `given`, by default all of `blocks` blocks of `each`; ValueError if it needs another number of them."""
     most = blocks * each
     size = most if given is None else as_integer(function, name, given, 64)
     if not most - each < size <= most:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `eager` calls an operator: arrays of any library become memory that the C++ reads, results numpy's.
+"""How `eager` calls an operator: passes arrays of any library to the C++, and allocates the results with NumPy.
 
-What an operator takes, its inputs' order and types and its attributes' kinds, is asked of the C++, which checks the
-rest: shapes, lengths and ranges.
+The order and types of an operator's inputs and the kinds of its attributes are read from its contract, and checked
+here; shapes, lengths and ranges are checked by the C++.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DOMAIN = "ai.flownpu"
-# The types' names in ONNX, by which the C++ calls them.
+# The names that ONNX, and so the C++, has for NumPy's types.
 TYPE_NAMES = {
     np.dtype(np.float32): "float",
     np.dtype(np.float16): "float16",
@@ -37,24 +37,24 @@ TYPE_NAMES = {
     np.dtype(np.bool_): "bool",
 }
 DTYPES = {name: dtype for dtype, name in TYPE_NAMES.items()}
-# Numbers of up to 8 bytes are read where they lie, which C++ leaves undefined at odd addresses.
+# The C++ reads elements of up to 8 bytes in place, which is undefined behaviour at unaligned addresses.
 _ALIGNMENT = 8
-# The most axes of a shape in the C++ (Shape::kMaxRank, ops/nodes/tensor.h).
+# The most axes that a shape has in the C++ (Shape::kMaxRank, ops/nodes/tensor.h).
 _MOST_AXES = 8
-# What the arguments are called whose names in the operator are equations'.
+# The functions' names for inputs that the operators call by a letter of their equation.
 _ARGUMENTS = {"X": "x", "W": "weight"}
 
-# Those that the C++ makes; `emulated` is Python's.
+# The devices that the C++ makes; "emulate" is computed in Python (`emulated`).
 _DEVICES = ("cpu", "gpu")
 _devices: dict[tuple[str, tuple[tuple[str, str], ...]], _native.Device] = {}
 _devices_lock = threading.Lock()
 
 
 class SupportsDLPack(Protocol):
-    """An array that other libraries may read in place, such as torch's tensors."""
+    """An array whose memory other libraries can read in place, such as a torch tensor."""
 
     def __dlpack__(self, *arguments: Any, **keywords: Any) -> Any:
-        """The array's memory, in a capsule."""
+        """Returns a capsule that holds the array's memory."""
 
 
 Array: TypeAlias = "NDArray[Any] | SupportsDLPack"
@@ -72,17 +72,20 @@ def compute(
     """Runs an operator once.
 
     Args:
-        function: What errors call the operator.
-        op_type: The operator.
-        inputs: Arrays by the operator's names of its inputs; None, or none, for an absent one.
-        attributes: By the operator's names; None, or none, for the default.
-        outputs: The types of the outputs, as the C++ calls them.
-        device: Where.
-        options: Of the device.
+        function: The name that error messages begin with.
+        op_type: The operator's name, such as "Q4NXMatMul".
+        inputs: Arrays by the operator's names for its inputs; an absent one is None or left out.
+        attributes: Values by the operator's names; None, or left out, for the default.
+        outputs: The types of the outputs, by ONNX's names.
+        device: "cpu" or "gpu".
+        options: The device's options, by name.
+
+    Returns:
+        The outputs, as new arrays.
 
     Raises:
         TypeError: An argument is no array, or of a type that the operator does not take.
-        ValueError: Anything else that does not fit.
+        ValueError: Anything else does not fit.
     """
     contract = contract_of(op_type)
     ports = contract.inputs
@@ -100,17 +103,17 @@ def compute(
         list(outputs),
         contract.last_version,
     )
-    # Zeros: an operator may leave parts of its outputs unspecified, and nobody shall read there what was in memory.
+    # Zeros: an operator may leave parts of its outputs unspecified, which must not show what was in that memory before.
     results = [np.zeros(shape, DTYPES[name]) for shape, name in zip(node.infer(given), outputs, strict=True)]
     node.run(given, [as_pair(result) for result in results])
     return results
 
 
 def open_device(function: str, name: str, options: Mapping[str, str | int] | None) -> _native.Device:
-    """The device of this name and these options, made once.
+    """The device with this name and these options, which is made once and kept.
 
     Raises:
-        TypeError: A name or an option is no text.
+        TypeError: The name is no str, or an option neither str nor int.
         ValueError: There is no such device or option.
     """
     if not isinstance(name, str):
@@ -140,12 +143,12 @@ def open_device(function: str, name: str, options: Mapping[str, str | int] | Non
 
 
 def argument(name: str) -> str:
-    """What the functions call an input of the operator."""
+    """The functions' name for an input that the operator calls `name`."""
     return _ARGUMENTS.get(name, name)
 
 
 def as_array(function: str, op_type: str, name: str, value: object) -> NDArray[Any] | None:
-    """An input as numpy's array, dense and aligned: the caller's memory where it is both, else a copy.
+    """An input as a NumPy array that is dense and aligned: the caller's memory where that is both, else a copy.
 
     Raises:
         TypeError: It is no array, or of a type that the operator does not take.
@@ -186,7 +189,7 @@ def _borrow(function: str, name: str, wanted: str, value: object) -> NDArray[Any
 
 
 def as_pair(array: NDArray[Any] | None) -> tuple[str, NDArray[Any]] | None:
-    """What the C++ takes for an array: numpy's exchange protocol knows no bfloat16, whose bits go as integers."""
+    """An array as the C++ takes it: type name and memory. NumPy cannot export bfloat16, which goes as its bits."""
     if array is None:
         return None
     name = TYPE_NAMES[array.dtype]
@@ -196,7 +199,7 @@ def as_pair(array: NDArray[Any] | None) -> tuple[str, NDArray[Any]] | None:
 def _attributes(
     function: str, contract: _native.Contract, attributes: Mapping[str, object]
 ) -> dict[str, int | float | str]:
-    """The attributes that are given, as the kinds that they are."""
+    """The attributes that are not None, converted to the kinds that the contract names."""
     rules = {rule.name: rule for rule in contract.attributes}
     return {name: _attribute(function, rules[name], value) for name, value in attributes.items() if value is not None}
 
@@ -218,7 +221,7 @@ def _attribute(function: str, rule: _native.AttributeRule, value: object) -> int
 
 
 def as_integer(function: str, name: str, value: object, bits: int) -> int:
-    """A whole number that a signed integer of so many bits holds.
+    """Checks that `value` is an integer that fits a signed integer of `bits` bits.
 
     Raises:
         TypeError: It is no integer.

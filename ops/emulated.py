@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators by themselves on the emulated array of an NPU (XDNA2): designs' plans, run with the NPU's kernels.
+"""Single operators on the emulated array of an NPU (XDNA2): runs the designs' plans with the NPU's kernels.
 
-The array rounds activations and results to bf16, and sums in float32; its keys and values are bf16. What its designs
-have no place for is refused.
+The array rounds activations and results to bf16, and sums in float32; its keys and values are bf16. Inputs, attributes
+and options that its designs do not support are refused.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 __all__ = ["attend", "project", "refuse"]
 
 _TARGET = "npu2"
-# The library of the target's kernels, compiled for this machine, beside the native module.
+# The library of the NPU's kernels, compiled for this machine; it lies beside the native module.
 _KERNELS = library_file("flownpu_aie_xdna2")
-# The least rows of a product, one row of blocks a tile of a column (aie/designs/fused_dqp.py).
+# The fewest rows that the design multiplies: a row of blocks for each tile of a column (aie/designs/fused_dqp.py).
 _LEAST_ROWS = 4 * q4nx.BLOCK_ROWS
-# What the designs of attention compute beside the keys that a query sees.
+# The inputs and attributes that the designs of attention support.
 _OF_ATTENTION = {
     *("query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length"),
     *("num_heads", "kv_num_heads", "head_size", "scale", "local_window_size", "causal"),
@@ -41,26 +41,26 @@ _OF_ATTENTION = {
 
 
 def refuse(function: str, given: Mapping[str, object]) -> None:
-    """Raises ValueError if one of these is given: the array has none."""
+    """Raises ValueError if one of these is given, that is neither None nor 0: the array does not support it."""
     for name, value in given.items():
         if value is not None and (not isinstance(value, (int, float)) or value != 0):
             raise ValueError(f"[{function}] expected no {name} with device = 'emulate': the array's design has none")
 
 
 def project(x: NDArray[Any], blocks: q4nx.Bytes, rows: int, gating: str) -> q4nx.Floats:
-    """Products by the design of FusedDQP, row by row.
+    """Multiplies by a weight with the design of FusedDQP, row by row.
 
     Args:
         x: float32 [.., K].
-        blocks: Q4NX blocks of any layout; with gating the gate's and below them the up projection's.
+        blocks: Q4NX blocks of [M, K] in any layout; with gating the gate's and below them the up projection's.
         rows: M.
         gating: "none", "geglu" or "swiglu".
 
     Returns:
-        float32 [.., M], of bf16's numbers.
+        float32 [.., M], rounded to bf16.
 
     Raises:
-        ValueError: The design has no place for these sizes; says why.
+        ValueError: The design does not support these sizes; the message says why.
     """
     columns = x.shape[-1]
     parts = np.split(blocks, 2) if gating != "none" else [blocks]
@@ -84,19 +84,19 @@ def attend(
     attributes: Mapping[str, Any],
     present: tuple[NDArray[Any], NDArray[Any]],
 ) -> q4nx.Floats:
-    """Attention by the design of FlowKV for one token, of FlowQKV for several.
+    """Computes attention with the design of FlowKV for one token, of FlowQKV for several.
 
     Args:
-        function: What errors call it.
-        inputs: Of the operator, which took them.
-        attributes: The same.
-        present: Keys and values [1, G, P, d], this call's included.
+        function: The name that error messages begin with.
+        inputs: The operator's inputs by name, already checked.
+        attributes: The operator's attributes by name, already checked.
+        present: Keys and values [1, G, P, d], those of this call included.
 
     Returns:
-        float32 [1, S, H d], of bf16's numbers.
+        float32 [1, S, H d], rounded to bf16.
 
     Raises:
-        ValueError: The design has no place for an input, an attribute or these sizes.
+        ValueError: The design does not support an input, an attribute or these sizes.
     """
     refuse(function, {name: value for name, value in {**inputs, **attributes}.items() if name not in _OF_ATTENTION})
     heads, kv_heads, d = (attributes[name] for name in ("num_heads", "kv_num_heads", "head_size"))
@@ -163,7 +163,7 @@ def _checked(program: Program, name: str) -> Plan:
 
 
 def _wide(blocks: q4nx.Bytes, columns: int, row_blocks: int) -> q4nx.Bytes:
-    """The array's layout, and rows of zeros up to so many rows of blocks."""
+    """The blocks in the array's layout, padded with rows of zeros to `row_blocks` rows of blocks."""
     wide = blocks if q4nx.layout_of(blocks) == q4nx.WIDE else q4nx.repack(blocks, columns, q4nx.WIDE)
     more = row_blocks - len(wide)
     return wide if more <= 0 else np.concatenate([wide, np.zeros((more, *wide.shape[1:]), np.uint8)])

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one exception of this project. Its text is part of the interface: what was expected, what
-// came, what to do.
+// The base of all exceptions that this project throws. Its text is part of the interface: what was
+// expected, what came instead, and what to do.
 #pragma once
 
 #include <sstream>
@@ -14,14 +14,14 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What a device cannot do with these inputs, though others of the same node it can: nothing was
-// changed, and another device may be asked.
+// The device cannot compute a node for these inputs, although it can for others. Nothing was
+// changed, so that another device may compute the run.
 class Unsupported : public Error {
  public:
   using Error::Error;
 };
 
-// The device is gone or in an unknown state: it takes no more runs. What it kept for a caller can
+// The device is gone or in an unknown state and takes no more runs. What it kept for a caller can
 // still be restored (Device::restore).
 class DeviceFailed : public Error {
  public:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where OpenCL's loader is when the system has none: pyopencl's package brings one, and pocl-binary-distribution PoCL.
+"""Finds OpenCL's loader (libOpenCL) and the implementation PoCL in Python packages, where the system has none.
 
-The C++ (ops/gpu/opencl/loader.h) takes the system's, or the file that FLOWNPU_OPENCL names.
+The package pyopencl contains a loader, and pocl-binary-distribution adds PoCL to it. The C++ (ops/gpu/opencl/loader.h)
+loads the system's loader, or the file that the environment variable FLOWNPU_OPENCL names.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ _VENDORS = Path("/etc/OpenCL/vendors")
 
 
 def installed_packages() -> dict[str, str]:
-    """What the environment has to say for the loader and PoCL of packages to be found; nothing without pyopencl.
+    """The environment variables that make the packages' loader and PoCL be found; empty without pyopencl.
 
-    pyopencl's loader reads PYOPENCL_HOME before anything else, and ends the process without it; PoCL has to be named
-    by its path, for its own `.icd` file names it without.
+    pyopencl's loader reads PYOPENCL_HOME before anything else, and ends the process if it is not set. PoCL must be
+    named by its full path, since its own `.icd` file has only the file's name.
     """
     spec = importlib.util.find_spec("pyopencl")
     folder = Path(spec.origin).parent if spec is not None and spec.origin is not None else Path()
@@ -36,9 +37,9 @@ def installed_packages() -> dict[str, str]:
 
 
 def use_installed_packages() -> None:
-    """Names packages' loader, and PoCL, in the environment if the system lacks a loader or an implementation.
+    """Sets these environment variables if the system lacks a loader or an implementation.
 
-    What the environment says already stays, and so do the system's implementations.
+    Variables that are set already keep their values, and the system's implementations stay in use.
     """
     has_implementation = "OCL_ICD_VENDORS" in os.environ or any(_VENDORS.glob("*.icd"))
     if "FLOWNPU_OPENCL" in os.environ or (has_implementation and _has_loader()):
@@ -51,7 +52,7 @@ def use_installed_packages() -> None:
 
 
 def _has_loader() -> bool:
-    """Whether the linker finds the system's, which is then loaded for what follows."""
+    """Whether the dynamic linker finds the system's loader, which stays loaded if it does."""
     try:
         ctypes.CDLL(OPENCL_LOADER)
     except OSError:

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Q4NX: 4-bit weights in blocks of 32 rows by some groups of 32 columns (ops/formats/q4nx.h, the same in C++).
+r"""Q4NX: 4-bit weights in blocks of 32 rows by 1 or 8 groups of 32 columns (ops/formats/q4nx.h has it in C++).
 
 A weight W[rows, columns] is stored as a uint8 tensor of shape [ceil(rows/32), ceil(columns/(32 G)), bytes of a block],
-G being the groups of a block. With n = 64 G, a block is
+where G is the number of groups in a block. With n = 64 G, a block is
 
     bytes    0 ..       n - 1      scales,  bf16, little-endian, ordered [column/32][row]
     bytes    n ..     2 n - 1      minima,  the same; a symmetric block has none, and its codes begin here
     then     8 n bytes             codes: two strips of 16 rows; a strip is 32 G columns of 8 bytes; byte j of a column
                                    holds row 2j in its low nibble and row 2j+1 in its high nibble
 
-    WIDE       G = 8   [.., ceil(columns/256), 5120]   the papers', `.q4nx` files', the NPU's
-    NARROW     G = 1   [.., ceil(columns/32), 640]     converted models': read in one stream, without padding
-    SYMMETRIC  G = 1   [.., ceil(columns/32), 576]     the same, of weights whose every minimum is -8 times its scale
+    WIDE       G = 8   [.., ceil(columns/256), 5120]   in the papers, `.q4nx` files and on the NPU
+    NARROW     G = 1   [.., ceil(columns/32), 640]     in converted models: read in one stream, without padding
+    SYMMETRIC  G = 1   [.., ceil(columns/32), 576]     the same, for weights whose minima are all -8 times their scales
 
-The last dimension tells which. What lies beyond `rows` or `columns` is zero: codes, scales and minima. (Columns that
-fill up the last group of 32 have the group's scale and minimum and code 0: they are no weights, and everyone who reads
-blocks skips them.)
+The last dimension tells the layout. Padding beyond `rows` or `columns` is zero: codes, scales and minima. (Padding
+columns in the last group of 32 have that group's scale and minimum and code 0, which does not stand for 0: readers of
+blocks skip them.)
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ STRIP_ROWS = 16
 
 
 class Layout(NamedTuple):
-    """Where the bytes of a block are.
+    """One of the layouts of a block.
 
     Attributes:
-        groups: Groups of 32 columns that a block has.
-        minima: Whether it has minima; without, each is -8 times its scale.
+        groups: Number of groups of 32 columns in a block.
+        minima: Whether blocks store minima; without them, each is -8 times its scale.
     """
 
     groups: int
@@ -95,22 +95,22 @@ class Layout(NamedTuple):
 
     @property
     def block_columns(self) -> int:
-        """Columns of a block."""
+        """Number of columns in a block."""
         return self.groups * GROUP
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block."""
+        """Size of a block in bytes."""
         return int(self.dtype.itemsize)
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of a block's scales, and of its minima."""
+        """Size in bytes of a block's scales, and as much again of its minima."""
         return 2 * self.groups * BLOCK_ROWS
 
     @property
     def dtype(self) -> np.dtype[np.void]:
-        """A block as numpy reads it: scale, minimum, codes; bf16 as its bits."""
+        """A block as a NumPy record: scale, minimum and codes; bf16 as its bits."""
         parameters = ("scale", "minimum") if self.minima else ("scale",)
         return np.dtype(
             [
@@ -124,13 +124,13 @@ WIDE = Layout(8, minima=True)
 NARROW = Layout(1, minima=True)
 SYMMETRIC = Layout(1, minima=False)
 
-# Bytes of a wide block, and of its scales (or minima).
+# Sizes in bytes of a wide block, and of its scales (or its minima).
 BLOCK_BYTES = WIDE.block_bytes
 PARAMETER_BYTES = WIDE.parameter_bytes
 
 
 def blocks_shape(rows: int, columns: int, layout: Layout = WIDE, *, gated: bool = False) -> tuple[int, int, int]:
-    """The shape of the uint8 tensor that holds W[rows, columns], or a gated pair of such weights.
+    """The shape of the uint8 tensor that holds W[rows, columns], or with `gated` a pair of such weights (`pack_gated`).
 
     Raises:
         ValueError: `rows` or `columns` is less than 1.
@@ -141,10 +141,10 @@ def blocks_shape(rows: int, columns: int, layout: Layout = WIDE, *, gated: bool 
 
 
 def layout_of(blocks_or_shape: Bytes | Sequence[int]) -> Layout:
-    """The layout of a weight's blocks, or of their shape, told by the last of its three dimensions.
+    """The layout of a weight's blocks, or of blocks of a given shape, told by the last of the three dimensions.
 
     Raises:
-        ValueError: They have no layout's shape.
+        ValueError: No layout has such a shape.
     """
     shape = list(blocks_or_shape.shape if isinstance(blocks_or_shape, np.ndarray) else blocks_or_shape)
     for layout in (WIDE, NARROW, SYMMETRIC):
@@ -164,14 +164,14 @@ def pack(codes: Bytes, scale: NDArray[Any], minimum: NDArray[Any], layout: Layou
         codes: uint8 [rows, columns], 0..15.
         scale: bfloat16 [rows, ceil(columns/32)].
         minimum: bfloat16 [rows, ceil(columns/32)].
-        layout: Of the blocks.
+        layout: The layout of the blocks.
 
     Returns:
         uint8 `blocks_shape(rows, columns, layout)`.
 
     Raises:
-        ValueError: Types or shapes that do not fit, a code above 15, or a layout without minima for a weight that
-            is not symmetric.
+        ValueError: Types or shapes do not fit, a code is above 15, or the layout has no minima and the weight is not
+            symmetric.
     """
     check_quantized("pack", codes, scale, minimum)
     if codes.max() > LARGEST_CODE:
@@ -198,7 +198,7 @@ def pack_gated(gate: Quantized, up: Quantized, layout: Layout = WIDE) -> Bytes:
     """Blocks of a gated pair: the gate's blocks, then the up projection's, each padded to 32 rows.
 
     Raises:
-        ValueError: The two differ in shape, or `pack` refuses one.
+        ValueError: The two differ in shape, or `pack` refuses one of them.
     """
     if gate.shape != up.shape:
         raise ValueError(f"[pack_gated] expected gate and up of one shape, got {gate.shape} and {up.shape}")
@@ -228,21 +228,24 @@ def unpack(blocks: Bytes, rows: int, columns: int) -> Quantized:
 
 
 def repack(blocks: Bytes, columns: int, layout: Layout) -> Bytes:
-    """The same weight, or gated pair, in another layout; rows that fill up a block are taken for the weight's.
+    """The same weight, or gated pair, in another layout. Padding rows are treated like the weight's own rows.
 
     Args:
         blocks: uint8 blocks of any layout.
-        columns: Of the weight.
-        layout: Of the result.
+        columns: The weight's number of columns.
+        layout: The layout of the result.
+
+    Returns:
+        uint8 blocks in `layout`.
 
     Raises:
-        ValueError: `blocks` is not of that many columns, or `layout` is without minima that the weight has.
+        ValueError: `blocks` does not have that many columns, or `layout` has no minima and the weight is not symmetric.
     """
     return pack(*unpack(blocks, len(blocks) * BLOCK_ROWS, columns), layout)
 
 
 def dequantize(blocks: Bytes, rows: int, columns: int) -> Floats:
-    """Equation 3 in float32: [rows, columns].
+    """The weights that the blocks stand for (equation 3 of `q4nx_quantize`), float32 [rows, columns].
 
     Raises:
         ValueError: `blocks` is not the uint8 tensor of that many rows and columns.
@@ -251,11 +254,11 @@ def dequantize(blocks: Bytes, rows: int, columns: int) -> Floats:
 
 
 def gather(blocks: Bytes, indices: NDArray[Any], rows: int, columns: int) -> Floats:
-    """Rows of the dequantised weight, as an embedding table is read: float32 [*indices.shape, columns].
+    """Looks up rows of the dequantised weight, as an embedding does: float32 [*indices.shape, columns].
 
     Raises:
         ValueError: `blocks` is not the uint8 tensor of that many rows and columns, or `indices` are no integers.
-        IndexError: An index outside 0..rows-1.
+        IndexError: An index is outside 0..rows-1.
     """
     _check_blocks("gather", blocks, rows, columns)
     indices = np.asarray(indices)

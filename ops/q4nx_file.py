@@ -7,11 +7,11 @@ A file holds two kinds of tensors, and no metadata:
                               blocks instead, [ceil(rows/32), ceil(columns/256), 5120]
     bfloat16 of any shape     everything else: norm weights, biases, the embedding table
 
-A weight's rows and columns are not in the file; they come from the model's configuration. What the numbers mean is that
-converter's choice for each model: Gemma's `model.embed_tokens.weight` is multiplied by sqrt(hidden size), Llama's
-q_proj and k_proj have the rows of each head in the order of the Hugging Face checkpoint, and a tied `lm_head.weight`
-is a quantised copy of the embedding. Bytes do not tell files of Q4_1 models, which are Q4NX, from those of Q4_0 or
-MXFP4 models (signed codes, or other blocks of the same size).
+A weight's rows and columns are not in the file; they come from the model's configuration. How tensors are scaled and
+ordered is that converter's choice for each model: Gemma's `model.embed_tokens.weight` is multiplied by sqrt(hidden
+size), Llama's q_proj and k_proj have the rows of each head in the order of the Hugging Face checkpoint, and a tied
+`lm_head.weight` is a quantised copy of the embedding. Nothing in a file distinguishes Q4_1 models, which are Q4NX, from
+Q4_0 or MXFP4 models, which have signed codes or other blocks of the same size.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Q4NXFileError(ValueError):
 
 
 def read(path: Path | str) -> dict[str, NDArray[Any]]:
-    """Maps a file's tensors into memory, in the order of their bytes.
+    """Maps a file's tensors into memory, by name, in the order in which their bytes lie in the file.
 
     Returns:
         Quantised weights as uint8 [blocks, 5120] or [rows of blocks, columns of blocks, 5120] (see `blocks`), all
@@ -106,8 +106,8 @@ class Entry(NamedTuple):
 
     Attributes:
         dtype: "I8" for blocks, or "BF16".
-        shape: [blocks, 5120], or any of a BF16 tensor.
-        parts: makes arrays (uint8 or bfloat16) whose bytes are the tensor's, one after the other.
+        shape: [blocks, 5120] for I8, any shape for BF16.
+        parts: Called once to get the arrays (uint8 or bfloat16) whose bytes, one after the other, are the tensor's.
     """
 
     dtype: str
@@ -116,31 +116,31 @@ class Entry(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return math.prod(self.shape) * _BYTES[self.dtype]
 
 
 def write(path: Path | str, tensors: Mapping[str, NDArray[Any]], *, force: bool = False) -> None:
-    """Writes a file under a temporary name and renames it, so that `path` is whole or as it was.
+    """Writes a file under a temporary name and renames it, so that `path` is either complete or as it was before.
 
     Args:
-        path: The file.
-        tensors: Blocks, uint8 [rows of blocks, columns of blocks, 5120], which are written as int8 [blocks, 5120]; and
-            bfloat16 tensors, written as they are.
-        force: Overwrites an existing file.
+        path: The file to write.
+        tensors: By name: blocks, uint8 [rows of blocks, columns of blocks, 5120], which are written as int8 [blocks,
+            5120]; and bfloat16 tensors, written as they are.
+        force: Whether to overwrite an existing file.
 
     Raises:
         FileExistsError: The file exists, and `force` was not given.
         OSError: The file cannot be written.
-        ValueError: A tensor of another type or shape.
+        ValueError: A tensor has another type or shape.
     """
     write_entries(path, {name: _entry(name, tensor) for name, tensor in tensors.items()}, force=force)
 
 
 def write_entries(path: Path | str, entries: Mapping[str, Entry], *, force: bool = False) -> None:
-    """Writes a file as `write` does, of tensors that need not be in memory as a whole.
+    """Writes a file as `write` does, from tensors that need not be in memory as a whole.
 
-    BF16 tensors come first, and by name, as the safetensors library has them.
+    BF16 tensors come first, and both kinds are sorted by name: the order of the safetensors library.
 
     Raises:
         FileExistsError: The file exists, and `force` was not given.
@@ -182,7 +182,7 @@ def _entry(name: str, tensor: NDArray[Any]) -> Entry:
 
 
 def _explain(path: Path) -> str:
-    """What is wrong with a file that safetensors refused, with tensor and byte; empty if that was not found."""
+    """What is wrong with a file that safetensors refused, with tensor and byte; empty if no fault is found."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in 4 bits, before they are laid out in bytes.
+"""Quantises weights to 4 bits: codes, scales and minima, before these are packed into blocks.
 
 Each group of 32 columns of a row has a bf16 scale d and a bf16 minimum m ("Gemma3 on NPU", equation 3):
 
     w = d * code + m,    code in 0..15                                                                      (3)
 
 evaluated in float32: d * code is exact there (8 + 4 significant bits), so the sum's rounding is the only one.
-Callers have these names from `q4nx`, where the bytes are described.
+`q4nx` exports these names, and describes the blocks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MINIMUM_OF_SYMMETRIC = -8
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _WEIGHT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 
-# Weights that are widened to float32 at a time, in whole rows: 256 KB stay in a core's L2 cache.
+# How many weights are widened to float32 at a time, in whole rows: their 256 KB stay in a core's L2 cache.
 _WEIGHTS_AT_ONCE = 1 << 16
 
 
@@ -58,11 +58,12 @@ class Quantized(NamedTuple):
 
 
 def quantize(weight: NDArray[Any]) -> Quantized:
-    """Quantises to the codes, scales and minima of least squared error that a search finds.
+    """Searches for the codes, scales and minima with the least squared error.
 
-    Codes are chosen for the *rounded* scale and minimum, so that rounding to bf16 costs nothing twice. The search
-    (ops/lowering/weights/quantize_group.cc) alternates codes and a least-squares fit of scale and minimum from several
-    starts, and keeps what is best by the error of the weights that will be read back.
+    Codes are chosen for the *rounded* scale and minimum, so that they compensate for the rounding to bf16. The search
+    (ops/lowering/weights/quantize_group.cc) starts from several pairs of scale and minimum, alternates between choosing
+    codes and fitting scale and minimum to them by least squares, and keeps the result whose dequantised weights are
+    nearest.
 
     Args:
         weight: float32, float16 or bfloat16 [rows, columns].
@@ -94,7 +95,7 @@ def quantize(weight: NDArray[Any]) -> Quantized:
 
 
 def from_affine(codes: NDArray[Any], scale: NDArray[Any], minimum: NDArray[Any]) -> Quantized:
-    """Takes codes that exist unchanged, and rounds their scales and minima to bf16.
+    """Keeps existing codes unchanged, and rounds their scales and minima to bf16.
 
     GGUF Q4_1 stores d and m: scale = d, minimum = m. Q4_0 stores d of w = d * (code - 8), and MatMulNBits scale and
     zero point of w = scale * (code - zero_point): minimum = -scale * zero_point. Where a scale is shared by more than
@@ -106,7 +107,7 @@ def from_affine(codes: NDArray[Any], scale: NDArray[Any], minimum: NDArray[Any])
         minimum: floats [rows, ceil(columns/32)].
 
     Raises:
-        ValueError: Shapes that do not fit one another, a code above 15, a parameter that is not finite in bf16.
+        ValueError: Shapes do not fit one another, a code is outside 0..15, or a parameter is not finite in bf16.
     """
     codes = np.asarray(codes)
     if not np.issubdtype(codes.dtype, np.integer):
@@ -125,10 +126,10 @@ def from_affine(codes: NDArray[Any], scale: NDArray[Any], minimum: NDArray[Any])
 
 
 def stack(*parts: Quantized) -> Quantized:
-    """Puts the rows of several weights below one another: packed QKV. A part's rows need not be a multiple of 32.
+    """Stacks the rows of several weights, as for packed QKV. A part's number of rows need not be a multiple of 32.
 
     Raises:
-        ValueError: No part, or parts that differ in columns.
+        ValueError: There is no part, or parts differ in columns.
     """
     columns = {part.shape[1] for part in parts}
     if len(columns) != 1:
@@ -147,7 +148,7 @@ def is_symmetric(quantized: Quantized) -> bool:
 
 
 def dequantize_codes(quantized: Quantized) -> Floats:
-    """Equation 3 in float32, of codes that are not packed: [rows, columns]."""
+    """The weights that unpacked codes stand for, by equation 3: float32 [rows, columns]."""
     rows, columns = quantized.shape
     weights = np.zeros((rows, ceil_divide(columns, GROUP), GROUP), np.float32)
     by_row = weights.reshape(rows, -1)[:, :columns]
@@ -170,10 +171,10 @@ def relative_error(weight: NDArray[Any], approximation: NDArray[Any]) -> float:
 
 
 def check_quantized(name: str, codes: Bytes, scale: NDArray[Any], minimum: NDArray[Any]) -> None:
-    """Checks types and shapes of a `Quantized`.
+    """Checks the types and shapes of a `Quantized`'s members.
 
     Raises:
-        ValueError: They do not fit; the message begins with `name`.
+        ValueError: They do not fit; the message begins with [`name`].
     """
     if codes.ndim != 2 or codes.size == 0 or codes.dtype != np.uint8:
         raise ValueError(f"[{name}] expected codes uint8 [rows, columns], got {codes.dtype} {list(codes.shape)}")
@@ -192,7 +193,7 @@ def ceil_divide(dividend: int, divisor: int) -> int:
 
 
 def _check_finite(values: Floats, first_row: int) -> None:
-    # A minimum of this magnitude cannot become infinite when it is rounded to bf16.
+    # A minimum of up to this magnitude cannot become infinite when it is rounded to bf16.
     limit = 2.0**127
     wrong = ~(np.abs(values) <= limit)
     if wrong.any():

@@ -33,8 +33,10 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Mends the links of a page in docs/ or in a folder of it."""
     del files
-    return markdown if page.file.src_uri in PAGES else in_site(
-        markdown, posixpath.dirname(f"docs/{page.file.src_uri}"), config.repo_url
+    return (
+        markdown
+        if page.file.src_uri in PAGES
+        else in_site(markdown, posixpath.dirname(f"docs/{page.file.src_uri}"), config.repo_url)
     )
 
 
@@ -46,7 +48,6 @@ def in_site(text: str, folder: str, repository: str | None) -> str:
         folder: of the repository in which the page is.
         repository: where sources are shown; None: nowhere, and of a link to one the text stays.
     """
-
     here = posixpath.relpath(folder, "docs") if folder else "."  # in the site, whose root is docs/
 
     def mended(link: re.Match[str]) -> str:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of what designs became: compiled for an NPU, or flat for the emulator, with their index."""
+"""Folders of designs that were compiled for an NPU, or made flat for the emulator, with their index."""

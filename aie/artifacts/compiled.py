@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder of artifacts for an NPU: what folder.py compiles, families of calls (programs/call_family.py) and the index.
 
-A call that depends on the position is compiled at a few, each a call of its own to folder.py,
-`<call>-position<position>`; the instructions of others that its family is derived from are put together of pieces of
-those (instruction_pieces.py). Where a compiler's instructions have no such pieces all these positions are compiled.
+A call that depends on the position is compiled at a few positions, each of which is a call of its own to folder.py,
+`<call>-position<position>`. The instructions of the others that its family is derived from are put together from pieces
+of the compiled ones (instruction_pieces.py). If a compiler's instructions have no such pieces, all these positions are
+compiled.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ if TYPE_CHECKING:
 
 __all__ = ["BuildCost", "build_cost", "write_compiled"]
 
-_NAMED = 3  # of what there is no room for
-_COMPARED = 2  # positions of a call that are compiled to see whether the pieces are right
-# A real aie-opt took 33 minutes on two busy cores for 363 programs of flow_qkv, 32 cores each. Of decode_layer, whose
-# routes are hard to find, three took 143 to 275 s each on a loaded machine.
+_NAMED = 3  # how many of the largest items an error names where there is no room for all
+_COMPARED = 2  # positions of a call that are compiled only to see whether the pieces are right
+# A real aie-opt took 33 minutes on two busy cores for 363 programs of flow_qkv, 32 cores each. Three programs of
+# decode_layer, whose routes are hard to find, took 143 to 275 s each on a loaded machine.
 _SECONDS = 5.5
 
 
 class BuildCost(NamedTuple):
-    """What there is to compile, where nothing is up to date.
+    """What there is to compile if nothing is up to date.
 
     Attributes:
-        arrays: xclbins.
-        programs: instructions.
+        arrays: how many xclbins.
+        programs: how many files of instructions.
     """
 
     arrays: int
@@ -62,7 +63,7 @@ class BuildCost(NamedTuple):
 
 
 def build_cost(calls: Sequence[ArtifactCall]) -> BuildCost:
-    """What compiling the calls of some programs takes: the positions that are compiled need no compiler to be known.
+    """How much there is to compile for some calls; which positions are compiled is known without a compiler.
 
     Raises:
         PlanError: a plan breaks the hardware's limits.
@@ -88,10 +89,10 @@ def write_compiled(
     Without a toolchain plans and MLIR are written, each at the call's last position, and no index.
 
     Args:
-        folder: to add the calls to.
-        programs: all that the index is to hold.
-        report: hears of each call before it is compiled.
-        say: hears of calls that need many compilations, and why.
+        folder: the folder to add the calls to.
+        programs: all programs that the index is to hold.
+        report: called with each call before it is compiled.
+        say: called with a text where a call needs many compilations; the text says why.
 
     Returns:
         How many files were compiled.
@@ -125,7 +126,7 @@ def write_compiled(
 
 
 def _family(folder: ArtifactFolder, call: ArtifactCall, say: Callable[[str], None]) -> CallFamily:
-    """The call's, derived from few compiled positions, or if that cannot be from all that its classes need."""
+    """The call's family, derived from a few compiled positions; if that fails, from all that its classes need."""
     instructions = _Instructions(folder, call)
     if not call.moves:
         return call.family(instructions)
@@ -137,7 +138,7 @@ def _family(folder: ArtifactFolder, call: ArtifactCall, say: Callable[[str], Non
 
 
 def _pieced_family(call: ArtifactCall, compiler: Callable[[int], NDArray[np.int64]]) -> tuple[CallFamily, PiecedWords]:
-    """The family as it is derived from few positions, and these.
+    """The family, derived from a few compiled positions, and its words with the list of these positions.
 
     Raises:
         PieceError: the compiler's words are not made of pieces that are known.
@@ -152,7 +153,7 @@ def _pieced_family(call: ArtifactCall, compiler: Callable[[int], NDArray[np.int6
 
 
 def _require_room(sizes: dict[str, int], heap: int) -> None:
-    """A session holds the arrays, and the instructions of each call, in one heap."""
+    """Check that arrays and the instructions of each call, in bytes, fit in the one heap that a session has."""
     if (need := sum(sizes.values())) > heap:
         largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_NAMED]
         named = ", ".join(f"{name} {sizes[name]}" for name in largest)
@@ -181,7 +182,7 @@ class _Instructions:
 
 
 def _add(folder: ArtifactFolder, call: ArtifactCall, position: int) -> None:
-    folder.add(call.operator, call.array, _name(call, position), call.recorded(position))  # which `add` checks
+    folder.add(call.operator, call.array, _name(call, position), call.recorded(position))  # `add` checks the plan
 
 
 def _name(call: ArtifactCall, position: int) -> str:

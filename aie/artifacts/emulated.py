@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder of artifacts for the emulator: flat arrays, families of calls, the index and a manifest.
 
-    index.words                  index.py
+    index.words                  the index (index.py)
     manifest.json                the same for people, with sums and with what each file was made of
     arrays/<array>.words         an array, flat (emulator/flatten.py)
     calls/<array>/<call>.words   a call's words for all positions (programs/call_family.py)
 
-The folder is its own cache: a family that is still made of the same is not derived again.
+The folder is its own cache: a family whose inputs have not changed is not derived again.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["write_emulated"]
 
-_FORMAT = "emulated-2"  # of the manifest
-_OLDER = ("emulated-1",)  # whose folders are replaced whole
+_FORMAT = "emulated-2"  # the manifest's
+_OLDER = ("emulated-1",)  # formats whose folders are replaced without reusing anything
 
 
 def write_emulated(
@@ -45,24 +45,23 @@ def write_emulated(
     about: Mapping[str, Any],
     report: Callable[[ArtifactCall], None] = lambda _: None,
 ) -> int:
-    """Writes a folder for the emulator, beside its place, which it takes when it is complete.
+    """Writes a folder for the emulator: under another name beside it, and renamed when it is complete.
 
-    What is there already and is still made of the same is not derived again.
+    Families of an earlier folder whose inputs have not changed are not derived again.
 
     Args:
-        folder: to make, or to bring up to date.
+        folder: the folder to make, or to bring up to date.
         target: npu1 or npu2.
-        programs: all that the host is to run.
-        about: what else the manifest is to say.
-        report: hears of each call before it is derived.
+        programs: all programs that the host is to run.
+        about: more entries of the manifest.
+        report: called with each call before it is looked at.
 
     Returns:
         How many calls were derived.
 
     Raises:
         PlanError: a plan breaks the hardware's limits.
-        ValueError: there is another thing in the folder's place; a call's words follow no rule; or two arrays have one
-            name.
+        ValueError: something else is at the folder's path; a call's words follow no rule; or two arrays have one name.
     """
     folder = Path(os.path.abspath(folder))  # noqa: PTH100  (resolve() would follow a link that is the folder itself)
     writer = _EmulatedFolder(folder, target, dict(about))
@@ -79,7 +78,7 @@ def write_emulated(
 
 
 class _EmulatedFolder:
-    """One folder on its way."""
+    """A folder that is being written."""
 
     def __init__(self, folder: Path, target: str, about: dict[str, Any]) -> None:
         self._folder = folder
@@ -109,7 +108,7 @@ class _EmulatedFolder:
         self._calls[call.family_file] = {**call.record(), "inputs": inputs, "sha256": digest(content)}
 
     def _kept(self, file: str, inputs: str) -> bytes | None:
-        """What a call's file holds, if it was made of these inputs and is as it was made."""
+        """What a call's file in the earlier folder holds, if it was made of these inputs and has not changed since."""
         old, path = self._old.get(file, {}), self._folder / file
         if old.get("inputs") != inputs or not path.is_file():
             return None
@@ -145,7 +144,7 @@ def _array_file(array: str) -> str:
 
 
 def _records(folder: Path) -> dict[str, Any]:
-    """What the manifest of a folder that is to be replaced says of each call's file.
+    """What the manifest of an earlier folder says of each call's file; empty if there is none, or of an older format.
 
     Raises:
         ValueError: the folder is not one that `write_emulated` made.
@@ -168,7 +167,7 @@ def _records(folder: Path) -> dict[str, Any]:
 
 @cache
 def _sources() -> str:
-    """The digest of what makes plans and words."""
+    """The digest of all Python sources of `flownpu.aie`, which plans and words are made by."""
     sums = hashlib.sha256()
     root = Path(__file__).parents[1]
     for file in sorted(root.rglob("*.py")):

@@ -9,8 +9,7 @@
     <array>/<call>.insts           the instructions that XRT sends for that call
 
 The folder is its own cache: the manifest has the digests of what each file was made of (`inputs`) and of the file
-itself. Where both still hold nothing is compiled again. Without a toolchain the plans and the MLIR are written all the
-same.
+itself. Where both still hold, nothing is compiled again. Without a toolchain only plans, MLIR and manifest are written.
 """
 
 from __future__ import annotations
@@ -57,14 +56,14 @@ class ArtifactFolder:
         versions: dict[str, str] | None = None,
         include_root: Path | None = None,
     ) -> None:
-        """Opens a folder, which need not be there.
+        """Opens a folder, which need not exist.
 
         Args:
             path: the folder.
             target: npu1 or npu2.
             toolchain: what compiles; None writes plans and MLIR only.
-            versions: of other software, for the manifest.
-            include_root: folder whose `aie/kernels/` holds the sources; that of this package by default.
+            versions: versions of other software, for the manifest.
+            include_root: folder whose `aie/kernels/` holds the sources; None: this package's.
 
         Raises:
             ValueError: its manifest is another format's or another target's.
@@ -79,14 +78,14 @@ class ArtifactFolder:
         """Writes a call, and compiles what is not up to date.
 
         Args:
-            operator: whose design it is.
+            operator: the operator that the design computes.
             array: name of the array, the same for all calls that share one.
             call: name of the call among the array's.
-            plan: the program.
+            plan: the array, and the call's sequence.
 
         Raises:
             PlanError: the plan breaks the hardware's limits.
-            ValueError: another array had that name.
+            ValueError: a different array was added under that name.
             ToolchainError: a compiler failed.
         """
         require_valid(plan)
@@ -113,15 +112,15 @@ class ArtifactFolder:
         self._write_manifest()
 
     def xclbin(self, array: str) -> str | None:
-        """An array's xclbin, by its name in the folder; None: it is not compiled."""
+        """The path of an array's xclbin, relative to the folder; None: it is not compiled."""
         return self._compiled_file(self._manifest["arrays"][array]["xclbin"])
 
     def pdi(self, array: str) -> str | None:
-        """An array's PDI, which its xclbin is made of, by its name in the folder; None: it is not compiled."""
+        """The path of an array's PDI, which its xclbin is made of, relative to the folder; None: it is not compiled."""
         return self._compiled_file(self._manifest["arrays"][array]["pdi"])
 
     def instructions(self, array: str, call: str) -> str | None:
-        """A call's instructions, by their name in the folder; None: they are not compiled."""
+        """The path of a call's instructions, relative to the folder; None: they are not compiled."""
         return self._compiled_file(self._manifest["arrays"][array]["calls"][call]["instructions"])
 
     @staticmethod
@@ -158,7 +157,7 @@ class ArtifactFolder:
                 record["pdi"] = self._take(pdi, stem.with_name("array.pdi"))
 
     def _pack(self, record: dict[str, Any], folder: Path) -> None:
-        """Makes the xclbin, and makes it anew where a call has more buffers than those before it had."""
+        """Makes the xclbin, again if a call has more buffers than the calls before it."""
         assert self._toolchain is not None
         buffers = max(len(call["buffers"]) for call in record["calls"].values())
         packed_of = {
@@ -176,7 +175,7 @@ class ArtifactFolder:
         record["packed_of"] = packed_of
 
     def _object(self, kernel: Kernel) -> Path:
-        """The object file of a kernel's source."""
+        """The object file of a kernel's source, compiled if it is not up to date."""
         assert self._toolchain is not None
         name = Path(kernel.source).stem + ".o"
         file = self.path / "kernels" / name
@@ -207,7 +206,7 @@ class ArtifactFolder:
         }
 
     def _compiler(self, name: str, old: dict[str, Any]) -> str:
-        """A compiler's version; without one, that which made what is there, so that it still counts."""
+        """A compiler's version; without a toolchain, the one that made the file that is there, so that it is kept."""
         if self._toolchain is not None:
             return self._toolchain.versions[name]
         return str(old.get("inputs", {}).get(name, ""))
@@ -215,7 +214,7 @@ class ArtifactFolder:
     # --- The manifest -------------------------------------------------------------------------------------------------
 
     def _array_record(self, operator: str, name: str, plan: Plan, array_digest: str) -> dict[str, Any]:
-        """The manifest's record of an array: what it had, if that is still true, or a new one."""
+        """A new record of an array in the manifest, with what is still up to date of the old one."""
         array = plan.array
         old = self._manifest["arrays"].get(name, {})
         kernels = {kernel.source: self._kernel_inputs(kernel, old) for kernel in array.kernels}
@@ -229,14 +228,14 @@ class ArtifactFolder:
             "packed_of": old.get("packed_of"),
             "compute_tiles": [[core.tile.column, core.tile.row] for core in array.cores],
             "kernels": {kernel.entry: [str(kind) for kind in kernel.arguments] for kernel in array.kernels},
-            # Calls of another array, though of the same name, are of no use any more.
+            # The calls of a different array that had this name are dropped.
             "calls": old.get("calls", {}) if old.get("inputs", {}).get("array") == array_digest else {},
         }
         self._manifest["arrays"][name] = record
         return record
 
     def _kept(self, old: dict[str, Any], kind: str, inputs: dict[str, str]) -> dict[str, str] | None:
-        """The record of a file that was made of just these inputs and is as it was made; else None."""
+        """The record of a file that was made of just these inputs and has not changed since; else None."""
         record: dict[str, str] | None = old.get(kind)
         if not record or old.get("inputs") != inputs:
             return None
@@ -244,7 +243,7 @@ class ArtifactFolder:
         return record if file.is_file() and digest(file.read_bytes()) == record["sha256"] else None
 
     def _take(self, built: Path, file: Path) -> dict[str, str]:
-        """Puts what a compiler wrote into its place."""
+        """Moves what a compiler wrote to its place, and returns the manifest's record of it."""
         file.parent.mkdir(parents=True, exist_ok=True)
         built.replace(file)
         self.compiled.append(file)
@@ -257,7 +256,7 @@ class ArtifactFolder:
         write_text(self.path / MANIFEST, json.dumps(self._manifest, indent=1, sort_keys=True) + "\n")
 
 
-@lru_cache(maxsize=16)  # a call is compiled at several positions, of which the array is the same
+@lru_cache(maxsize=16)  # a call is compiled at several positions, all with the same array
 def _array_digest(array: Array) -> str:
     """The digest of an array without a sequence, as the compiler gets it."""
     return digest(to_mlir(Plan("array", array, Sequence("sequence", (), ()))))
@@ -304,7 +303,7 @@ def _read_manifest(file: Path, target: str) -> dict[str, Any]:
 
 
 def _is_complete(manifest: dict[str, Any]) -> bool:
-    """Whether all that is read of a manifest's records is there, and of its type."""
+    """Whether a manifest's records have all that is read of them, with the right types."""
 
     def records(of: dict[str, Any], key: str) -> list[Any]:
         found = of.get(key)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The index of a folder of artifacts: the programs that the host runs, the calls that they make, and their arrays.
 
-    index.words                  what there is; written last
+    index.words                  the index; written last
     manifest.json                the same for people, with sums and with what each file was made of
     ...                          an array's file: a flat array (emulated.py) or an xclbin (folder.py)
     calls/<array>/<call>.words   a call's words for all positions (programs/call_family.py)
@@ -46,11 +46,11 @@ class Index:
     """The index of a folder.
 
     Attributes:
-        folder: whose files it names.
+        folder: the folder whose files the index names.
         target: npu1 or npu2.
-        emulated: whether the arrays are flat ones, or xclbins.
-        programs: that the host may run; their calls' files are in the folder.
-        array_files: of each array.
+        emulated: whether the arrays are flat ones for the emulator; if not, they are xclbins.
+        programs: the programs that the host may run; their calls' files are in the folder.
+        array_files: for each array's name, its file, relative to the folder.
     """
 
     folder: Path
@@ -60,7 +60,7 @@ class Index:
     array_files: Mapping[str, str]
 
     def write(self) -> None:
-        """Writes it, when all files are there."""
+        """Writes index.words; all files that it names must be there, since their sums are in it."""
         calls = calls_of(self.programs)
         files = [*self.array_files.values(), *(call.family_file for call in calls)]
         contents = {file: (self.folder / file).read_bytes() for file in files}
@@ -88,7 +88,7 @@ class Index:
         write_bytes(self.folder / _FILE, words.finish(INDEX, words.identity).tobytes())
 
     def _programs(self, calls: Sequence[ArtifactCall]) -> Words:
-        """The host's calls, and the programs."""
+        """The words of the host's calls, and of the programs."""
         words, host_calls = Words(), host_calls_of(self.programs)
         words.add(len(host_calls))
         for call in host_calls:

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call's instructions at any position, put together of pieces of those that were compiled at a few.
+"""A call's instructions at any position, put together from pieces of those that were compiled at a few positions.
 
 Each step of a sequence becomes the same operations wherever it stands (plan/instructions.py), and a compiler sees few
-*numbers* of it: of a transfer its offset, sizes, repetitions and descriptor, of a parameter its value. Steps that
-differ in nothing but those are of one *kind* if they also go through one fifo, or write one parameter; then
+*numbers* of it: a transfer's offset, sizes, repetitions and descriptor, or a parameter's value. Steps that differ only
+in their numbers, fifos, buffers or parameters have one *form*; those that also have the same fifo and buffer, or the
+same parameter, are of one *kind*. For two steps of one kind
 
-    words of a step = words of another one of its kind + M (numbers - numbers of the other one)
+    words of a step = words of the other + M (numbers of the step - numbers of the other)
 
-with one matrix M for all kinds alike but for fifos, buffers and parameters. Nothing of M is assumed. What is known of
-it is what the steps of compiled positions span: a step whose numbers lie outside of that makes its position one more to
-be compiled, and so each position's words are either put together of what is known, or compiled. Words that follow no
-such rule are found where a compiled position holds more steps than it needs to tell.
+with one matrix M for each form. Nothing of M is assumed: it is known only for differences that are combinations of
+those seen in compiled positions. A position with a step whose difference is none of these is compiled, too; so each
+position's words are either put together from what is known, or compiled. That words follow no such rule is noticed
+where compiled positions hold more steps than are needed to find M.
 
 The number of a descriptor is not in a plan. A compiler takes the lowest that is free on its tile, and an await or a
 free gives it back (mlir-aie, lib/Dialect/AIEX/Transforms/AIEAssignRuntimeSequenceBDIDs.cpp).
@@ -48,10 +49,10 @@ class _Piece(NamedTuple):
     """A step as a compiler sees it.
 
     Attributes:
-        kind: what it goes through, with its form.
-        form: all that its words depend on in another way than by adding multiples of the numbers.
-        numbers: those.
-        codes: of its operations.
+        kind: its form, and the fifo and buffer, the parameter or the barrier that it is for.
+        form: all that its words depend on, apart from these and the numbers.
+        numbers: what its words change with in proportion.
+        codes: the codes of its operations.
     """
 
     kind: Hashable
@@ -61,7 +62,7 @@ class _Piece(NamedTuple):
 
 
 class PiecedWords:
-    """The instructions of a call.
+    """The instructions of a call at any position.
 
     Attributes:
         compiled: positions that were compiled, in that order.
@@ -73,12 +74,12 @@ class PiecedWords:
         steps: Callable[[int], Sequence[Step]],
         compiler: Callable[[int], Integers],
     ) -> None:
-        """Nothing is compiled yet.
+        """Compiles nothing yet.
 
         Args:
-            array: of the call.
-            steps: of its sequence at a position.
-            compiler: the instructions of a position.
+            array: the call's array.
+            steps: gives the steps of the call's sequence at a position.
+            compiler: gives the instructions that are compiled for a position.
         """
         self._fifos = {fifo.name: fifo for fifo in array.fifos}
         self._steps, self._compiler = steps, compiler
@@ -96,7 +97,7 @@ class PiecedWords:
         """The words of a position, which is compiled if they cannot be known.
 
         Raises:
-            PieceError: the compiler's words are not made of such pieces.
+            PieceError: the compiler's words are not made of pieces that this module knows.
         """
         if position in self._words:
             return self._words[position]
@@ -104,7 +105,7 @@ class PiecedWords:
         return self.compile(position) if found is None else found
 
     def known(self, position: int) -> Integers | None:
-        """The words of a position as they follow from others; None: they do not."""
+        """The words of a position as they follow from compiled positions; None: they do not."""
         parts, count = [self._header], 0
         for piece in self._pieces(position):
             words = self._known(piece)
@@ -117,7 +118,7 @@ class PiecedWords:
         return found
 
     def compile(self, position: int) -> Integers:
-        """The words that the compiler makes of a position, which others then follow from.
+        """The words that the compiler makes of a position; those of other positions may then follow from them.
 
         Raises:
             PieceError: its operations are not those of the steps, or differ from what follows from other positions.
@@ -163,7 +164,7 @@ class PiecedWords:
             )
 
     def _pieces(self, position: int) -> Iterator[_Piece]:
-        """The steps of a position."""
+        """The steps of a position; a transfer takes the lowest descriptor number that is free on its tile."""
         used: defaultdict[Tile, set[int]] = defaultdict(set)
         live: dict[str, tuple[Tile, int]] = {}
         fifos: dict[str, str] = {}
@@ -192,7 +193,7 @@ class PiecedWords:
         repeats, walk = descriptor(step.tap)
         run = repeats == 1 and contiguous(walk)
         sizes = (step.tap.elements,) if run else tuple(dimension.size for dimension in walk)
-        # A dimension of one step is written without its stride.
+        # A compiler writes a dimension of size 1 without its stride, so whether it has size 1 belongs to the form.
         layout = () if run else tuple((dimension.size == 1, dimension.stride) for dimension in walk)
         between = iteration_stride(step.tap) if repeats > 1 else 0
         form = (Transfer, fifo.type.dtype, step.token, run, layout, repeats == 1, between)
@@ -208,7 +209,7 @@ def _difference(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...
 
 
 class _Rule:
-    """What is known of M: by how much words change with numbers, for differences that add up from seen ones.
+    """What is known of M: by how much words change with numbers, for combinations of differences that were seen.
 
     Differences are kept in echelon form: each has a number, its pivot, that is 1 in it and 0 in those after it.
     """
@@ -218,7 +219,7 @@ class _Rule:
         self._same: dict[tuple[int, ...], Integers] = {}
 
     def more(self, numbers: tuple[int, ...]) -> Integers | None:
-        """What is added to the words; None: it is not known."""
+        """By how much words change for a difference of numbers; None: it is not known."""
         if numbers not in self._same:
             left, words = self._reduced(numbers)
             if any(left) or any(word.denominator != 1 for word in words):
@@ -233,7 +234,7 @@ class _Rule:
         if (seen := self.more(numbers)) is not None:
             return np.array_equal(seen, words)
         left, known = self._reduced(numbers)
-        if not any(left):  # and words that are no whole numbers
+        if not any(left):  # `more` knows the change, but it is not in whole numbers
             return False
         pivot = next(place for place, value in enumerate(left) if value)
         scale = left[pivot]
@@ -242,7 +243,7 @@ class _Rule:
         return True
 
     def _reduced(self, numbers: tuple[int, ...]) -> tuple[list[Fraction], NDArray[np.object_]]:
-        """What is left of numbers less multiples of the rows, and the words of those multiples."""
+        """What is left of `numbers` when multiples of the rows are subtracted, and the words of these multiples."""
         left = [Fraction(number) for number in numbers]
         words: NDArray[np.object_] = np.array([Fraction(0)], object)
         for pivot, row, change in self._rows:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and calls AMD's open toolchain: Peano compiles kernels, aiecc makes a PDI and instructions of MLIR.
+"""Finds and calls AMD's open toolchain: Peano compiles kernels, aiecc makes a PDI and instructions from MLIR.
 
 XRT's xclbinutil packs the PDI (xclbin.py).
 
@@ -36,11 +36,11 @@ __all__ = [
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 OLDEST_XRT = (2, 19)
-"""The first with xrt::ext::bo and run lists of NPUs (ops/npu/xrt/table.cc refuses older ones)."""
+"""The first version with xrt::ext::bo and run lists for NPUs (ops/npu/xrt/table.cc refuses older ones)."""
 _ARCHITECTURES = {"npu1": "aie2", "npu2": "aie2p"}
 _SHOWN_LINES = 20  # of a failed command's output: its errors come last
 _WHEELS = "https://github.com/Xilinx"
-_XRT = Path("/opt/xilinx/xrt")  # of AMD's own packages
+_XRT = Path("/opt/xilinx/xrt")  # where AMD's own packages install it
 
 
 class ToolchainError(RuntimeError):
@@ -61,7 +61,7 @@ class MissingTool:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The two compilers and xclbinutil, and what `--version` says of them."""
+    """The two compilers and xclbinutil, and what `--version` says of them; `peano` is the folder it is installed in."""
 
     aiecc: Path
     peano: Path
@@ -69,13 +69,13 @@ class Toolchain:
     versions: dict[str, str]
 
     def kernel_options(self, target: str, flags: Sequence[str] = ()) -> list[str]:
-        """What Peano is told of any kernel's source, but for the files' names."""
+        """Peano's options for any kernel's source, without the names of files."""
         return [
             f"--target={_ARCHITECTURES[target]}-none-unknown-elf",
             "-std=c++20",
             "-O2",
             "-DNDEBUG",
-            # aie_api's bridge to a header that only Vitis has: its include guard keeps it out.
+            # The include guard of aie_api's bridge to a header that only Vitis has: keeps the bridge out.
             "-D__AIE_API_AIE_ADF_HPP__",
             "-ffunction-sections",
             "-fdata-sections",
@@ -128,10 +128,11 @@ class Toolchain:
 
 
 def find_toolchain() -> tuple[Toolchain | None, list[MissingTool]]:
-    """The installed toolchain, or what of it is missing.
+    """The installed toolchain, or None and its missing parts.
 
-    aiecc: the environment variable AIECC_PATH, mlir-aie's wheel in this Python, PATH. Peano: PEANO_INSTALL_DIR,
-    llvm-aie's wheel in this Python. xclbinutil: AIE_XCLBINUTIL (which aiecc reads too), PATH, the place of AMD's XRT.
+    Searched in this order: for aiecc the environment variable AIECC_PATH, mlir-aie's wheel in this Python, PATH; for
+    Peano PEANO_INSTALL_DIR, llvm-aie's wheel in this Python; for xclbinutil AIE_XCLBINUTIL (which aiecc reads too),
+    PATH, where AMD's packages install XRT.
 
     Raises:
         ToolchainError: a tool is there, but cannot say its version.
@@ -171,7 +172,7 @@ def _version(tool: Path) -> str:
 
 
 def run_tool(command: Sequence[str | Path], folder: Path | None) -> str:
-    """Runs a command in a folder; all that it said.
+    """Runs a command in a folder (None: the current one) and returns what it wrote to stdout and stderr.
 
     Raises:
         ToolchainError: it could not be started, or its exit code was not 0.

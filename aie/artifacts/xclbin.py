@@ -5,8 +5,8 @@ aiecc makes xclbins too, whose kernel has as many arguments as the call that it 
 whatever the call has). An array has several calls, and XRT crashes on a call with more buffers than the kernel has
 arguments, so the number is given here: that of the array's call with the most.
 
-What is written are the sections that aiecc writes (tools/aiecc/SidecarFiles.h of mlir-aie), of which xclbinutil derives
-the others (which argument is in which memory):
+What is written are the sections that aiecc writes (tools/aiecc/SidecarFiles.h of mlir-aie); xclbinutil derives the
+others from them (which argument is in which memory):
 
     MEM_TOPOLOGY       the memories that arguments are in: HOST, SRAM
     kernel MLIR_AIE    opcode, instructions (in SRAM), how many they are, the buffers bo0, bo1, ... (in HOST)
@@ -49,7 +49,7 @@ def pack_xclbin(xclbinutil: Path, pdi: Path, xclbin: Path, *, target: str, buffe
         pdi: the configuration of the whole array.
         xclbin: the file to write; on an error there is none.
         target: npu1 or npu2.
-        buffers: that a call has, at most; five are declared if it is fewer.
+        buffers: the most that a call of the array has; five are declared if it is fewer.
 
     Raises:
         ToolchainError: xclbinutil failed.
@@ -85,7 +85,7 @@ def sections(pdi: Path, target: str, buffers: int) -> Mapping[str, Any]:
 
 
 def _memories() -> dict[str, Any]:
-    """Two names for the host's memory; the sizes, 64 and 48 MB, bind nobody."""
+    """Two names for the host's memory; the sizes, 64 and 48 MB, limit nothing."""
     sizes = {"HOST": "0x10000", "SRAM": "0xc000"}
     common = {"m_type": "MEM_DRAM", "m_used": "1", "m_base_address": "0x4000000"}
     memories = [{**common, "m_tag": tag, "m_sizeKB": size} for tag, size in sizes.items()]
@@ -117,7 +117,7 @@ def _kernel(buffers: int) -> dict[str, Any]:
 
 
 def _partition(pdi: Path, columns: int) -> dict[str, Any]:
-    """The PDI, for all columns of an NPU; its UUID follows from what it is."""
+    """The PDI, for all columns of an NPU; its UUID follows from its content."""
     group = {"name": "DPU", "type": "PRIMARY", "pdi_id": "0x01"}
     group_of_kernel = {**group, "dpu_kernel_ids": [_KERNEL_ID], "pre_cdo_groups": ["0xC1"]}
     identity = uuid.UUID(bytes=hashlib.sha256(pdi.read_bytes()).digest()[:16], version=4)

@@ -4,8 +4,8 @@
     for violation in check(plan):
         print(violation)
 
-What aie-opt rejects and what it does not was asked of one, case by case; docs/npu-designs.md lists both. Nothing here
-is rounded in favour of a plan: where sources differ, the smaller limit counts.
+Which mistakes aie-opt rejects was found by running it, case by case; docs/npu-designs.md lists those it lets pass.
+Nothing here is rounded in favour of a plan: where sources differ, the smaller limit counts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ __all__ = ["PlanError", "Violation", "check", "require_valid"]
 def check(plan: Plan, limits: Limits | None = None) -> list[Violation]:
     """All that is wrong with a plan; empty if nothing is.
 
-    Later checks need what earlier ones look at (a link that names no fifo has no size), so after the first kind of
-    mistake that is found the rest are not looked for.
+    Later checks rely on earlier ones (a link that names no fifo has no size): the first of structure, resources, cores,
+    sequence and flow that finds mistakes is the last that runs.
+
+    Args:
+        plan: the plan to check.
+        limits: the hardware's limits; None: those of the plan's target.
     """
     limits = limits or LIMITS[plan.array.target]
     for one in (check_structure, check_resources, check_cores, check_sequence, check_flow):
@@ -41,10 +45,10 @@ def check(plan: Plan, limits: Limits | None = None) -> list[Violation]:
 
 
 def require_valid(plan: Plan, limits: Limits | None = None) -> Plan:
-    """The plan itself.
+    """Return the plan, unchanged, if nothing is wrong with it; `limits` as for `check`.
 
     Raises:
-        PlanError: it has violations; the message is all of them.
+        PlanError: it has violations; the message lists them.
     """
     found = check(plan, limits)
     if found:

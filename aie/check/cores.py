@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks core programs: what they acquire, use and release, and what they give to kernels.
 
-A loop's body is followed until a pass leaves what the one before left. In a loop of unknown length that must come soon,
-or the core would hold more (or less) with every pass.
+A loop's body is followed until the core holds as many objects after a pass as before it. In a loop of unknown length
+that must happen within a few passes; if not, the core would hold more (or fewer) objects with every pass.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def check_cores(plan: Plan, limits: Limits) -> list[Violation]:
     return list(_of_array(plan.array, limits))
 
 
-@lru_cache(maxsize=32)  # of the last some arrays, as in structure.py
+@lru_cache(maxsize=32)  # programs of one array differ in their sequences only
 def _of_array(array: Array, limits: Limits) -> tuple[Violation, ...]:
     around = _around(array.fifos, array.links, array.buffers, array.kernels, array.barriers)
     return tuple(violation for core in array.cores for violation in _violations(core, around, limits))
 
 
 class _Surroundings:
-    """What an array has beside its cores, by name."""
+    """What an array has besides its cores, by name."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class _Surroundings:
         self.barriers = {(barrier.tile, barrier.name) for barrier in barriers}
 
 
-# An array's programs differ in their sequences, not in their cores, which are followed once: of the last some arrays.
+# Arrays that differ only in their cores share this object, so a core that several of them have is followed once.
 _around = lru_cache(maxsize=16)(_Surroundings)
 
 
@@ -95,9 +95,9 @@ class _CoreCheck:
         self.linked = around.linked
         self.held: Counter[tuple[str, str]] = Counter()
         self.released: Counter[tuple[str, str]] = Counter()
-        self.acquired_at: dict[tuple[str, str], int] = defaultdict(int)  # what was released by the last acquire
+        self.acquired_at: dict[tuple[str, str], int] = defaultdict(int)  # how many were released at the last acquire
         self.views: dict[str, tuple[tuple[str, str], int, int]] = {}  # view: end, first object, count
-        self.found: dict[Violation, None] = {}  # without doubles: loops are followed twice
+        self.found: dict[Violation, None] = {}  # each one once, though loops are followed several times
 
     def run(self) -> list[Violation]:
         """All violations."""
@@ -173,7 +173,7 @@ class _CoreCheck:
         name = f"fifo {statement.fifo} ({statement.port})"
         if statement.count > depth:
             self._add(f"depth of {name}", statement.count, depth, "acquire holds that many in all")
-        # What is held can be acquired anew behind a release, to be indexed from its new oldest.
+        # After a release, what is still held may be acquired again: its view counts from the oldest that is left.
         if statement.count <= self.held[end] and self.acquired_at[end] == self.released[end]:
             detail = "acquire counts what is held already: it gets no new object without a release before it"
             self._add(f"objects of {name} to acquire", f"more than the {self.held[end]} held", statement.count, detail)

@@ -3,7 +3,7 @@
 
 The sequence says how much enters and leaves the array. A core that waits on a barrier runs its program once for every
 time the sequence sets it, with the run-time parameters written by then; its counts are exact. A core without a barrier
-repeats until its inputs end: how often follows from any fifo that is known, and must then suit all the others.
+repeats until its inputs end: how often follows from any of its fifos whose count is known, and must suit the others.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ _Parameters: TypeAlias = "Mapping[tuple[str, int], int]"
 def objects_moved(body: tuple[Statement, ...], parameters: _Parameters, variables: dict[str, int]) -> Ends:
     """How many objects of each (fifo, port) a program releases.
 
+    Args:
+        body: the program's statements.
+        parameters: run-time parameters, by (buffer, index).
+        variables: values of the variables that have one before; the program's loads are added.
+
     Raises:
         KeyError: the program reads a run-time parameter that was not written.
     """
@@ -53,7 +58,7 @@ def objects_moved(body: tuple[Statement, ...], parameters: _Parameters, variable
 def _add_moved(
     body: tuple[Statement, ...], parameters: _Parameters, variables: dict[str, int], times: int, moved: Ends
 ) -> None:
-    """Adds what a body that is run so many times releases."""
+    """Add to `moved` what a body releases when it runs `times` times."""
     for statement in body:
         if isinstance(statement, Release):
             moved[statement.fifo, statement.port] += statement.count * times
@@ -70,7 +75,7 @@ def _add_moved(
 
 
 def _that_count(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """A body's statements that say what is released."""
+    """The statements of a body that determine how many objects it releases."""
     return tuple(statement for statement in body if isinstance(statement, (Release, Load, Loop)))
 
 
@@ -79,7 +84,7 @@ def _of_loop(loop: Loop) -> tuple[Statement, ...]:
     return _that_count(loop.body)
 
 
-# Plans of a design differ in what their sequences move, seldom in a core's pass: of the last some arrays.
+# Plans of a design differ in what their sequences move, seldom in a core's pass. Enough for several arrays.
 @lru_cache(maxsize=1024)
 def _moved_in_a_pass(body: tuple[Statement, ...], parameters: tuple[tuple[tuple[str, int], int], ...]) -> Ends:
     """`objects_moved` of a core's program, for the parameters that it loads; not to be changed."""
@@ -91,7 +96,7 @@ class _Program(NamedTuple):
 
     loaded: frozenset[str]  # the buffers that it loads run-time parameters from
     waits: tuple[BarrierWait, ...]
-    released: tuple[tuple[str, str], ...]  # (fifo, port), of which it may release none: a loop may have no pass
+    released: tuple[tuple[str, str], ...]  # (fifo, port) of all releases; some may not run: a loop may have no pass
 
 
 @lru_cache(maxsize=1024)

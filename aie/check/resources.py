@@ -25,11 +25,11 @@ __all__ = ["check_resources"]
 
 
 def check_resources(plan: Plan, limits: Limits) -> list[Violation]:
-    """Everything is counted as the compiler will place it (`flownpu.aie.plan.resources`)."""
+    """Check every tile's resources, counted as the compiler will place them (`flownpu.aie.plan.resources`)."""
     return list(_of_array(plan.array, limits))
 
 
-@lru_cache(maxsize=32)  # of the last some arrays, as in structure.py
+@lru_cache(maxsize=32)  # programs of one array differ in their sequences only
 def _of_array(array: Array, limits: Limits) -> tuple[Violation, ...]:
     resources = resources_of(array, limits)
     return (
@@ -54,7 +54,7 @@ def _memory(array: Array, resources: Resources, limits: Limits) -> Iterator[Viol
 
 
 def _constants(array: Array, resources: Resources, limits: Limits) -> Iterator[Violation]:
-    """The linker gives a core's constants what lies behind the highest buffer; tiles too full at all say `memory`."""
+    """The linker puts a core's constants behind the highest buffer; `_memory` reports buffers that do not fit."""
     placed = placed_buffers(array, limits, resources)
     for core in array.cores:
         room = limits.tile(core.tile.column, core.tile.row).memory_bytes - placed[core.tile].end
@@ -94,7 +94,7 @@ def _descriptors(resources: Resources, limits: Limits) -> Iterator[Violation]:
 
 
 def _lengths(array: Array, resources: Resources, limits: Limits) -> Iterator[Violation]:
-    """A descriptor moves an object at most; of a memory tile's 2^17 words its register holds all but the last."""
+    """A descriptor moves an object at most; its length register holds one word less than a memory tile's 2^17."""
     fifos = {fifo.name: fifo for fifo in array.fifos}
     for tile, name in sorted({(channel.tile, channel.fifo) for channel in resources.channels}):
         need, have = fifos[name].type.bytes // limits.granule_bytes, limits.tile(tile.column, tile.row).length_bits
@@ -124,7 +124,7 @@ def _locks(array: Array, resources: Resources, limits: Limits) -> Iterator[Viola
 
 
 def _adjacency(array: Array, limits: Limits) -> Iterator[Violation]:
-    """A core's calls and loads touch memory that it reaches."""
+    """A core may use only buffers in memory that it reaches."""
     buffers = {buffer.name: buffer for buffer in array.buffers}
     for core in array.cores:
         for name in sorted(_used_buffers(core) & set(buffers)):
@@ -134,7 +134,7 @@ def _adjacency(array: Array, limits: Limits) -> Iterator[Violation]:
                 yield Violation(describe(core.tile, limits), resource, "own, north, south or west", "out of reach")
 
 
-# Kept for as many cores as some arrays have: other arrays have the same ones.
+# Enough for the cores of several arrays, which often have some in common.
 @lru_cache(maxsize=512)
 def _used_buffers(core: Core) -> frozenset[str]:
     names: set[str] = set()
@@ -163,7 +163,7 @@ def _walks(array: Array, limits: Limits) -> Iterator[Violation]:
 
 
 def _walked_elements(array: Array) -> dict[tuple[str, str], list[int]]:
-    """How many elements a walk at a link covers: one's own part, or every part in turn for the whole object."""
+    """How many elements a walk at a link covers, by (fifo, port): the fifo's own part, or, for the whole, each part."""
     fifos = {fifo.name: fifo for fifo in array.fifos}
     sizes: dict[tuple[str, str], list[int]] = {}
     for link in array.links:
@@ -212,10 +212,10 @@ def words(
     dimensions: int,
     limits: Limits,
 ) -> Iterator[Violation]:
-    """The walk in 32-bit words: whole ones, and wraps and strides that the registers hold.
+    """Check that a walk is one of whole 32-bit words, with wraps and strides that the registers hold.
 
-    The innermost wrap counts words, the others repetitions; the outermost of a descriptor with all its dimensions has
-    no wrap register, its length ends it.
+    The innermost wrap counts words, the others repetitions. The outermost dimension of a descriptor that uses all its
+    dimensions has no wrap register: the transfer's length ends it.
     """
     granule = limits.granule_bytes
     inner = walk[-1]

@@ -3,7 +3,7 @@
 
 A task is known to be complete when it was awaited, or a later one of the same channel was (a channel's queue is in
 order), or a drain that its data reaches was: the output cannot be there before the input (arXiv 2512.13282, section
-4.4; `_Known`). Only then is freeing its buffer descriptor right; freed earlier, it is written while the DMA reads it.
+4.4; `_Known`). Only then may its buffer descriptor be freed; before, the DMA could read it while it is rewritten.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ __all__ = ["check_sequence", "contiguous", "descriptor", "downstream", "iteratio
 
 
 def check_sequence(plan: Plan, limits: Limits) -> list[Violation]:
-    """Every transfer by itself, then all of them in order."""
+    """Check every step by itself and, if all are right, their order and the size of their instructions."""
     buffers = {buffer.name: buffer for buffer in plan.array.buffers}
     found = [violation for step in plan.sequence.steps for violation in _step(step, plan, limits, buffers)]
     return found or [*_order(plan, limits), *_instructions(plan, limits)]
 
 
 def _instructions(plan: Plan, limits: Limits) -> Iterator[Violation]:
-    """All of a call's instructions lie in the controller's heap."""
+    """All of a call's instructions must fit in the controller's heap."""
     need = words_of_steps(plan.sequence.steps) * WORD_BYTES
     if need > limits.heap_bytes:
         yield Violation("sequence", "instructions", f"{need} bytes", f"{limits.heap_bytes} bytes", "the heap")
 
 
 def descriptor(tap: Tap) -> tuple[int, tuple[Dimension, ...]]:
-    """A tap as a shim tile's buffer descriptor: the repetitions of the task, and the walk of one of them.
+    """A tap as a shim tile's buffer descriptor: how often the task is repeated, and the walk of one repetition.
 
-    A tap of 4 dimensions, or one whose outermost stride is 0, repeats its outermost dimension; steps of 1 are left out.
+    Dimensions of size 1 are left out. The outermost of the others is the repetition if there are 4 of them, or if there
+    are several and its stride is 0.
     """
     walk = tuple(dimension for dimension in tap.walk if dimension.size != 1) or tap.walk[-1:]
     if len(walk) > 1 and (len(walk) == 4 or walk[0].stride == 0):
@@ -53,13 +54,13 @@ def descriptor(tap: Tap) -> tuple[int, tuple[Dimension, ...]]:
 
 
 def iteration_stride(tap: Tap) -> int:
-    """The stride of `descriptor`'s repetitions, in elements."""
+    """The stride from one of `descriptor`'s repetitions to the next, in elements; 0 if there is only one."""
     repeats, _ = descriptor(tap)
     return 0 if repeats == 1 else next(dimension.stride for dimension in tap.walk if dimension.size != 1)
 
 
 def contiguous(walk: tuple[Dimension, ...]) -> bool:
-    """Whether a walk is a run of neighbours, which the length register holds without any wrap."""
+    """Whether a walk visits neighbouring elements one after another, so that a length describes it, without wraps."""
     run = 1
     for dimension in reversed(walk):
         if dimension.size > 1 and dimension.stride != run:
@@ -141,9 +142,9 @@ class _Streams:
     """What the sequences of an array are checked against: its fifos, where the host's ends are, and what reaches what.
 
     Attributes:
-        fifos: by name.
-        tiles: of the host's ends by the names of fifos, one object a tile, to compare quickly.
-        reach: see `downstream`.
+        fifos: all fifos, by name.
+        tiles: by the name of a fifo, the shim tile of its host end or None; a tile is one object, to compare quickly.
+        reach: what `downstream` gives.
     """
 
     def __init__(self, array: Array, limits: Limits) -> None:
@@ -154,17 +155,17 @@ class _Streams:
         self.reach = downstream(array)
 
 
-_streams = lru_cache(maxsize=32)(_Streams)  # of the last some arrays, as in structure.py
+_streams = lru_cache(maxsize=32)(_Streams)  # programs of one array share it
 
 
 def _shim_tile(fifo: Fifo, limits: Limits) -> Tile | None:
-    """Where the host's end of a fifo is."""
+    """The shim tile at which the host's end of a fifo is, None if it has no such end."""
     ends = (fifo.producer, *fifo.consumers)
     return next((end.tile for end in ends if limits.kind(end.tile.column, end.tile.row) == "shim"), None)
 
 
 def downstream(array: Array) -> dict[str, set[str]]:
-    """For each fifo those that its data reaches: through links, and from the inputs of a core to its outputs."""
+    """For each fifo the names of those its data reaches: through links, and from a core's inputs to its outputs."""
     next_fifos: defaultdict[str, set[str]] = defaultdict(set)
     for link in array.links:
         for name in link.inputs:
@@ -190,20 +191,21 @@ def downstream(array: Array) -> dict[str, set[str]]:
 
 
 class _Known:
-    """What is known of other transfers when one has ended.
+    """Which other transfers have surely ended when one has.
 
-    A channel's transfers end in the order they are started in. What flows to a transfer from others ends with it if it
-    was started before it; or, started after it (a drain is often queued before its fills), if of all that its fifo
-    moves in the sequence no larger share is moved up to it than of the ended one's. That takes the cores to produce as
-    they consume: of two drains of one size the first needs the first half of what is filled. The emulator, which
-    follows the data, refuses a descriptor that is freed while it is used whatever is known here.
+    A channel's transfers end in the order they are started in. A transfer whose data reaches the ended one has ended,
+    too, if it was started before it. If it was started after it (a drain is often queued before its fills), shares are
+    compared: how much of all that its fifo moves in the sequence has been moved up to and with this transfer. It has
+    ended if its share is no larger than the ended one's. That takes cores to produce as they consume: of two drains of
+    one size the first needs the first half of what is filled. The emulator, which follows the data itself, refuses a
+    descriptor that is freed while it is used, whatever is concluded here.
     """
 
     def __init__(self, steps: Iterable[Step], reach: dict[str, set[str]]) -> None:
         self._reach = reach
         self._reaching: dict[str, list[str]] = {}
         self._order: dict[str, int] = {}
-        self._moved: dict[str, int] = {}  # elements of its fifo, this transfer's and those before it
+        self._moved: dict[str, int] = {}  # elements that its fifo has moved up to and with each transfer
         self._total: defaultdict[str, int] = defaultdict(int)
         for number, step in enumerate(steps):
             if isinstance(step, Transfer):
@@ -233,7 +235,7 @@ def _order(plan: Plan, limits: Limits) -> Iterator[Violation]:
     streams = _streams(plan.array, limits)
     known, tiles = _Known(plan.sequence.steps, streams.reach), streams.tiles
     live: dict[str, Transfer] = {}
-    on_tile: Counter[Tile | None] = Counter()  # of these
+    on_tile: Counter[Tile | None] = Counter()  # how many are live on each shim tile
     running: dict[str, deque[Transfer]] = {fifo.name: deque() for fifo in plan.array.fifos}  # not known to be complete
     started: set[str] = set()
     ended: set[str] = set()
@@ -290,5 +292,5 @@ def _end(
         yield Violation(place, "a token to await", 1, 0, "start it with wait=True")
     for fifo in known.reaching(transfer.fifo):
         queue = running[fifo]
-        while queue and known.ends_with(queue[0], transfer):  # in this order: of those behind less is known
+        while queue and known.ends_with(queue[0], transfer):  # if one may still run, so may those behind it
             queue.popleft()

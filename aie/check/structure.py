@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that a plan hangs together: names, places, links."""
+"""Checks that the parts of a plan fit together: names, places, ends of fifos, variables, links."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def describe(tile: Tile, limits: Limits) -> str:
 
 
 def check_structure(plan: Plan, limits: Limits) -> list[Violation]:
-    """Names are symbols and given once, everything sits where it can, links meet and cover their object."""
+    """Check that names are symbols and unique, tiles can hold what is on them, links meet and cover their object."""
     return [*_host_buffers(plan), *_of_array(plan.array, limits)]
 
 
@@ -39,7 +39,7 @@ def _host_buffers(plan: Plan) -> Iterator[Violation]:
             yield Violation("sequence", f"the host buffer {name}", f"{count} buffers", "1 buffer")
 
 
-@lru_cache(maxsize=32)  # of the last some arrays: programs differ in their sequences
+@lru_cache(maxsize=32)  # programs of one array differ in their sequences only
 def _of_array(array: Array, limits: Limits) -> tuple[Violation, ...]:
     found = *_names(array), *_places(array, limits)
     return found or (*_ends(array, limits), *_links(array, limits), *_variables(array, limits))
@@ -85,7 +85,7 @@ def _ends(array: Array, limits: Limits) -> Iterator[Violation]:
     cores = {core.tile for core in array.cores}
     fifos = {fifo.name: fifo for fifo in array.fifos}
     linked: set[tuple[str, str, Tile]] = set()
-    for link in array.links:  # names that there are not, and ends that do not meet, are `_link`'s to say
+    for link in array.links:  # `_link` reports unknown names and ends that do not meet
         places = {fifos[name].producer.tile for name in link.outputs if name in fifos}
         linked |= {(name, "produce", tile) for name in link.outputs for tile in places}
         for name in link.inputs:
@@ -144,13 +144,13 @@ def _variables(array: Array, limits: Limits) -> Iterator[Violation]:
             )
 
 
-@lru_cache(maxsize=512)  # of the last some arrays, as in cores.py
+@lru_cache(maxsize=512)  # enough for the cores of several arrays
 def _unbound_names(body: tuple[Statement, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_unbound(body, frozenset())))
 
 
 def _unbound(body: tuple[Statement, ...], bound: frozenset[str]) -> Iterator[str]:
-    """Names that are read where they have no value; a load's is there until the end of the loop that it is in."""
+    """Names that are read where they have no value; a load's has one until the end of the loop around the load."""
     for statement in body:
         yield from (name for value in _expressions(statement) for name in _names_in(value) if name not in bound)
         if isinstance(statement, Load):
@@ -234,7 +234,7 @@ def _forward(place: str, link: Link, fifos: dict[str, Fifo]) -> Iterator[Violati
 
 
 def _coverage(place: str, link: Link, fifos: dict[str, Fifo]) -> Iterator[Violation]:
-    """The parts of a split or join must tile the whole object: the compiler loses or invents data without a word."""
+    """The parts of a split or join must tile the whole object, or the compiler silently loses or invents data."""
     whole, ranges = link_ranges(link, fifos)
     parts = [fifos[name] for name in (link.outputs if link.kind == "split" else link.inputs)]
     if not ranges:

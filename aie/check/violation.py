@@ -10,7 +10,7 @@ __all__ = ["PlanError", "Violation"]
 
 @dataclass(frozen=True)
 class Violation:
-    """One broken limit: where, of what, how much is needed and how much there is."""
+    """One broken limit: the place, the resource, how much of it is needed and how much there is."""
 
     place: str
     resource: str
@@ -24,7 +24,7 @@ class Violation:
 
 
 class PlanError(ValueError):
-    """A plan breaks limits; `violations` holds them, one a line of the message."""
+    """A plan breaks limits: `violations` holds them, and the message has a line for each."""
 
     def __init__(self, name: str, violations: list[Violation]) -> None:
         self.violations = violations

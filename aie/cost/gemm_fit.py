@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fits the parameters of `gemm_parameters` that say so to the rows of `published_gemm`, and predicts rows left out.
+"""Fits the fitted parameters of `gemm_parameters` to the rows of `published_gemm`, and predicts rows left out.
 
-Two steps, each a least-squares fit of relative errors, from the values that the table has:
+Two steps, each a least-squares fit of relative errors that starts from the values of the table:
 
-1. what a kernel call takes, of each generation, to the throughput of single cores;
-2. main memory, calls and synchronising, of both together, to TOPS, with the cores' throughput as it was measured: an
-   error of the first step does not become a bandwidth.
+1. what a kernel call takes, for each generation, to the throughput of single cores;
+2. main memory, calls and synchronising, for both generations together, to TOPS, with the cores' measured throughput, so
+   that an error of the first step does not become a bandwidth.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Row", "fit", "fitted", "left_out", "rows"]
 
-_LARGEST = 8192  # of the sweeps' sizes
-_SWEPT = 12  # of a sweep's sizes are looked at, evenly among them
+_LARGEST = 8192  # bound of the sweeps' M, K and N
+_SWEPT = 12  # about as many of a sweep's sizes are looked at, evenly chosen
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Row:
     """One published number.
 
     Attributes:
-        group: rows that are left out together: those of a table or section, generation and precision.
-        what: for people.
-        step: of the fit: 1, cores; 2, the array.
+        group: (table or section, generation, precision); rows of a group are left out together.
+        what: describes the row for readers.
+        step: the step of the fit that uses it: 1, cores; 2, the array.
         published: the number.
-        unit: of the number.
-        predict: what the model says, with which parameters, with the cores' throughput as measured or as modelled.
+        unit: the number's unit.
+        predict: what the model says, from parameters and whether the cores' throughput is the measured one.
     """
 
     group: tuple[str, str, str]
@@ -96,7 +96,7 @@ def _tops(gemm: Measured, known: Parameters, measured: bool) -> float:
 
 @cache
 def _sizes(gemm: Measured, order: Order) -> tuple[Measured, ...]:
-    """`_SWEPT` of a sweep's sizes, the largest among them."""
+    """About `_SWEPT` of a sweep's sizes, the largest among them."""
     tiling = replace(gemm.tiling, b_order=order)
     grid = list(itertools.product(*(range(unit, _LARGEST + 1, unit) for unit in tiling.native(gemm.target))))
     chosen = grid[:: -(len(grid) // _SWEPT)]
@@ -104,7 +104,7 @@ def _sizes(gemm: Measured, order: Order) -> tuple[Measured, ...]:
 
 
 def _swept(gemm: Measured, known: Parameters, measured: bool, order: Order) -> list[float]:
-    """TOPS of these sizes."""
+    """Predicted TOPS of the sweep's chosen sizes."""
     return [_tops(each, known, measured) for each in _sizes(gemm, order)]
 
 
@@ -119,7 +119,7 @@ def _column_over_row(gemm: Measured, known: Parameters, measured: bool) -> float
 
 # --- The parameters that are fitted ---------------------------------------------------------------------------------
 
-_Name = tuple[str, str]  # generation, or "" of both, and parameter
+_Name = tuple[str, str]  # (generation, or "" for both; parameter)
 _CORE: list[_Name] = [(target, name) for target in GEMM for name in ("element", "accumulator_byte")]
 _CORE += [("npu2", "macs bf16")]
 _ARRAY: list[_Name] = [(target, name) for target in GEMM for name in ("read", "neighbour_run")]
@@ -133,7 +133,7 @@ def fitted(known: Parameters) -> dict[_Name, float]:
 
 
 def with_values(known: Parameters, values: Mapping[_Name, float]) -> Parameters:
-    """Parameters of which some have these values."""
+    """The parameters, except for these values."""
     return {
         target: of.with_values({name: value for (place, name), value in values.items() if place in {target, ""}})
         for target, of in known.items()
@@ -141,7 +141,7 @@ def with_values(known: Parameters, values: Mapping[_Name, float]) -> Parameters:
 
 
 def fit(chosen: Sequence[Row]) -> Parameters:
-    """The parameters that fit some rows best; one that no row tells anything of stays as it is in the table."""
+    """The parameters that fit the chosen rows best; one on which no row depends stays as it is in the table."""
     known: Parameters = GEMM
     for step, names in _STEPS:
         known = _fit([row for row in chosen if row.step == step], names, known)
@@ -149,7 +149,7 @@ def fit(chosen: Sequence[Row]) -> Parameters:
 
 
 def left_out(found: Sequence[Row]) -> dict[tuple[str, str, str], Parameters]:
-    """For each group of rows, the parameters that fit all others; a step none of them belongs to stays as it is."""
+    """For each group of rows, the parameters fitted to all other rows; steps without its rows are not fitted again."""
     start = fit(found)
     fits: dict[tuple[str, str, str], Parameters] = {}
     for group in dict.fromkeys(row.group for row in found):

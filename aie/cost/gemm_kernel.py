@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GEMM of one compute tile: what a call of its kernel takes, and the size of it that suits a tile best.
+"""The GEMM of one compute tile: what a call of its kernel takes, and which size of call suits a tile best.
 
-The integer programme of arXiv 2512.13282, section 4.5.1, solved by trying everything. Words: a call multiplies
-A[m, k] by B[k, n] and adds the product to C[m, n], which stays in L1; A and B are double-buffered.
+The integer programme of arXiv 2512.13282, section 4.5.1, solved by trying everything. A *call* multiplies A[m, k] by
+B[k, n] and adds the product to C[m, n], which stays in L1; A and B are double-buffered.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = [
     "largest_kernels", "macs_per_cycle", "peak_macs", "precision_of", "single_core_kernel",
 ]  # fmt: skip
 
-# 1 KB of the 64 is the stack (equation 5). The paper's kernels stay below the limit: 48 x 288 x 48 of int8-int32 would
-# fill it to the byte, and table 1 has 48 x 280 x 48.
+# 1 KB of the 64 is the stack (equation 5). The paper's kernels stay below this limit: 48 x 288 x 48 of int8-int32 would
+# reach it exactly, and table 1 has 48 x 280 x 48.
 L1_BYTES = 63 * 1024
-# All kernels of the paper's tables are multiples of 16 x 8 x 16: 8 x 8 x 8 (XDNA: 4 x 8 x 8, 4 x 8 x 4) of the matrix
-# unit, two (four) of them down and across in registers.
+# All kernels of the paper's tables are multiples of 16 x 8 x 16: the matrix unit takes 8 x 8 x 8 (XDNA: 4 x 8 x 8,
+# 4 x 8 x 4), and two (four) of these are held in registers down and across.
 SIDE, DEPTH = 16, 8
-_LARGEST = 512  # of m and n: L1 holds no 512 columns of C by 16 rows of the smallest type, with k of 8
+_LARGEST = 512  # bound of m and n: L1 does not hold 512 columns of C by 16 rows of the smallest type, with k of 8
 _SIDES = list(itertools.product(range(SIDE, _LARGEST, SIDE), repeat=2))  # m, n
 _ROUNDED = 2  # decimals of an efficiency: all throughputs of tables 1 to 3 are whole percents of the unit's rate
 
@@ -42,11 +42,11 @@ class Precision:
     Attributes:
         name: as the paper names it, input-output; `bf16` and `bfp16` are those of our own design.
         unit: a kind of `macs` (parameters.toml).
-        a: of A, in main memory and on the array.
-        b: of B. Block floating point holds 8 values in 9 bytes.
-        accumulator: of C while it is reduced.
-        output: of C in main memory.
-        staged: C leaves by a buffer of its own, in which the sums are rounded.
+        a: bytes of an element of A, in main memory and on the array.
+        b: bytes of an element of B; block floating point holds 8 values in 9 bytes.
+        accumulator: bytes of an element of C while it is reduced.
+        output: bytes of an element of C in main memory.
+        staged: whether C leaves through a buffer of its own, into which the sums are rounded.
     """
 
     name: str
@@ -107,20 +107,20 @@ def precision_of(target: str, name: str) -> Precision:
 def call_cycles(known: GemmParameters, precision: Precision, size: KernelSize) -> float:
     """Cycles of a call (equation 1, with the efficiency resolved).
 
-    The inner loop over k does the unit's multiply-adds. For each element of C it is filled and drained once, and the
-    partial sum is loaded and stored: what a larger k makes less of.
+    The inner loop over k does the unit's multiply-adds. For each element of C the loop is filled and drained once, and
+    the partial sum is loaded and stored: with a larger k this counts less.
     """
     c = known["element"] + known["accumulator_byte"] * precision.accumulator
     return size.macs / known[f"macs {precision.unit}"] + c * size.m * size.n
 
 
 def macs_per_cycle(known: GemmParameters, precision: Precision, size: KernelSize) -> float:
-    """The throughput of a core while its kernel runs."""
+    """Multiply-adds a cycle of a core while its kernel runs."""
     return size.macs / call_cycles(known, precision, size)
 
 
 def peak_macs(known: GemmParameters, precision: Precision) -> int:
-    """What the matrix unit does at best; XDNA2 multiplies bf16 in block floating point."""
+    """Multiply-adds a cycle of the matrix unit at best; XDNA2 multiplies bf16 in block floating point."""
     rates = LIMITS[known.target].macs_per_cycle
     if precision.unit == "int8":
         return rates["i8"]
@@ -133,9 +133,9 @@ def efficiency(known: GemmParameters, precision: Precision, size: KernelSize) ->
 
 
 def l1_bytes(precision: Precision, size: KernelSize, *, output_buffers: int = 1) -> float:
-    """Bytes of a compute tile's memory (equation 5): A and B twice, C once or, `output_buffers` of 2, twice.
+    """Bytes of a compute tile's memory (equation 5): A and B twice, C `output_buffers` times (1 or 2).
 
-    Staged sums are there once, and the buffers they leave by besides.
+    With staged sums, the sums are there once in addition to the buffers through which C leaves.
     """
     inputs = 2 * size.k * (size.m * precision.a + size.n * precision.b)
     outputs = precision.output * output_buffers + (precision.accumulator if precision.staged else 0)
@@ -150,7 +150,7 @@ def fits(precision: Precision, size: KernelSize, *, output_buffers: int = 1) -> 
 def is_compute_bound(
     known: GemmParameters, precision: Precision, size: KernelSize, input_bytes: float, efficiency: float
 ) -> bool:
-    """Equations 2 to 4: A and B come in, each at `input_bytes` a cycle, while the call before computes."""
+    """Equations 2 to 4: whether A and B come in, each at `input_bytes` a cycle, while the call before computes."""
     rate = peak_macs(known, precision) * round(efficiency, _ROUNDED)
     return rate * precision.a <= input_bytes * size.n and rate * precision.b <= input_bytes * size.m
 
@@ -164,7 +164,7 @@ def single_core_kernel(known: GemmParameters, precision: Precision, *, measured:
     Args:
         known: the generation's parameters.
         precision: what is multiplied.
-        measured: the efficiency in the place of the modelled one.
+        measured: a measured efficiency, to replace the modelled one.
     """
     found = [
         size
@@ -180,10 +180,10 @@ def single_core_kernel(known: GemmParameters, precision: Precision, *, measured:
 def largest_kernels(
     known: GemmParameters, precision: Precision, k: int, *, output_buffers: int = 1, measured: float | None = None
 ) -> list[KernelSize]:
-    """The kernels of this k with the largest C (section 4.5.2), one or, of equal product, several.
+    """The kernels of this k with the largest m n (section 4.5.2): one, or several with equal m n.
 
-    What the inputs carry is the streams' width here: on the array A and B come over them. The efficiency is that of
-    the step before, of k + 8, as the paper estimates it, or the one that was `measured` there.
+    A and B come in at the streams' width, by which they reach a tile on the array. The efficiency is taken from the
+    search's step before, k + 8, as in the paper: the modelled one, or the one `measured` there.
     """
     best: list[KernelSize] = []
     for m, n in _SIDES:

@@ -4,14 +4,14 @@
 The scheme is that of arXiv 2512.13282 (figure 3) with the megatiles of arXiv 2602.06063 (equation 5), as
 `designs.gemm` has it: rows of A are broadcast to rows of compute tiles, columns of B to columns, C stays in L1 while K
 is reduced. A *megatile*, e_y x e_x tiles of C on every compute tile, is what the array reduces at a time; it takes as
-long as the slowest of these, which go on side by side:
+long as the slowest of these, which go on at the same time:
 
-    compute   its kernel calls; one output buffer: and C's way out, in which the core waits
+    compute   its kernel calls; with one output buffer also C's way out, during which the core waits
     read      A and B from main memory, through streams of 32 bits a cycle
     write     C to main memory
 
-and the GEMM takes all its megatiles, the first tiles' way in, the last one's way out, and a dispatch. The equations are
-in docs/model-gemm.md. **Nothing here was measured by us.**
+and the GEMM takes the time of all its megatiles, of the first tiles' way in, of the last tile's way out, and a
+dispatch. The equations are in docs/model-gemm.md. **Nothing here was measured by us.**
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 __all__ = ["GemmPrediction", "Order", "Tiling", "predict_design", "predict_gemm", "tiling_of"]
 
-ROWS = 4  # of compute tiles in a column, on both generations
+ROWS = 4  # compute tiles in a column, on both generations
 _VECTOR = {"npu1": 32, "npu2": 64}  # bytes a core stores in a cycle (AMD AM020)
 _PANEL = 32  # columns of B that lie together in `panels` order (kernels/README.md)
-_ABOUT = 4096
+_ABOUT = 4096  # the paper's "about 4K"
 
 
 class Order(StrEnum):
-    """How B lies in main memory: as the paper's, in columns or rows, or prepacked as our design reads it."""
+    """How B lies in main memory: in columns or rows, as in the paper, or prepacked as our design reads it."""
 
     COLUMN = "column"
     ROW = "row"
@@ -57,12 +57,12 @@ class Tiling:
         n: columns of a tile of C.
         k_mt: columns of A (rows of B) in L2, a multiple of k.
         e_y: tiles of C that a compute tile reduces together, down.
-        e_x: across.
-        gates: 2: pairs of tiles, a gate and its up projection, become one when they are stored.
+        e_x: tiles of C that a compute tile reduces together, across.
+        gates: 2 if pairs of tiles, a gate's and its up projection's, become one when they are stored; else 1.
         epilogue: what the stores make of the sums: none, or a kind of `epilogue` (parameters.toml).
         b_order: how B lies in main memory.
-        output_buffers: 1 or 2 of C's tile.
-        overlapped: descriptors are written while transfers go on (section 4.4).
+        output_buffers: buffers for a tile of C, 1 or 2.
+        overlapped: whether descriptors are written while transfers go on (section 4.4).
     """
 
     m: int
@@ -94,32 +94,32 @@ class Tiling:
         return self.e_y * self.e_x * self.gates
 
     def native(self, target: str) -> tuple[int, int, int]:
-        """M, K, N that sizes are padded to multiples of (section 4.2.2); of N, columns that are stored."""
+        """The M, K and N to whose multiples sizes are padded (section 4.2.2); N counts columns that are stored."""
         return ROWS * self.e_y * self.m, self.k_mt, LIMITS[target].columns * self.e_x * self.n
 
     def nearest(self, target: str) -> tuple[int, int, int]:
-        """M, K, N of the paper's "about 4K square": in each dimension the multiple of `native` that is nearest."""
+        """M, K, N of the paper's "about 4K square": in each dimension the multiple of `native` nearest to 4096."""
         m, k, n = (round(_ABOUT / unit) * unit for unit in self.native(target))
         return m, k, n
 
 
 @dataclass(frozen=True)
 class GemmPrediction:
-    """A GEMM's predicted time, and what it is made of. Seconds; bytes of main memory; padding is part of all but TOPS.
+    """A GEMM's predicted time, and what it is made of. Padding counts everywhere except in `tops`.
 
     Attributes:
         seconds: from the call to its completion, dispatch included.
-        tops: 2 M K N (gated: twice that) over that time, in 10^12; padding does not count.
-        compute_seconds: of the cores: kernels, zeroing, storing, and waiting for C's way out.
-        read_seconds: A's and B's transfers.
-        write_seconds: C's.
-        dispatch_seconds: of the call, its first tiles' way in and its last ones' out.
-        synchronise_seconds: between megatiles, if descriptors are not written while transfers go on.
+        tops: 2 M K N (gated: twice that) operations over `seconds`, in 10^12 a second.
+        compute_seconds: the cores' time: kernels, zeroing, storing, and waiting for C's way out.
+        read_seconds: transfers of A and B.
+        write_seconds: transfers of C.
+        dispatch_seconds: the dispatch, the first tiles' way in and the last ones' way out.
+        synchronise_seconds: time between megatiles, if descriptors are not written while transfers go on.
         read_bytes: from main memory.
         write_bytes: to main memory.
-        macs: multiply-adds done, padding included.
+        macs: multiply-adds done.
         padded: M, K, N as the array computes them.
-        macs_per_cycle: of a core while its kernel runs.
+        macs_per_cycle: multiply-adds a cycle of a core while its kernel runs.
         bound: what takes longest: compute, read or write.
     """
 
@@ -139,14 +139,15 @@ class GemmPrediction:
 
 
 def predict_design(design: Gemm, m: int, k: int, n: int) -> GemmPrediction:
-    """What a call of our own GEMM is predicted to take: M rows of A, N columns of C (gated: of 2 N of B)."""
+    """What a call of our own GEMM is predicted to take: M rows of A, N columns of C (gated: B has 2 N)."""
     return predict_gemm(design.target, design.weights, m, k, n, tiling_of(design))
 
 
 def tiling_of(design: Gemm) -> Tiling:
     """The tiles of our own GEMM.
 
-    A megatile has e_x transfers of C a column, and waits for the one before where two megatiles' do not fit in a queue.
+    A megatile has e_x transfers of C in each column; where those of two megatiles do not fit into a channel's queue, a
+    megatile waits for the one before.
     """
     overlapped = LIMITS[design.target].task_queue // design.e_x > 1
     return Tiling(
@@ -171,12 +172,12 @@ def predict_gemm(
     Args:
         target: npu1 or npu2.
         precision: a name of `gemm_kernel.PRECISIONS`.
-        m: rows of A; any number, padded to the tiling's.
+        m: rows of A; like k and n any number, padded to the tiling's.
         k: columns of A.
         n: columns of C; with two gates B has twice as many.
         tiling: the tiles.
-        measured: a core's multiply-adds a cycle, in the place of the modelled ones.
-        known: other parameters than the generation's own.
+        measured: a core's measured multiply-adds a cycle, to replace the modelled ones; 0: none.
+        known: parameters to replace the generation's own.
 
     Raises:
         ValueError: no such target, precision or epilogue, or a size is not positive.
@@ -226,7 +227,7 @@ class _Megatile:
         columns, vector = LIMITS[known.target].columns, _VECTOR[known.target]
         clock, stream = known["clock"], known["stream"] * known["clock"]
         tile = tiling.m * tiling.n
-        # What a row of compute tiles has of A, a column of B and of C.
+        # Bytes of A of a row of compute tiles, and of B of a column, for each step of K; bytes of C of a column.
         a, b = tiling.e_y * tiling.m * precision.a, tiling.gates * tiling.e_x * tiling.n * precision.b
         c = ROWS * tiling.e_y * tiling.e_x * tile * precision.output
 
@@ -238,7 +239,7 @@ class _Megatile:
             passed = tiling.gates * precision.accumulator + precision.output
             made = known[f"epilogue {tiling.epilogue}"] if tiling.epilogue != "none" else 0.0
             cycles += tiling.e_y * tiling.e_x * tile * (passed / vector + made)
-        # A core waits while its tiles leave; with a buffer besides, for all but the last of them.
+        # A core waits while its tiles leave; with a second buffer, for all but the last of them.
         waiting = tiling.e_y * tiling.e_x - (1 if precision.staged or tiling.output_buffers > 1 else 0)
         leaving = waiting * tile * precision.output / stream
         self.compute = cycles / clock + leaving
@@ -247,12 +248,12 @@ class _Megatile:
         self.write_bytes = columns * c
         self.read = max(self._main_memory(known, tiling, depth), max(a, b) * depth / stream)
         self.write = c / stream
-        # The first tiles reach L2 whole, then L1; the last go the other way.
+        # The first tiles come in through L2, whole, then L1; the last ones go out.
         self.fill = (max(a, b) * (tiling.k_mt + tiling.k)) / stream
         self.flush = self.write
 
     def _main_memory(self, known: GemmParameters, tiling: Tiling, depth: int) -> float:
-        """Reading A and B: all bytes through main memory, each stream's runs in turn; both limits at once."""
+        """Seconds of reading A and B: both main memory's rate and each stream's runs, one after the other, bound it."""
         lines = depth / tiling.k_mt
         a_runs = tiling.e_y * tiling.m * lines * known["run"]
         b_columns = tiling.gates * tiling.e_x * tiling.n

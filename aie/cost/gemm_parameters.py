@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the model of a GEMM takes from outside, of each generation: rates, bandwidths, costs of a call.
+"""What the model of a GEMM takes from outside, for each generation: rates, bandwidths, costs of a call.
 
 A fitted parameter is fitted to published rows by `gemm_fit`; a test compares. Each has one value for all precisions,
 sizes and tiles. parameters.toml says what each is.
@@ -23,7 +23,7 @@ __all__ = ["GEMM", "GemmParameters", "gemm_parameters"]
 
 @dataclass(frozen=True)
 class GemmParameters:
-    """One generation's (`target`: npu1 or npu2), by name."""
+    """The parameters of one generation (`target`: npu1 or npu2), by name."""
 
     target: str
     table: Mapping[str, Parameter]
@@ -32,7 +32,7 @@ class GemmParameters:
         return self.table[name].value
 
     def kinds(self, name: str) -> list[str]:
-        """The kinds that a parameter has several values for: what the table has behind its name."""
+        """The kinds for which a parameter has values of their own: the second word of its names in the table."""
         return self._kinds.get(name, [])
 
     @cached_property
@@ -44,7 +44,7 @@ class GemmParameters:
         return found
 
     def with_values(self, values: Values) -> GemmParameters:
-        """The same but for some."""
+        """The same parameters, except for these values."""
         changed = {name: replace(self.table[name], value=value) for name, value in values.items()}
         return replace(self, table={**self.table, **changed})
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiles of a GEMM for the whole array: where computing and reading main memory balance.
 
-The search of arXiv 2512.13282, section 4.5.2, with predictions in the place of its measurements: for every k, m and n
-are as large as L1 lets them (`gemm_kernel.largest_kernels`). The smaller k is, the less is read of main memory, and the
-lower is the cores' throughput; the best lies where neither waits for the other. The paper goes down from a k at which
-memory is the bound until its measurements get worse; a prediction takes no time, so all k are tried.
+The search of arXiv 2512.13282, section 4.5.2, with predictions in place of the paper's measurements: for every k, m and
+n are as large as L1 allows (`gemm_kernel.largest_kernels`). The smaller k is, the less is read from main memory, and
+the lower the cores' throughput; the best k is where neither waits for the other. The paper lowers k, from one with
+which memory is the bound, until its measurements get worse; a prediction takes no time, so here all k are tried.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from flownpu.aie.plan.limits import LIMITS
 
 __all__ = ["GemmSearch", "l2_bytes"]
 
-# The smallest k_mt within this of the best is taken: what a longer run of memory gains is little by then, and K is
+# The smallest k_mt whose TOPS are within this share of the best is taken: longer runs in memory gain little, and K is
 # padded to k_mt (section 5.2.2).
 _SATURATED = 0.02
-# Columns that are looked at: the longest of the paper's best kernels (section 5.2.2).
+# The longest k_mt that is tried: that of the paper's best kernels (section 5.2.2).
 _LONGEST_K_MT = 448
 
 
@@ -38,15 +38,15 @@ Candidate: TypeAlias = tuple[Tiling, GemmPrediction]
 
 @dataclass(frozen=True)
 class GemmSearch:
-    """What tiles are looked for.
+    """A search for tiles.
 
     Attributes:
         target: npu1 or npu2.
         precision: a name of `gemm_kernel.PRECISIONS`.
-        size: M, K, N; by default, for each tiling, the multiple of its native size that is nearest to 4096.
+        size: M, K, N; None: for each tiling, the multiples of its native size that are nearest to 4096.
         b_order: how B lies in main memory.
-        output_buffers: of C's tile in L1.
-        overlapped: descriptors are written while transfers go on.
+        output_buffers: buffers for a tile of C in L1, 1 or 2.
+        overlapped: whether descriptors are written while transfers go on.
     """
 
     target: str
@@ -57,7 +57,7 @@ class GemmSearch:
     overlapped: bool = True
 
     def kernels(self, k: int, *, throughput: float = 0.0) -> list[KernelSize]:
-        """The largest tiles of C with this k; `throughput`: of a core at the k before, if it was measured."""
+        """The largest tiles of C with this k; `throughput`: multiply-adds a cycle measured at k + 8; 0: modelled."""
         known, kind = gemm_parameters(self.target), precision_of(self.target, self.precision)
         measured = throughput / peak_macs(known, kind) if throughput else None
         return largest_kernels(known, kind, k, output_buffers=self.output_buffers, measured=measured)
@@ -98,7 +98,7 @@ class GemmSearch:
 
 
 def l2_bytes(target: str, precision: str, tiling: Tiling) -> float:
-    """Bytes in all memory tiles: A and B twice, C once. B in rows comes and goes k at a time, not k_mt."""
+    """Bytes in all memory tiles: A and B twice, C once. Row-major B is held k rows at a time, not k_mt."""
     kind, columns = precision_of(target, precision), LIMITS[target].columns
     a = 2 * ROWS * tiling.e_y * tiling.m * tiling.k_mt * kind.a
     depth = tiling.k if tiling.b_order == Order.ROW else tiling.k_mt

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiles for our own GEMM (`designs.gemm`): those that are predicted to be the fastest for a shape, or for several.
 
-What is tried: tiles that fit in L1 and L2 and that B, as the dequantisation engine lays it out, allows: K padded to
-256 columns of a Q4NX block, 64 columns of a gate beside as many of its up projection. The checker has the last word.
+Tried are tiles that fit in L1 and that suit B as the dequantisation engine lays it out: K padded to the 256 columns of
+a Q4NX block, 64 columns of a gate beside 64 of its up projection. Whether a design is valid is for the checker to say.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 __all__ = ["designs", "rank", "rank_for_shapes"]
 
-# Tiles that are tried: of calls smaller than 16 rows the kernel's own costs are the most, larger ones leave L1 no room
-# for several.
+# Tiles that are tried: in calls of fewer than 16 rows overheads dominate, and with more than 128 L1 has no room for
+# several tiles.
 _ROWS = range(16, 129, 8)
 _COLUMNS = (32, 64, 96, 128)
 _DEPTHS = (32, 64, 128)
 _EXPANSIONS = ((1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2))
 _K_MT = (BLOCK_COLUMNS, 2 * BLOCK_COLUMNS)  # K is padded to a block's columns, and must be a multiple
-_WOVEN = 64  # columns of a gate that lie beside as many of its up projection
-_SUB_TILE = 32  # N is a multiple of it
+_WOVEN = 64  # columns of a gate that lie beside 64 of its up projection
+_SUB_TILE = 32  # N is padded to a multiple of it
 
 
 def l1_bytes(design: Gemm) -> float:
-    """Bytes of a compute tile's memory without its stack: tiles of A (held, and one more) and B, sums, a tile of C."""
+    """Bytes of a compute tile's memory without its stack: tiles of A (those held + 1) and B, sums, a tile of C."""
     a_tiles = 2 if design.accumulators == design.e_y else design.e_y + 1
     precision, tile = PRECISIONS[design.weights], design.m * design.n
     inputs = design.k * (a_tiles * design.m * precision.a + 2 * design.n * precision.b)
@@ -43,10 +43,10 @@ def l1_bytes(design: Gemm) -> float:
 
 
 def designs(target: str, weights: str, epilogue: str, k_mt: int = BLOCK_COLUMNS) -> Iterator[Gemm]:
-    """Everything that is tried with this k_mt.
+    """All designs that are tried with this k_mt.
 
     Raises:
-        ValueError: there are no such weights on this target, or no such epilogue.
+        ValueError: the target does not take these weights, or there is no such epilogue.
     """
     gated = Gemm(target, weights, epilogue).gates > 1
     for n, m, k, (e_y, e_x) in itertools.product(_COLUMNS, _ROWS, _DEPTHS, _EXPANSIONS):
@@ -58,9 +58,9 @@ def designs(target: str, weights: str, epilogue: str, k_mt: int = BLOCK_COLUMNS)
 
 
 def rank(target: str, weights: str, epilogue: str, m: int, k: int, n: int) -> list[tuple[Gemm, GemmPrediction]]:
-    """All designs that take M x K x N, and what is predicted of a call of each, the fastest first.
+    """All designs that take M x K x N, each with what is predicted for a call, the fastest first.
 
-    Of equal ones that with fewer rows of padding comes first, then that of larger calls.
+    Among equally fast ones, fewer rows of padding come first, then larger calls.
 
     Raises:
         ValueError: as `designs`, or a size is not positive.
@@ -81,8 +81,8 @@ def rank_for_shapes(
 ) -> list[tuple[Gemm, float]]:
     """Designs by the geometric mean, over groups of shapes (M, K, N), of a group's TOPS; the highest first.
 
-    One design serves all: every array of its own is configured in turn, which takes longer than tiles gain. A group is
-    a model's, say; so each counts as much as the others.
+    One design serves all shapes: with several arrays each would have to be configured in turn, which costs more than
+    better tiles gain. A group may be one model's shapes; each group has the same weight.
     """
     held = [list(group) for group in groups]
     ranked: list[tuple[Gemm, float]] = []

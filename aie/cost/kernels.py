@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cycles of a kernel's call, from what was published of such kernels; of our own none was ever timed."""
+"""Cycles of a kernel's call, from what was published of similar kernels; none of our own was ever timed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["priced_by_integers", "published_cycles"]
 
-# Operators on vectors, by how many of their integers (kernels/README.md) are factors of a call's elements: rows (heads)
-# and the size of each, or all of them.
+# Operators on vectors, with how many of their integer arguments (kernels/README.md) multiply to a call's elements: 2,
+# rows (heads) and the size of each; 1, all elements.
 _VECTORS: dict[str, int] = dict.fromkeys(
     ("rms_norm", "rms_norm_add", "add_rms_norm", "add_layer_norm", "rms_norm_rope", "rope", "rope_interleaved"), 2
 ) | dict.fromkeys(("patch_pooling_norm", "geglu", "swiglu", "store_gelu", "store_gelu_mul", "store_silu_mul"), 1)
@@ -24,24 +24,24 @@ _BLOCKS = {
     "fused_dqp": "dqp_block",
     "q4nx_dequant_bf16": "dequant_block",
     "q4nx_dequant_bfp16": "dequant_block",
-}  # of a block of weights each
+}  # cycles for each block of weights
 _GEMM = {"gemm_bf16": "bf16", "gemm_bfp16": "bfp16"}
-_SIDE = 8  # of the sub-tiles that FlowQKV's kernels multiply
+_SIDE = 8  # side of the sub-tiles that FlowQKV's kernels multiply
 _LATENCY = 6  # cycles until an accumulator is used again (mlir-aie)
 _VECTOR_BYTES = 64  # a 512-bit register: what a core loads or stores in a cycle (AMD AM020)
-_STORES = _SIDE * _SIDE * 4 / _VECTOR_BYTES  # cycles in which a sub-tile of sums in f32 leaves
+_STORES = _SIDE * _SIDE * 4 / _VECTOR_BYTES  # cycles in which a sub-tile of sums in f32 is stored
 _FLOW_KV = {"flow_kv_scores", "flow_kv_values", "flow_kv_split"}
 
 
 def priced_by_integers(kernel: str) -> bool:
-    """Whether what a call's integers are counts for its cycles."""
+    """Whether a call's cycles depend on its integer arguments."""
     return kernel in _VECTORS or kernel in _GEMM or kernel in _FLOW_QKV or kernel in _FLOW_KV
 
 
 def published_cycles(device: Device, values: Values, kernel: str, integers: list[int], buffer_bytes: int) -> float:
-    """The cycles of a call with these integers, over buffers of so many bytes together.
+    """The cycles of a call with these integer arguments, whose buffers have `buffer_bytes` bytes together.
 
-    What is in no published list takes one pass over its buffers.
+    Kernels of which nothing was published are taken to pass once over their buffers.
     """
     if kernel in _BLOCKS:
         cycles = values[_BLOCKS[kernel]]
@@ -62,17 +62,17 @@ def published_cycles(device: Device, values: Values, kernel: str, integers: list
     return cycles
 
 
-# FlowQKV's, from the instructions of aie/kernels/common/attention.h. A block is 1 or 2 sub-tiles of rows, of `d` sub-tiles
-# each, against a chunk of `keys` sub-tiles; keys are taken two by two as well.
+# FlowQKV's kernels, from the instructions of aie/kernels/common/attention.h. A block is 1 or 2 sub-tiles of rows, of
+# `d` sub-tiles each, against a chunk of `keys` sub-tiles; sub-tiles of keys are taken two by two as well.
 
 
 def _pairs(keys: int) -> list[int]:
-    """Sub-tiles of keys that are taken together."""
+    """How many sub-tiles of keys are taken at a time, one turn after the other."""
     return [2] * (keys // 2) + [1] * (keys % 2)
 
 
 def _score_block(values: Values, rows: int, keys: int, d: int) -> float:
-    """Each step of d converts an operand of every row and column; two sub-tiles share the softmax's chain."""
+    """Cycles of scores: each step of d converts an operand of every row and column; two softmaxes take one's time."""
     products = sum(
         values["product_loop"] + d * max((rows + columns) * values["product"], _LATENCY) + rows * columns * _STORES
         for columns in _pairs(keys)
@@ -81,7 +81,7 @@ def _score_block(values: Values, rows: int, keys: int, d: int) -> float:
 
 
 def _value_block(values: Values, rows: int, keys: int, d: int) -> float:
-    """F is converted before the loop; in it products are no faster than GEMM's, and hide that sums come and go."""
+    """Cycles of F V: F is converted before the loop; in it products are as fast as GEMM's and hide the sums' moves."""
     return sum(
         values["product_loop"]
         + rows * columns * values["product"]
@@ -94,7 +94,7 @@ _FLOW_QKV = {"flow_qkv_scores": _score_block, "flow_qkv_values": _value_block}
 
 
 def _flow_kv_cycles(device: Device, values: Values, kernel: str, integers: list[int]) -> float:
-    """Products, and the softmax where there are scores."""
+    """Cycles of the products, and of the softmax where there are scores."""
     rate = device.limits.macs_per_cycle["bf16"]
     if kernel == "flow_kv_split":  # a Q4NX block's bytes of keys and values: 1280 products a row for each
         *_, rows, d = integers

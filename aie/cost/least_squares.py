@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fits of parameters to numbers: Gauss and Newton's method."""
+"""Least-squares fits of parameters to numbers, by the Gauss-Newton method."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 __all__ = ["fit_least_squares"]
 
 _Name = TypeVar("_Name")
-_PASSES = 30  # at most
-_PROBE = 1e-4  # relative step of a derivative
-_LARGEST = 0.3  # relative change in a pass: from far away, errors are not linear in the parameters
-_SMALL = 5e-4  # relative change with which it ends: the next one's is about its square
-# Singular values that are taken for 0, relative to the largest: those of parameters that no error tells anything of.
+_PASSES = 30  # the most passes
+_PROBE = 1e-4  # relative step for a derivative
+_LARGEST = 0.3  # largest relative change in a pass: far from the solution, errors are not linear in the parameters
+_SMALL = 5e-4  # the fit ends with a smaller relative change: the next one would be about its square
+# Singular values below this, relative to the largest, are taken for 0: no error depends on those parameters.
 _TELLS_NOTHING = 1e-4
 
 
 def fit_least_squares(
     errors: Callable[[Mapping[_Name, float]], Sequence[float]], start: Mapping[_Name, float]
 ) -> dict[_Name, float]:
-    """The parameters with which the sum of the errors' squares is least; one that they do not depend on stays.
+    """The parameters with the least sum of squared errors; a parameter that no error depends on stays as it is.
 
-    In the parameters' logarithms, so that all stay positive.
+    The fit is in the parameters' logarithms, so that all stay positive.
     """
     names, at = list(start), np.log(list(start.values()))
 

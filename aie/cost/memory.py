@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Main memory as the array sees it: bursts, streams, and the rate that all streams share.
 
-Of a run of b contiguous bytes:
+With runs of b contiguous bytes:
 
     efficiency(b) = b / (64 ceil(b / 64) + 12)
     rate          = min(streams x channel, memory) x efficiency
@@ -31,26 +31,26 @@ STORED_WEIGHT_RUN = 5120  # bytes: a Q4NX block, the run that the streams' rate 
 
 
 def burst_efficiency(run: float, values: Values) -> float:
-    """The share of main memory's rate that runs of so many contiguous bytes reach."""
+    """The share of main memory's rate that runs of `run` contiguous bytes reach."""
     bursts = math.ceil(run / values["burst_bytes"]) * values["burst_bytes"]
     return run / (bursts + values["run_overhead_bytes"])
 
 
 def relative_efficiency(run: float, values: Values) -> float:
-    """The same, relative to the runs of weights that published rates were reached with: longer ones bring no more."""
+    """`burst_efficiency` relative to STORED_WEIGHT_RUN's, with which rates were fitted; longer runs gain nothing."""
     return min(burst_efficiency(run, values) / burst_efficiency(STORED_WEIGHT_RUN, values), 1.0)
 
 
 def read_rate(channels: float, run: float, values: Values) -> float:
-    """Bytes a second of so many streams together, in runs of `run` contiguous bytes."""
+    """Bytes a second of `channels` streams together, in runs of `run` contiguous bytes."""
     return min(channels * values["channel_read"], values["memory_read"]) * relative_efficiency(run, values)
 
 
 def shared_seconds(sizes: Sequence[float], values: Values) -> float:
-    """Until the last of some streams is through, which have so many bytes each and share what memory gives evenly.
+    """Seconds until streams of these sizes (bytes), which share main memory's rate evenly, have all ended.
 
-    Each is as fast as its channel, or its share among those that are left: the fuller ones are left alone in the end,
-    and a few streams do not keep memory busy.
+    Each is as fast as its channel, or as its share among the streams that have not ended: the longest ones are left
+    alone in the end, and a few streams do not keep memory busy.
     """
     seconds, done = 0.0, 0.0
     for place, size in enumerate(sorted(sizes)):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every number that the cost model takes from outside, as parameters.toml has it: value, unit, where it is from, when.
+"""Every number that the cost model takes from outside (parameters.toml): value, unit, source, and when it was read.
 
-A *fitted* parameter has a physical meaning, one value for all models and lengths, and says from which published rows it
+A *fitted* parameter has a physical meaning, one value for all models and lengths, and says to which published rows it
 was fitted; the command in docs/model.md fits them again, and a test compares. All others were published as they are, or
-are derived from what was; the derivation is in `source`.
+are derived from published numbers; the derivation is in `source`.
 
 Functions that use them take them as an argument (`values`), so that a fit, or a "what if", can change some.
 """
@@ -45,5 +45,5 @@ def _table(entries: dict[str, dict[str, Any]]) -> dict[str, Parameter]:
 
 TABLE: dict[str, Parameter] = _table(_DATA["cost"])
 VALUES: Values = {name: parameter.value for name, parameter in TABLE.items()}
-# By generation: what the model of a GEMM takes besides (gemm_parameters.py).
+# By generation: the parameters that only the model of a GEMM has (gemm_parameters.py).
 GEMM_TABLES: dict[str, dict[str, Parameter]] = {target: _table(entries) for target, entries in _DATA["gemm"].items()}

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call of an array takes, from its plan: no loop is run more than once, and no event is followed.
 
-A *phase* of a sequence ends where the sequence waits for the last of a fifo's results, or sends from a buffer to which
-a result went that it waited for: what comes then needs what was made until then. Within a phase everything goes on side
-by side, so
+A *phase* of a sequence ends where the sequence waits for the last of a fifo's results, or sends from a buffer that
+received a result for which it waited: what follows needs what was made before. Within a phase everything goes on at the
+same time, so
 
     call  = sum over its phases of (the busiest of cores, streams, main memory and the controller + a wait)
 
-The controller goes through a phase's instructions while what its first transfer started is going on already; only what
-comes before that, parameters and barriers, is added.
+The controller goes through a phase's instructions while what the phase's first transfer started is going on already;
+only the instructions up to that transfer, parameters and barriers, are added.
 
-Cores that call the same kernels with what they take are one *kind*, and so are streams into such cores; those out of
-cores, by what they give. A kind is as busy as the fullest of it over the whole call, phase by phase in proportion to
-the bytes of all of it: what one of them is sent ahead of its phase so does not look like a stream that has more than
-the others. Streams of a kind share main memory evenly (`shared_seconds` of memory.py): where some have more than
-others, they end alone.
+Cores that call the same kernels on what they consume are one *kind*, and so are the streams into such cores; streams
+out of cores are of one kind if the same kernels produce them. A kind is as busy as its busiest member over the whole
+call, divided among the phases in proportion to the bytes of the whole kind: so data that is sent to one member ahead of
+its phase does not make that member look busier than the others. Streams of a kind share main memory evenly
+(`shared_seconds` of memory.py): those that have more bytes than the others end alone.
 
 `simulation.py` follows a plan event by event instead; tests compare the two.
 """
@@ -49,14 +49,14 @@ class Cost:
     """What a call, a program or several take.
 
     Attributes:
-        seconds: by what takes them: of a call "kernels", "waits", "streams of the array", "controller", or the host
-            buffer that is moved; of a program see programs/cost.py.
-        read_bytes: of main memory, by the array.
-        written_bytes: to it.
-        words: of instructions, as mlir-aie writes them.
-        changes: of array.
-        dispatches: to the device.
-        host_bytes: read and written by steps of the host.
+        seconds: by what takes them: for a call "kernels", "waits", "streams of the array", "controller", or the host
+            buffer that is moved; for a program see programs/cost.py.
+        read_bytes: bytes of main memory that the array reads.
+        written_bytes: bytes of main memory that the array writes.
+        words: 32-bit words of instructions, as mlir-aie writes them.
+        changes: changes of array.
+        dispatches: dispatches to the device.
+        host_bytes: bytes that steps of the host read and write.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -87,9 +87,15 @@ _SUMS = [each.name for each in fields(Cost)][1:]
 
 @dataclass
 class _Phase:
-    """Bytes of each fifo from or to main memory, as many as they cost in runs as short as they are; by buffer, too.
+    """What a phase moves from and to main memory, and its instructions.
 
-    `ahead`: words of the instructions before the first transfer; `words`: of the others.
+    Attributes:
+        moved: bytes, by fifo.
+        cost: the same with what short runs cost more, by fifo.
+        buffers: the same as `cost`, by host buffer.
+        waits: whether the sequence waits at its end.
+        ahead: words of the instructions up to the first transfer.
+        words: words of the instructions after it.
     """
 
     moved: Counter[str] = field(default_factory=Counter)
@@ -101,7 +107,7 @@ class _Phase:
 
 
 class _Kinds:
-    """Parts that work alike: each kind's busiest, and the bytes of all of it."""
+    """Cores or streams by kind: each kind's busiest member, and the bytes of the whole kind."""
 
     def __init__(self, kinds: Mapping[str, Hashable], seconds: Mapping[str, float], size: Mapping[str, float]) -> None:
         self._kinds = kinds
@@ -116,7 +122,7 @@ class _Kinds:
         return max((self._busiest[kind] * of / self._bytes[kind] for kind, of in here.items() if of), default=0.0)
 
     def share_memory(self, size: Mapping[str, float], read: Collection[str], values: Values) -> None:
-        """Those that read main memory are no faster than their shares of it."""
+        """Bound the streams in `read`, which read main memory, by their shares of its rate."""
         of_kinds = defaultdict[object, list[float]](list)
         for name in read:
             of_kinds[self._kinds[name]].append(size[name])
@@ -131,7 +137,7 @@ class _Kinds:
 
 
 def call_cost(plan: Plan, device: Device, values: Values = VALUES) -> Cost:
-    """The cost of a valid plan (`checker.require_valid`)."""
+    """The cost of a valid plan (`check.require_valid`)."""
     phases = list(_phases(plan, device, values))
     moved = sum((phase.moved for phase in phases), Counter[str]())
     cost = defaultdict[str, float](float)
@@ -170,7 +176,7 @@ def call_cost(plan: Plan, device: Device, values: Values = VALUES) -> Cost:
 
 def _phases(plan: Plan, device: Device, values: Values) -> Iterator[_Phase]:
     fifos = {fifo.name: fifo for fifo in plan.array.fifos}
-    efficiency: dict[tuple[object, ...], float] = {}  # a call's taps differ but for their offsets in few ways
+    efficiency: dict[tuple[object, ...], float] = {}  # apart from their offsets, a call has few different taps
     started: dict[str, Transfer] = {}
     pending, written = Counter[str](), set[str]()
     phase = _Phase()
@@ -214,7 +220,7 @@ def _name(tile: Tile) -> str:
 
 
 def _kernels(body: tuple[Statement, ...], port: str = "consume") -> frozenset[str]:
-    """Those that a program calls with objects that it takes, or gives ("produce")."""
+    """The kernels that a core calls on objects that it consumes, or (`port` "produce") that it produces."""
     every = list(statements(body))
     views = {statement.name for statement in every if isinstance(statement, Acquire) and statement.port == port}
     return frozenset(
@@ -247,7 +253,7 @@ def _stream_kinds(array: Array, device: Device) -> dict[str, tuple[bool, frozens
 
 
 def _given(array: Array, through: Mapping[str, float]) -> dict[str, float]:
-    """Bytes that each core is given from main memory; of one that other cores feed, what it gives."""
+    """Bytes that each core is given from main memory; for a core that only other cores feed, those that it gives."""
     given, made = defaultdict[object, float](float), defaultdict[object, float](float)
     for fifo in array.fifos:
         for end in fifo.consumers:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GEMMs that others measured on the array, as they published them: what the model is fitted to and compared with.
 
-All are of arXiv 2512.13282 (XDNA: Ryzen 9 7940HS; XDNA2: Ryzen AI 7 350; both with two channels of DDR5-5600, in turbo
-mode), unless `source` says otherwise; the rows of its tables are in published_gemm.toml. TOPS are 2 M K N over
+All are from arXiv 2512.13282 (XDNA: Ryzen 9 7940HS; XDNA2: Ryzen AI 7 350; both with two channels of DDR5-5600, in
+turbo mode), unless `source` says otherwise; the rows of its tables are in published_gemm.toml. TOPS are 2 M K N over
 wall-clock time.
 
 Where the text says "about 4K square", the size is the multiple of the native size that is nearest to 4096 in each
@@ -43,12 +43,12 @@ class Measured:
     Attributes:
         source: table, figure or section.
         target: npu1 or npu2.
-        precision: of `gemm_kernel.PRECISIONS`.
+        precision: a name of `gemm_kernel.PRECISIONS`.
         tiling: the tiles.
         size: M, K, N; None where the text says "about 4K square".
         tops: as measured.
-        macs_per_cycle: of a core, as measured; 0 if it is not said.
-        l2: what is filled of all memory tiles, in KB of 1024; 0 if it is not said.
+        macs_per_cycle: a core's, as measured; 0 if not published.
+        l2: what is used of all memory tiles, in KB of 1024; 0 if not published.
     """
 
     source: str
@@ -72,7 +72,7 @@ class Sweep:
 
     gemm: Measured
     best_tops: float
-    column_over_row: float  # 0: not said
+    column_over_row: float  # 0: not published
 
 
 _TABLE = {"npu1": "table 2", "npu2": "table 3"}
@@ -91,7 +91,7 @@ _TABLES = tuple(
     Measured(_TABLE[target], target, precision, Tiling(m, k, n, k_mt), tuple(size), tops, rate, l2)
     for target, precision, (m, k, n), (rate, _), (k_mt, size, tops, l2) in _DATA["tables_2_and_3"]
 )
-# Numbers of the text; factors are of the table's row of the same kernel.
+# Numbers from the paper's text; where it gives a factor, that multiplies the table's row of the same kernel.
 _SINGLE_CORE = Tiling(64, 216, 64, 432)
 _SHORT_RUNS, _LONG_RUNS = Tiling(96, 56, 96, 56), Tiling(96, 112, 96, 448)
 _TEXT: tuple[Measured, ...] = (

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan followed event by event, with main memory: the timed dataflow, its streams sharing memory's rate.
 
-To what `flownpu.aie.cost.timed_dataflow` has (cores, streams and the sequence, which wait for one another) this adds
+To `flownpu.aie.cost.timed_dataflow` (cores, streams and the sequence, which wait for one another) this adds
 
-- streams from main memory at the rate that was published of them, slower in short runs of contiguous bytes;
+- streams from main memory at their published rate, slower in short runs of contiguous bytes;
 - the rate that all streams share: memory serves their objects one after the other;
 - the time that the controller takes for each step's instructions;
-- the time in which the sequence learns that something is over, once for awaits that follow one another;
-- cycles of kernels as published (`kernels.py`).
+- the time until the sequence learns that a transfer is over, once for consecutive awaits;
+- published cycles of kernels (`kernels.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Simulated:
     """What a call is predicted to take.
 
     Attributes:
-        seconds: of the call on the array, its dispatch not counted.
+        seconds: the call on the array, without its dispatch.
         read_bytes: from main memory.
         written_bytes: to main memory.
         spans: all that happens, in cycles.
@@ -49,7 +49,7 @@ class Simulated:
 
 
 def simulate(plan: Plan, device: Device, values: Values = VALUES) -> Simulated:
-    """Follow a valid plan (`checker.require_valid`)."""
+    """Follow a valid plan (`check.require_valid`)."""
     flow = _Memory(plan, device, values)
     spans = flow.run()
     end = max((span.start + span.cycles for span in spans), default=0.0)
@@ -62,9 +62,9 @@ class _Memory(TimedDataflow):
     def __init__(self, plan: Plan, device: Device, values: Values) -> None:
         super().__init__(plan, device.limits, partial(published_cycles, device, values))
         self._clock, self._values = device.clock, values
-        self._free_at = 0.0  # when memory has served what was asked of it
-        self._asked: dict[str, deque[list[float]]] = {}  # for each fifo of the host's, [bytes left, efficiency]
-        self._knows = False  # the sequence was told since it started its last transfer
+        self._free_at = 0.0  # the cycle in which memory has served all requests so far
+        self._asked: dict[str, deque[list[float]]] = {}  # [bytes left, efficiency] of each fifo's started transfers
+        self._knows = False  # whether a wait was counted since the last transfer was started
         self.read_bytes = self.written_bytes = 0
 
     def _transfer_started(self, transfer: Transfer, size: int) -> None:
@@ -96,7 +96,7 @@ class _Memory(TimedDataflow):
         return max(own, self._free_at - self.now)
 
     def _efficiency(self, fifo: str, size: float) -> float:
-        """Memory's efficiency at the runs of a fifo's next `size` bytes; the transfer that they begin in decides."""
+        """Memory's efficiency for a fifo's next `size` bytes: that of the transfer in which they begin."""
         asked = self._asked[fifo]
         efficiency = asked[0][1]
         while size > 0 and asked:

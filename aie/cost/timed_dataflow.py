@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follows a plan in time: one process for each core, each fifo's stream and the sequence, which wait for one another.
 
-What each takes is `flownpu.aie.cost.timeline`'s to say; this has the order. Objects are counted in bytes, no data is
-moved.
+This file has the order of events; `flownpu.aie.cost.simulation` says how long each takes. Objects are counted in bytes,
+no data is moved.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["Span", "TimedDataflow"]
 
 @dataclass(frozen=True)
 class Span:
-    """What a lane of a tile does from `start` for `cycles`; the host's lanes have no tile."""
+    """What a lane of a tile does from cycle `start` on, for `cycles` cycles; the host's lanes have no tile."""
 
     tile: Tile | None
     lane: str
@@ -68,7 +68,7 @@ class _Host(_Waitable):
 
     started: int = 0
     moved: int = 0
-    share: int = 0  # of no object
+    share: int = 0  # the host has no objects
 
     @property
     def waitable(self) -> _Waitable:
@@ -98,7 +98,7 @@ class _Objects(_Waitable):
 
 @dataclass
 class _Port:
-    """One who writes objects or reads them: bytes of each that are his share, and those that he has moved."""
+    """A writer or a reader of objects: its share of each object in bytes, and the bytes that it has moved."""
 
     waitable: _Objects
     reading: bool
@@ -128,11 +128,11 @@ class TimedDataflow:
     """Processes for cores, streams and the sequence, run in the order of their times."""
 
     def __init__(self, plan: Plan, limits: Limits, call_cycles: Callable[[str, list[int], int], float]) -> None:
-        """Sets up a valid plan.
+        """Set up a valid plan.
 
         Args:
-            plan: what to follow.
-            limits: of its target.
+            plan: the plan to follow.
+            limits: the limits of its target.
             call_cycles: the cycles of a kernel's call, by its name, its integer arguments and its buffers' bytes.
         """
         self.plan, self.limits, self.call_cycles = plan, limits, call_cycles
@@ -150,7 +150,7 @@ class TimedDataflow:
             (channel.fifo, channel.tile): f"DMA {'S2MM' if channel.direction == 'in' else 'MM2S'} {channel.number}"
             for channel in resources_of(plan.array, limits).channels
         }
-        # By fifo, tile, and whether it is the producer's end: what streams move there, and what cores do.
+        # By (fifo, tile, whether it is the producer's end): the port of the fifo's stream, and that of the tile's core.
         self.streams: dict[tuple[str, Tile, bool], _Port | _Host] = {}
         self.cores: dict[tuple[str, Tile, bool], _Port] = {}
         self.hosts: dict[str, _Host] = {}
@@ -185,7 +185,7 @@ class TimedDataflow:
     # --- Fifos --------------------------------------------------------------------------------------------------------
 
     def _place_objects(self, array: Array) -> None:
-        """Gives every end of every fifo its objects, and every fifo that needs one a stream."""
+        """Give every end of every fifo its objects, and every fifo that needs one a stream."""
         linked = {name for link in array.links for name in (*link.inputs, *link.outputs)}
         for link in array.links:
             self._place_link(link)
@@ -227,7 +227,7 @@ class TimedDataflow:
             self.streams[fifo.name, tile, True] = _Port(objects, True, share * fifo.repeat_count)
 
     def _stream(self, fifo: Fifo) -> _Process:
-        """Moves what is there to where there is room."""
+        """A fifo's stream: moves data when all sinks have room."""
         tiles = [fifo.producer.tile, *(end.tile for end in fifo.consumers)]
         ends = [self.streams[fifo.name, tile, number == 0] for number, tile in enumerate(tiles)]
         chunk = math.gcd(fifo.type.bytes, *(end.share for end in ends))
@@ -244,20 +244,20 @@ class TimedDataflow:
             self._changed(*(end.waitable for end in ends))
 
     def _stream_cycles(self, fifo: Fifo, size: int) -> float:  # noqa: ARG002 a subclass has other streams
-        """How long so many bytes of a fifo take its stream, from now on."""
+        """Cycles, from now on, in which a fifo's stream moves `size` bytes."""
         return size * 8 / self.limits.stream_bits
 
     # --- The sequence -------------------------------------------------------------------------------------------------
 
     def _transfer_started(self, transfer: Transfer, size: int) -> None:
-        """The sequence starts a transfer of so many bytes."""
+        """The sequence starts a transfer of `size` bytes."""
 
     def _awaited(self) -> float:
-        """The sequence had to wait, and what it waited for is there: cycles until it knows."""
+        """Cycles until the sequence learns that a transfer for which it had to wait is over."""
         return 0.0
 
     def _read(self, _step: Step) -> float:
-        """Cycles that a step's instructions take."""
+        """Cycles that the controller takes for a step's instructions."""
         return 0.0
 
     def _sequence(self) -> _Process:

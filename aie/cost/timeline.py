@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """When what happens in a plan is predicted to happen, as a trace for Perfetto or chrome://tracing.
 
-**An estimate**; nothing of it was measured. It is the plan as `flownpu.aie.cost.simulation` follows it.
+**An estimate**; nothing of it was measured. It shows the plan as `flownpu.aie.cost.simulation` follows it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["trace"]
 
 
 def trace(plan: Plan, limits: Limits) -> dict[str, Any]:
-    """A valid plan (`checker.require_valid`) in Chrome's trace format: a process a tile, a thread a lane; in us."""
+    """A valid plan (`check.require_valid`) in Chrome's trace format: a process a tile, a thread a lane; times in us."""
     spans = simulate(plan, Device(limits.name, limits, "")).spans
     tiles = sorted({span.tile for span in spans if span.tile is not None})
     processes: dict[Tile | None, int] = {None: 0} | {tile: number + 1 for number, tile in enumerate(tiles)}

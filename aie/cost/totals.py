@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a plan asks of cores and streams, counted without following it: no loop is run more than once.
 
-Long sequences take no longer to count than short ones. What waits for what is for phases.py to say.
+Long sequences take no longer to count than short ones. phases.py says what waits for what.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ __all__ = ["array_flow", "core_cycles", "from_shim", "stream_seconds"]
 def stream_seconds(
     array: Array, through: Mapping[str, float], cost: Mapping[str, float], device: Device, values: Values
 ) -> dict[str, float]:
-    """Each stream's time, by fifo: its bytes at 32 bits a cycle; from main memory, those that runs cost at its rate."""
+    """Seconds of each fifo's stream: `through` bytes at 32 bits a cycle; from main memory, also `cost` at its rate.
+
+    `through`: bytes of each fifo; `cost`: those with what short runs cost more.
+    """
     seconds = {}
     linked = {name for link in array.links for name in (*link.inputs, *link.outputs)}
     for fifo in array.fifos:
@@ -54,12 +57,12 @@ def stream_seconds(
 
 
 def from_shim(fifo: Fifo, device: Device) -> bool:
-    """Whether it comes from main memory."""
+    """Whether a fifo comes from main memory."""
     return device.limits.kind(fifo.producer.tile.column, fifo.producer.tile.row) == "shim"
 
 
 def array_flow(array: Array, moved: Mapping[str, int]) -> dict[str, float]:
-    """Bytes that pass each fifo; of those between cores, which no transfer tells, none."""
+    """Bytes that pass each fifo, from those that transfers move; 0 for fifos that no transfer reaches."""
     through = defaultdict[str, float](float, moved)
     fifos = {fifo.name: fifo for fifo in array.fifos}
     # Towards the cores, link by link; then from main memory back to them.
@@ -87,7 +90,7 @@ def array_flow(array: Array, moved: Mapping[str, int]) -> dict[str, float]:
 
 
 def core_cycles(plan: Plan, through: Mapping[str, float], device: Device, values: Values) -> dict[Tile, float]:
-    """Each core's kernels, over all passes of a call."""
+    """Cycles of each core's kernels, over all passes of a call."""
     passes = [_Passes(plan, core, device, values) for core in plan.array.cores]
     initial = {(b.name, i): int(v) for b in plan.array.buffers for i, v in enumerate(b.initial_value)}
     words, cycles = dict(initial), defaultdict[Tile, float](float)
@@ -109,7 +112,7 @@ def core_cycles(plan: Plan, through: Mapping[str, float], device: Device, values
 
 
 class _Passes:
-    """Prices a core's passes: a kernel takes as long in every turn of a loop."""
+    """Prices a core's passes: in a loop, a kernel takes the same time in every turn."""
 
     def __init__(self, plan: Plan, core: Core, device: Device, values: Values) -> None:
         self.core, self._device, self._values = core, device, values
@@ -122,7 +125,7 @@ class _Passes:
         self._buffers = tuple((b.name, b.type.bytes) for b in plan.array.buffers if b.name in buffers)
 
     def run(self, words: dict[tuple[str, int], int]) -> tuple[float, Mapping[str, float]]:
-        """One pass with these run-time parameters: its cycles, and bytes that were given on or back by fifo."""
+        """One pass with these run-time parameters: its cycles, and by fifo the bytes of released objects."""
         own = tuple((key, value) for key, value in words.items() if key[0] in self._loaded)
         of_pass = _pass(self.core, own, self._fifos, self._buffers)
         words.update(of_pass.stored)
@@ -136,9 +139,9 @@ class _Pass(NamedTuple):
     """What a core does in a pass.
 
     Attributes:
-        calls: by kernel, the integers where they count for its price, and bytes.
-        released: bytes that it gives on or back, by fifo.
-        stored: words that it leaves.
+        calls: how often each (kernel, integers if its price depends on them, buffers' bytes) is called.
+        released: bytes of the objects that it releases, by fifo.
+        stored: words that it writes to buffers.
     """
 
     calls: defaultdict[tuple[str, tuple[int, ...], int], float]
@@ -153,14 +156,14 @@ def _pass(
     fifos: tuple[tuple[str, int], ...],
     buffers: tuple[tuple[str, int], ...],
 ) -> _Pass:
-    """A pass with these run-time parameters, objects of fifos and buffers of so many bytes; not to be changed."""
+    """A pass with these run-time parameters and (name, bytes) of fifos' objects and of buffers; not to be changed."""
     follower = _Follower(dict(words), dict(fifos), dict(buffers))
     follower.body(core.body, {}, {}, 1.0)
     return follower.of_pass
 
 
 class _Follower:
-    """Follows a pass; a loop's body once for all its turns, unless they differ."""
+    """Follows a pass; a loop's body once for all its turns, unless they depend on the loop's index."""
 
     def __init__(
         self, words: dict[tuple[str, int], int], object_bytes: dict[str, int], buffer_bytes: dict[str, int]
@@ -171,7 +174,7 @@ class _Follower:
     def body(
         self, body: tuple[Statement, ...], variables: dict[str, int], view_bytes: dict[str, int], turns: float
     ) -> None:
-        """Counts these statements so many times."""
+        """Count these statements `turns` times."""
         for statement in body:
             match statement:
                 case Loop():

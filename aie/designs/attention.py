@@ -27,7 +27,16 @@ MOVING = 4  # words of `Sweep.words` that change with the position: chunks, firs
 
 @dataclass(frozen=True)
 class Sweep:
-    """Chunks first_key / keys .. + chunks of a call."""
+    """The chunks of keys that a call reads, and how its queries see them.
+
+    Attributes:
+        chunks: how many.
+        first_key: the first chunk's first position.
+        key_end: positions that hold keys; those from there on are masked.
+        window: keys that a query sees, its own included; ALL_KEYS: all.
+        causal: whether a query sees no key behind its own position.
+        scale: the scores' factor.
+    """
 
     chunks: int
     first_key: int
@@ -47,7 +56,10 @@ class Sweep:
 def sweep(
     first_query: int, queries: int, total: int, keys: int, *, window: int | None, causal: bool, scale: float
 ) -> Sweep:
-    """The chunks that queries at first_query .. + queries see of `total` keys; `window`: so many keys, None: all."""
+    """What queries at first_query .. first_query + queries see of `total` keys, in chunks of `keys` positions.
+
+    `window`: keys that a query sees, its own included; None: all.
+    """
     last = min(total, first_query + queries) if causal else total
     first = max(0, first_query - window + 1) if window else 0
     first = min(first, last - 1) // keys * keys
@@ -81,9 +93,10 @@ class Cache:
         return self.capacity * self.line
 
     def chunks(self, part: Sweep, first: int, count: int, step: int, most: int) -> list[TensorAccessPattern]:
-        """A sweep's chunks of `count` vectors of a position, as many a tap as a task may repeat (`most`).
+        """A sweep's chunks of `count` vectors of each position, with up to `most` chunks in a tap.
 
-        Each chunk is vector x position x d. `first`, `step`: which vectors, of those of a position.
+        Each chunk is vector x position x d. `first`, `step`: the vectors' places among those of a position. `most`: how
+        often a task may repeat (`Limits.iteration_maximum`).
         """
         return [
             TensorAccessPattern(
@@ -106,7 +119,7 @@ class PackedQKV(Cache):
 
     Attributes:
         heads: query heads H, before the keys.
-        pitch: elements from one position to the next, of which the last may be padding.
+        pitch: elements from one position to the next; the last of them may be padding.
     """
 
     heads: int

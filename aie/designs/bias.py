@@ -7,7 +7,7 @@ In Q4NX a bias costs nothing but its place: it is the minimum of a group of 32 c
 one of them and 0 in the others. SigLIP's projections (K = 1152 and 4304) have such a group among the columns that pad K
 to 256; where K is a multiple of 256 a block is added to every row.
 
-A bias is rounded to bf16 by it (2^-9 of its size), once more to 8 bits where the weight becomes bfp16 (2^-8).
+This rounds the bias to bf16 (relative error 2^-9), and once more, to 8 bits, where the weight becomes bfp16 (2^-8).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 __all__ = ["bias_column", "with_bias"]
 
 _GROUP = 32  # columns that share a scale and a minimum
-_MINIMA = 512  # bytes before them in a block: the scales
+_MINIMA = 512  # the byte of a block where its minima begin, behind the scales
 
 
 def bias_column(k: int) -> int:
-    """The column of x that is 1: the first of the first group without weights. K of the call is one more."""
+    """The column where x is 1: the first of the first group without weights. The call's K is this column + 1."""
     return ceil_div(k, _GROUP) * _GROUP
 
 
 def with_bias(blocks: NDArray[np.uint8], bias: NDArray[np.float32], k: int) -> NDArray[np.uint8]:
-    """Q4NX blocks [ceil(M / 32), ceil(K / 256), 5120] of [W b] from those of W [M, K] and b [M].
+    """Q4NX blocks [ceil(M / 32), ceil((bias_column(K) + 1) / 256), 5120] of [W b] from those of W [M, K] and b [M].
 
     Raises:
-        ValueError: the blocks are not those of so many rows and columns.
+        ValueError: the blocks are not [ceil(M / 32), ceil(K / 256), 5120].
     """
     rows, columns = ceil_div(len(bias), BLOCK_ROWS), ceil_div(k, BLOCK_COLUMNS)
     if blocks.shape != (rows, columns, BLOCK_BYTES):

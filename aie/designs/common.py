@@ -50,7 +50,7 @@ class _Task(Protocol):
 
 
 def device(target: str) -> NPU1 | NPU2:
-    """IRON's device of a target, all columns."""
+    """IRON's device for a target, with all its columns."""
     return NPU1() if target == "npu1" else NPU2()
 
 
@@ -66,7 +66,7 @@ def limits_of(target: str) -> Limits:
 
 
 def tensor(elements: int, dtype: Any = BF16) -> Any:
-    """The type of an array of so many elements."""
+    """The type of a one-dimensional array of `elements` elements."""
     return types.GenericAlias(np.ndarray, ((elements,), types.GenericAlias(np.dtype, (dtype,))))
 
 
@@ -77,17 +77,17 @@ def bytes_of(kind: Any) -> int:
 
 
 def kernel(file: str, entry: str, *arguments: Any) -> Kernel:
-    """An entry of `kernels/<file>.cc`."""
+    """The kernel `entry` of `kernels/<file>.cc`; `arguments`: their types."""
     return Kernel(entry, object_file(file), list(arguments))
 
 
 def worker(core: Callable[..., None], arguments: Sequence[Any], tile: Tile) -> Worker:
-    """A compute tile's program; its loops are as long as run-time parameters say."""
+    """A compute tile's program, whose loops may take their lengths from run-time parameters."""
     return Worker(core, list(arguments), tile=tile, dynamic_objfifo_lowering=True)
 
 
 def named(sequence: Callable[..., None], names: Sequence[str]) -> Callable[..., None]:
-    """A sequence's function, as one whose arguments, host buffers and others, are called so."""
+    """Give a sequence's function these names of arguments: a plan's host buffers are called so."""
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names]
     setattr(sequence, "__signature__", inspect.Signature(parameters))  # noqa: B010 (functions have no such attribute)
     return sequence
@@ -115,17 +115,17 @@ def untiled(rows: int, columns: int) -> TensorAccessPattern:
 
 
 def run(size: int, offset: int, count: int) -> TensorAccessPattern:
-    """Neighbours offset .. + count of a vector."""
+    """The walk over elements offset .. offset + count of a vector of `size` elements."""
     return TensorAccessPattern([size], offset, [count], [1])
 
 
 def pieces(elements: int, item_bytes: int, *, most: int = (1 << LIMITS["npu2"].shim.wrap_bits) - 1) -> tuple[int, int]:
-    """Cut a run of neighbours in (pieces, elements of a piece), for a walk in which it is not the only dimension.
+    """Cut a contiguous run into equal pieces, for a walk that has other dimensions, too: (pieces, elements of each).
 
-    A piece is `most` words or fewer: the default is what the innermost wrap of a shim tile holds.
+    A piece has at most `most` 32-bit words: the default is what the innermost wrap of a shim tile holds.
 
     Raises:
-        ValueError: no such piece: the run is no multiple of words.
+        ValueError: the run cannot be cut so: it is no multiple of words.
     """
     size, word = elements * item_bytes, LIMITS["npu2"].granule_bytes
     for count in range(1, size // word + 1):
@@ -135,7 +135,7 @@ def pieces(elements: int, item_bytes: int, *, most: int = (1 << LIMITS["npu2"].s
 
 
 def equal_steps(starts: Sequence[int], step: int, most: int) -> list[tuple[int, int]]:
-    """Cut a list into runs (start, count) of equal steps, none longer than `most`."""
+    """Group starts that are `step` apart into runs (first start, count), none longer than `most`."""
     runs: list[tuple[int, int]] = []
     for start in starts:
         if runs and runs[-1][0] + runs[-1][1] * step == start and runs[-1][1] < most:
@@ -148,8 +148,8 @@ def equal_steps(starts: Sequence[int], step: int, most: int) -> list[tuple[int, 
 class RunTimeParameters:
     """One buffer of words for each core, and the barrier at which all of them wait for the sequence.
 
-    A core releases the barrier as soon as it is through: the sequence may set it again once the pass's outputs are
-    awaited, and a release that came after that would be a start that is lost.
+    A core releases the barrier as soon as it has passed it: the sequence may set it again once the pass's outputs have
+    been awaited, and a release after that would undo the new start.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -160,16 +160,16 @@ class RunTimeParameters:
         self._written: dict[tuple[int, int], int] = {}
 
     def of_a_sequence(self) -> RunTimeParameters:
-        """The same buffers and barrier for another sequence, before which nothing is known to be written."""
+        """The same buffers and barrier for another sequence, at whose start no word's value is known."""
         same = copy(self)
         same._written = {}
         return same
 
     def write(self, core: int, words: Sequence[int | None], *, moving: int = 0) -> None:
-        """In a sequence: write a core's first words, but for None; those that hold the value already are left out.
+        """In a sequence: write a core's first words, except None and those that hold their value already.
 
-        But not the first `moving` of them, which change with the position: with them left out where they happen to be
-        equal, the steps of two positions would differ in more than their numbers (programs/call_family.py).
+        The first `moving` words, which change with the position, are always written: if they were left out where they
+        happen to be equal, the steps of two positions would differ in more than numbers (programs/call_family.py).
         """
         for index, value in enumerate(words):
             if value is not None and (index < moving or self._written.get((core, index)) != value):
@@ -197,7 +197,7 @@ class Window:
         self._tasks.append(start(buffer, tap=tap, wait=True, managed=False))
 
     def finish(self) -> None:
-        """Await those that are left."""
+        """Await the tasks that are left."""
         for task in self._tasks:
             task.await_()
         self._tasks.clear()

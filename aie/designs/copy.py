@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Copy"]
 
-_LINE = 16  # what the kernel copies at least
+_LINE = 16  # elements that the kernel copies at least
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,18 @@ reads (`panels`, kernels/README.md), in bf16 or, on XDNA2, in bfp16. Objects are
 The weights come out 3.2 times (bf16; 1.8 times in bfp16) as large as they went in, and one stream of 32 bits a cycle in
 each of eight columns writes about what main memory takes; so one stream a column goes out.
 
-A *group* is what a column turns at a time, four blocks; groups are dealt to the columns in turn.
+A *group* is what a column converts at a time, four blocks; groups are dealt to the columns in turn.
 
 - A plain weight is one run of blocks, and its tiles are one run in the same order (`panels` of the whole is its blocks'
-  tiles in the file's order): a group is four neighbours, the last begins four before the end.
+  tiles in the file's order): a group is four neighbouring blocks, and the last group is the last four, which may
+  overlap the group before.
 - A gate and an up projection, one after the other in the file, are woven: 64 columns of the gate, the same 64 of the up
   projection, and so on, so that a compute tile of GEMM finds both in one run. The gate enters on the first stream, the
-  up projection on the second; a group is a block of each of two rows of both. Where their rows of blocks take turns, as
-  the decode layer reads them (`decode_layer.shape.interleave`), they are taken from there: one copy of the weights
-  serves decoding and prefilling.
+  up projection on the second; a group is one block from each of two rows of blocks of both. Weights in the order that
+  the decode layer reads, in which the two projections' rows of blocks take turns (`decode_layer.shape.interleave`), are
+  read in that order: one copy of the weights serves decoding and prefilling.
 
-A core has no run-time parameters: it turns blocks as long as they come.
+A core has no run-time parameters: it converts blocks as long as they come.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DequantEngine"]
 
-_STREAMS = 2  # of blocks into a column: all its shim tile has
+_STREAMS = 2  # streams of blocks into a column: all that its shim tile has
 _SHARE = TILES // _STREAMS  # blocks of a group on a stream
 
 
@@ -86,9 +87,9 @@ class DequantEngine:
         return BLOCK_ROWS * BLOCK_COLUMNS if self.weights == "bf16" else BLOCK_ROWS * BLOCK_COLUMNS // 8 * 9
 
     def program(self, m: int, k: int, *, gated: bool = False, interleaved: bool = False) -> Program:
-        """Host buffers w [blocks of M (gated: of 2 M) x K], u8; b [as many tiles], bf16 (bfp16: their bytes).
+        """Host buffers w: Q4NX blocks of M (gated: 2 M) x K, u8; b: a tile for each block, bf16 (bfp16: as bytes).
 
-        `interleaved`: in w, rows of blocks of the gate and of the up projection take turns; b is the same.
+        `interleaved`: in w, rows of blocks of the gate and of the up projection take turns; b is the same either way.
 
         Raises:
             ValueError: the weight has fewer than four blocks, M of a gated one is no multiple of 64, or one that is
@@ -202,13 +203,13 @@ class DequantEngine:
 def _blocks(
     total: int, first: int, count: int, rows: int, line: int, unit: int, item_bytes: int
 ) -> TensorAccessPattern:
-    """Units first .. + count of each of `rows` rows of `line` units: unit x row x the unit's elements."""
+    """`count` units from `first` on, of each of `rows` rows that are `line` units apart: unit x row x its elements."""
     cuts, piece = pieces(unit, item_bytes)
     return TensorAccessPattern([total * unit], first * unit, [count, rows, cuts, piece], [unit, line * unit, piece, 1])
 
 
 def _tile(w: ObjectFifoHandle, b: ObjectFifoHandle, dequantize: Kernel) -> None:
-    """A compute tile's program, over and over."""
+    """A compute tile's program, which it runs over and over."""
     dequantize(w.acquire(1), b.acquire(1))
     w.release(1)
     b.release(1)

@@ -5,12 +5,12 @@
       |      handoff (F, C, l), in shared memory
     V tile   C y + F V; at the end y / l
 
-The pairs stand one above the other, two in a column (one if there is a single one), so a column serves two heads at a
-time; where there are more heads than pairs, each pair takes some in turn. A column's shim tile has two streams: the
-keys of both heads, the values of both. A memory tile splits each, and sends each head's chunk as 8 x 8 sub-tiles. The
-queries come in through columns to the right, four pairs a memory tile.
+The pairs stand one above the other, two in a column (one, if the array has a single pair), so a column serves two heads
+at a time; where there are more heads than pairs, each pair takes some in turn. A column's shim tile has two streams:
+the keys of both heads, the values of both. A memory tile splits each, and sends each head's chunk as 8 x 8 sub-tiles.
+The queries come in through columns to the right, those of four pairs through one memory tile.
 
-FlowKV-SWA is the same array; only the chunks of the sequence and the words of the run-time parameters differ.
+FlowKV-SWA (a sliding window) is the same array; only the sequence's chunks and the run-time parameters differ.
 
 Run-time parameters of a K tile: those of attention (kernels/README.md); of a V tile: word 0, the chunks.
 """
@@ -57,7 +57,8 @@ class FlowKV:
         heads: query heads H.
         kv_heads: KV heads G, a divisor of H.
         d: head size, a multiple of 8.
-        keys: positions of a chunk; the default makes a chunk 16 KB, two of which fit L1 with the rest (d <= 512).
+        keys: positions of a chunk, a multiple of 8. The default is 16 to 64, so that a chunk has at most 16 KB (with
+            d <= 512), and two fit L1 with the rest.
     """
 
     target: str
@@ -76,7 +77,7 @@ class FlowKV:
 
     @property
     def pairs(self) -> int:
-        """Pairs of compute tiles: the most that share the KV heads evenly and fit the columns, with their queries'."""
+        """Pairs of compute tiles: the most that share the KV heads evenly and leave columns for the query streams."""
         columns = limits_of(self.target).columns
         fitting = [
             count
@@ -108,8 +109,10 @@ class FlowKV:
     def program(self, total: int, capacity: int, *, window: int | None = None, scale: float | None = None) -> Program:
         """Host buffers q [H, d], kv [capacity, G, 2, d], o [H, d], bf16; the token is at position total - 1.
 
+        `window`: keys that it sees, its own included; None: all. `scale`: of the scores; None: 1 / sqrt(d).
+
         Raises:
-            ValueError: the total is larger than the capacity, or that is no multiple of a chunk.
+            ValueError: the total is larger than the capacity, or the capacity is no multiple of a chunk.
         """
         if not 0 < total <= capacity or capacity % self.keys:
             raise ValueError(
@@ -160,7 +163,7 @@ class FlowKV:
         return Program(device(self.target), Runtime(sequence, [*buffers, *ends]), workers)
 
     def _of_pairs(self, first: int, count: int) -> TensorAccessPattern:
-        """The heads of `count` pairs, or of those that there are, in queries or outputs [turn][pair][group d]."""
+        """The heads of pairs first .. first + count, as far as there are, in q or o [turn][pair][group d]."""
         line = self.group * self.d
         cuts, piece = pieces(min(count, self.pairs - first) * line, 2)
         sizes, strides = [self.turns, cuts, piece], [self.pairs * line, piece, 1]
@@ -190,8 +193,8 @@ class Pairs:
         heads: query heads of a KV head.
         keys: positions of a chunk.
         d: head size.
-        pairs: of a column, one or two.
-        columns: of the array.
+        pairs: pairs of a column, one or two.
+        columns: the array's columns that hold pairs.
         turns: KV heads of a pair.
     """
 
@@ -210,9 +213,9 @@ class Pairs:
         A column's stream has the chunks of its pairs side by side; its memory tile sends each pair's as sub-tiles.
 
         Args:
-            queries: of each pair.
-            words: of each K tile and V tile.
-            parameters: whose barrier they wait for.
+            queries: the fifo of each pair's queries.
+            words: run-time parameters, of each pair's K tile and then its V tile.
+            parameters: has the barrier that the tiles wait for.
         """
         count, chunk, line = self.pairs, self.keys * self.d, self.heads * self.d
         keys, values, outputs, workers = list[ObjectFifo](), list[ObjectFifo](), list[ObjectFifo](), list["Worker"]()
@@ -237,10 +240,10 @@ class Pairs:
         self, number: int, place: tuple[int, int], ends: tuple[ObjectFifoHandle, ...], words: Sequence[Buffer],
         parameters: RunTimeParameters,
     ) -> list[Worker]:  # fmt: skip
-        """The two tiles."""
+        """The two tiles of a pair."""
         q_end, k_end, v_end, o_end = ends
         heads, keys, d, turns = self.heads, self.keys, self.d, self.turns
-        rows = ceil_div(heads, 4) * 4  # that the kernels compute on
+        rows = ceil_div(heads, 4) * 4  # the kernels compute on multiples of 4
         line, chunk, rtp = tensor(heads * d), tensor(keys * d), tensor(PARAMETERS, I32)
         q_tile, state, y = tensor(rows * d), tensor(2 * rows + 16, F32), tensor(rows * d + rows, F32)
         shared, scratch = tensor(rows * keys + 4 * rows), tensor(4 * keys, F32)

@@ -8,17 +8,17 @@ by chunk, keys and values in turn on one stream: with the queries, these are the
     tile:  start; for every chunk: scores of the keys, values; for every part of the columns: finish
 
 Each tile reads all keys and values of its sweep, so what bounds long prompts is their stream unless a tile holds many
-rows. Bytes of L1 for each row and element of it: 2 of q, 4 of y, 2 of o. Where more rows follow, heads leave in parts
-of their columns: in eight, o takes 1/4, and there are 64 rows of d = 128 instead of 48; in four, it takes 1/2, and
-there are 32 rows of d = 256 instead of 16, with chunks of 8 keys. Each part is a task and a call more, so there are no
-more than the rows ask for: a group of three heads keeps 48 rows of d = 128, and these leave whole.
+rows. Each element of a row takes bytes of L1: 2 for q, 4 for y, 2 for o. Where this makes room for more rows, outputs
+leave in parts of their columns: with eight parts o takes 1/4 byte, and 64 rows of d = 128 fit instead of 48; with four
+it takes 1/2, and 32 rows of d = 256 fit instead of 16, with chunks of 8 keys. Each part is a task and a call more, so
+there are no more than the rows ask for: a group of three heads keeps 48 rows of d = 128, and these leave whole.
 
 One *round* gives every column an item (KV head, block of tokens); its run-time parameters say which chunks it sweeps,
 so they may only change when the round's outputs are there.
 
-FlowQKV-SWA (a sliding window) and FlowQKV-NCA (not causal) are the same array: the chunks of the sequence and the words
-of the run-time parameters differ. An encoder's NCA (`packed_program`) reads queries, keys and values where the packed
-projection left them.
+FlowQKV-SWA (a sliding window) and FlowQKV-NCA (not causal) are the same array: the sequence's chunks and the run-time
+parameters differ. An encoder's NCA (`packed_program`) reads queries, keys and values where the packed projection left
+them.
 
 Run-time parameters of a tile: those of attention (kernels/README.md).
 """
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 
 __all__ = ["FlowQKV"]
 
-# The default tile's largest size: a block is padded with tokens up to it, and longer chunks make no kernel much faster.
+# Bounds of the default sizes: tokens are padded to whole tiles, and longer chunks make no kernel much faster.
 _MOST_ROWS, _MOST_KEYS = 64, 32
-# Ways to part a head's columns: eight are what 64 rows of d = 128 ask for, no default tile asks for more.
+# Into how many parts a head's columns may be cut: 64 rows of d = 128 ask for eight, and no default tile asks for more.
 _PARTS = 1, 2, 4, 8
-_CORE_BYTES = 64 + 12  # of a core's run-time parameters, and the words that count its three fifos' objects
+_CORE_BYTES = 64 + 12  # a core's run-time parameters, and the words that count its three fifos' objects
 
 
 def _tile_bytes(rows: int, keys: int, d: int, parts: int) -> int:
@@ -67,7 +67,7 @@ def _tile_bytes(rows: int, keys: int, d: int, parts: int) -> int:
 
 
 def _add_in_turns(windows: list[Window], starts: list[Any], buffer: Any, taps: list[list[TensorAccessPattern]]) -> None:
-    """A task of each column in turn, as long as it has some."""
+    """Start the columns' tasks, one of each column in turn."""
     for turn in range(max(map(len, taps))):
         for window, start, taps_of_column in zip(windows, starts, taps, strict=False):
             if turn < len(taps_of_column):
@@ -134,7 +134,7 @@ class FlowQKV:
         return [parts for parts in _PARTS if self.d % (8 * parts) == 0]
 
     def _most_rows(self, step: int) -> int:
-        """The rows that L1 holds, in multiples of a step."""
+        """The rows that L1 holds, in multiples of a step, up to _MOST_ROWS; 0: not even one step fits."""
         most_parts = self._possible_parts()[-1]
         return max((n for n in range(step, _MOST_ROWS + 1, step) if self._fits(n, most_parts)), default=0)
 
@@ -171,10 +171,12 @@ class FlowQKV:
     ) -> Program:
         """Host buffers q [tokens, H, d] (padded), kv [capacity, G, 2, d], o as q, bf16; the first token is at `past`.
 
-        `total`: keys that there are; None: past and tokens. With a causal mask no fewer.
+        `window`: keys that a token sees, its own included; None: all. `scale`: of the scores; None: 1 / sqrt(d).
+        `total`: keys in the cache; None: past + tokens. With a causal mask there may not be fewer.
 
         Raises:
-            ValueError: the total is more than the capacity, or that is no multiple of a chunk.
+            ValueError: the total is less than it may be or more than the capacity, or the capacity is no multiple of a
+                chunk.
         """
         least = past + tokens
         total = least if total is None else total
@@ -258,7 +260,7 @@ class FlowQKV:
     # --- The array ----------------------------------------------------------------------------------------------------
 
     def _build(self) -> _Array:
-        """See `_build`."""
+        """Make the array; the module's `_build` keeps it for a design's later programs."""
         parameters = [
             RunTimeParameters([f"tile_{column}_{row}" for row in range(TILES)]) for column in range(self.columns)
         ]

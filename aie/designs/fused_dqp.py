@@ -7,21 +7,22 @@ A column's four compute tiles work on four consecutive rows of blocks at a time:
 are dealt to the columns in turn. W enters a column's memory tile on `channels` DMA channels and is split there into one
 stream a tile; x is broadcast to all tiles once; the tiles' outputs are joined in the memory tile.
 
-    16 tiles: columns 0..3, two channels of weights each, x from the shim tile of column 4
+    16 tiles: columns 0..3, two channels of weights each, x from the shim tile of column 4 (npu1, which has no column 4:
+              one channel each, x from the second channel of column 0)
     32 tiles: columns 0..7, one channel of weights each, x from the second channel of column 0
 
-Either way eight shim channels carry weights, about what main memory gives (arXiv 2602.06063, section 4).
+On npu2 eight shim channels carry weights either way, about what main memory gives (arXiv 2602.06063, section 4).
 
-A block is 1280 words, more than the shim's innermost wrap (1023), so it travels as two halves: the part of a tile in an
-object of the memory tile is half a block, and two parts fill the tile's object. That makes a pattern of
+A block is 1280 words, more than the shim's innermost wrap (1023), so it travels as two halves: a tile's part of an
+object of the memory tile is half a block, and two parts fill the tile's object. So the pattern
 
     row group (iteration) x half block x tile x half block's bytes
 
-one task for up to 64 row groups. The last row group begins four rows before the end, so that no row of blocks is read
-that is not there; up to three rows may be computed twice, with equal results.
+is one task for up to 64 row groups. The last row group begins four rows before the end, so that no row of blocks is
+read that is not there; up to three rows may be computed twice, with equal results.
 
-With gating W holds the gate's rows of blocks, then the up projection's, or, interleaved, they take turns. A tile makes
-one row of each, then their product.
+With gating W holds the gate's rows of blocks, then the up projection's; interleaved, the two take turns. A tile
+multiplies one row of blocks of each, then stores act(gate) * up.
 
 Run-time parameters of a tile: word 0, its row groups; word 1, blocks in a row (K / 256, rounded up).
 """
@@ -60,7 +61,7 @@ __all__ = ["FusedDQP"]
 
 _HALF = BLOCK_BYTES // 2
 _WEIGHT_CHANNELS = 8
-# store: the epilogue's entry, its accumulators, and where W's rows of blocks come from.
+# By epilogue: the kernel that stores, and how many accumulators it takes.
 _EPILOGUES = {"none": ("store_bf16", 1), "geglu": ("store_gelu_mul", 2), "swiglu": ("store_silu_mul", 2)}
 
 
@@ -70,7 +71,7 @@ class FusedDQP:
 
     Attributes:
         target: npu1 (16 tiles) or npu2.
-        k_max: largest K of a call, padded to 256. x is sent to the tiles with this length, whatever K is.
+        k_max: largest K of a call, a multiple of 256. x is sent to the tiles with this length, whatever K is.
         tiles: 16 or 32.
         epilogue: none, geglu or swiglu.
     """
@@ -97,7 +98,7 @@ class FusedDQP:
 
     @property
     def channels(self) -> int:
-        """Shim channels of weights in a column: as many as leave one for x somewhere."""
+        """Shim channels of weights in a column: as many as leave a channel for x in some column."""
         return 2 if self.columns * 2 <= _WEIGHT_CHANNELS and self.columns < limits_of(self.target).columns else 1
 
     def row_groups(self, m: int, column: int) -> list[int]:
@@ -114,8 +115,9 @@ class FusedDQP:
         return [min(TILES * g, rows - TILES) for g in range(column, ceil_div(rows, TILES), self.columns)]
 
     def program(self, m: int, k: int, *, interleaved: bool = False) -> Program:
-        """Host buffers w [blocks of M (gating: of 2 M) x K], u8; x [k_max], y [m], bf16; x is finite beyond K.
+        """Host buffers w: Q4NX blocks of M (gating: 2 M) x K, u8; x [k_max], y [m], bf16.
 
+        Beyond K, x must be 0 up to a multiple of 32 and finite from there.
         `interleaved`: in w, rows of blocks of the gate and of the up projection take turns.
 
         Raises:
@@ -139,8 +141,9 @@ class FusedDQP:
             workers += tiles
 
         def sequence(w: Any, x: Any, y: Any, x_end: Any, weight_ends: Any, y_ends: Any) -> None:
-            # A tile that had no row group in the call before may be late: where x has come, it has given that call's x
-            # up, and so has read its parameters. Meanwhile the first weights fill the memories.
+            # A tile that had no row group in the call before may still be busy with that call. Once this call's x has
+            # arrived, the tile has released the x of the call before, and so has read that call's parameters. Meanwhile
+            # the first weights fill the memories.
             loaded = x_end.fill(x, wait=True, managed=False)
             weight_turns = self._send_weights(w, weight_ends, groups, m // BLOCK_ROWS, blocks, interleaved)
             next(weight_turns)
@@ -209,7 +212,7 @@ class FusedDQP:
     def _send_weights(
         self, w: Any, ends: Any, groups: list[list[int]], rows: int, blocks: int, interleaved: bool
     ) -> Iterator[None]:
-        """Fill the columns in turn, with each step a task on each channel, a bounded number of them at once."""
+        """Fill the columns: each step starts a task on each channel, a bounded number of them at once."""
         share = TILES // self.channels
         windows = {(c, s): Window() for c in range(self.columns) for s in range(self.channels)}
         taps = {
@@ -227,9 +230,9 @@ class FusedDQP:
     def _weight_taps(
         self, groups: list[int], first: int, share: int, rows: int, blocks: int, interleaved: bool
     ) -> Iterator[TensorAccessPattern]:
-        """One tap for many row groups at equal distances, one for each where they are not, or are gated.
+        """One tap for many row groups at equal distances; gated and not interleaved, two for each row group.
 
-        `first`, `share`: the tiles of a group that the channel feeds.
+        `first`, `share`: the first tile of a group that the channel feeds, and how many it feeds.
         """
         line = blocks * BLOCK_BYTES
         gated = _EPILOGUES[self.epilogue][1] == 2
@@ -250,7 +253,7 @@ class FusedDQP:
 
 
 def _output_taps(groups: list[int], m: int, columns: int) -> list[TensorAccessPattern]:
-    """Where a column's outputs go: 128 of each row group."""
+    """Where a column's outputs go: 128 from each row group."""
     size, step = TILES * BLOCK_ROWS, columns * TILES * BLOCK_ROWS
     runs = equal_steps([start * BLOCK_ROWS for start in groups], step, 1023)
     return [TensorAccessPattern([m], start, [count, size], [step, 1]) for start, count in runs]

@@ -15,26 +15,26 @@ tile for the partial sums (arXiv 2512.13282, section 4.2.2), so here it stays in
     B  shim -> memory tile: e_x n / 32 panels of k_mt rows -> k rows at a time -> a column of compute tiles
     C  four tiles -> memory tile, joined, sub-tiles to rows -> shim: 4 times m rows of n
 
-The rows of A come in through the memory tiles of the columns 0, 2, 4, 6 (XDNA: 0..3), whose shim tiles so have two
-streams in; every shim tile has one of B and one of C.
+The rows of A come in through the memory tiles of columns 0, 2, 4, 6 (XDNA: 0..3), so the shim tiles of these columns
+have two streams in; every shim tile has one of B and one of C.
 
 C's last column of megatiles begins so that it ends with N; what it has in common with the one before is computed
-twice, with equal results. Where N is less than a megatile has, the last columns of tiles all end with N, likewise. M is
-padded to 4 e_y m rows, K to k_mt, by whoever owns the buffers. But rows of A need no
-padding where B is 0 beyond K, as dequantised weights are if K is a multiple of 32: what is read there, of the next row,
-counts nothing (`line`).
+twice, with equal results. In the same way, where N is narrower than a megatile, the last columns of tiles all end with
+N. M is padded to 4 e_y m rows, K to k_mt, by whoever owns the buffers. But rows of A need no padding where B is 0
+beyond K, as dequantised weights are if K is a multiple of 32: what is read beyond K is the beginning of A's next row,
+times 0 (`line`).
 
-**What becomes of the sums** a run-time parameter says, so that all products of a model share an array: they are stored
-as they are, or by the array's other epilogue. A gated one makes one of a pair of C's tiles, a gate's and an up
-projection's: B holds n columns of the gate, the same n of the up projection, and so on (`dequant_engine` weaves them
-so). The array is built for pairs then, and a plain product of it has both tiles of a pair side by side.
+**How the sums are stored** is a run-time parameter, so that all products of a model can share an array: as they are, or
+by the array's epilogue. A gated epilogue makes one tile of two tiles of C, the gate's and the up projection's: B holds
+n columns of the gate, the same n of the up projection, and so on (`dequant_engine` weaves them so). Such an array is
+built for pairs of tiles; a plain product on it has both tiles of a pair side by side.
 
-A bias is a column of the weight (`with_bias`). A residual is not taken: both inputs of a compute tile are in use, and A
-and B are broadcast, so it would reach a tile eight or four times; the norm that follows adds it
-(`vector_operators.ResidualRMSNorm`).
+A bias is a column of the weight (`with_bias`). There is no input for a residual: both inputs of a compute tile are in
+use, and both are broadcasts, so every tile would be sent the residuals of eight (or four) tiles to use one; the norm
+that follows adds the residual (`vector_operators.ResidualRMSNorm`).
 
-Run-time parameters of a tile: word 0, megatiles; word 1, K / k; word 2, 1: the sums are stored as they are; word 3, 1:
-by the epilogue. A plan has no branches: each of the two is a loop of no turn or one.
+Run-time parameters of a tile: word 0, megatiles; word 1, K / k; word 2, 1 if the sums are stored as they are; word 3, 1
+if the epilogue stores them. A plan has no branches, so each of the two stores is a loop of 0 or 1 turns.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ if TYPE_CHECKING:
 __all__ = ["Gemm"]
 
 _PANEL = 32  # columns of B that lie together
-# store: the epilogue's entry and the tiles of C that it makes one of.
+# By epilogue: the kernel that stores, and of how many tiles of C it makes one.
 _EPILOGUES = {
     "none": ("store_bf16", 1),
     "gelu": ("store_gelu", 1),
     "geglu": ("store_gelu_mul", 2),
     "swiglu": ("store_silu_mul", 2),
 }
-# m, k, e_y and e_x of the defaults by target and weights: of one tile of C, and of a gate with its up projection.
+# Defaults of (m, k, e_y, e_x) by target and weights: without gating, and with.
 _FASTEST = {
     ("npu1", "bf16"): ((32, 64, 4, 1), (16, 64, 4, 1)),
     ("npu2", "bf16"): ((32, 64, 4, 1), (16, 64, 4, 1)),
@@ -84,7 +84,7 @@ _FASTEST = {
 
 
 class _Array(NamedTuple):
-    """What a sequence needs of the array; ends: of A, B and C."""
+    """What a sequence needs of the array; `ends`: the host's ends of the fifos of A, B and C."""
 
     workers: list[Worker]
     ends: tuple[list[ObjectFifoHandle], list[ObjectFifoHandle], list[ObjectFifoHandle]]
@@ -95,21 +95,21 @@ class _Array(NamedTuple):
 class Gemm:
     """The array of a GEMM.
 
-    The defaults are predicted to be the fastest for the projections of models in chunks of 512 tokens, of those with n
-    of 64 and k_mt of 256, as the dequantisation engine lays B out (`cost.gemm_tuner`; docs/model-gemm.md). With m, e_y
-    or e_x given, they are 64 (m), 1 (e_y, e_x), and for k 64 with one tile of C, 32 with several. m and n are
-    multiples of 8 and 32, k of 16, k_mt of k.
+    The defaults are those predicted to be fastest for the projections of models in chunks of 512 tokens, among tiles
+    with n = 64 and k_mt = 256, as the dequantisation engine lays B out (`cost.gemm_tuner`; docs/model-gemm.md). Where
+    m, e_y or e_x is given, the others default to m = 64, e_y = e_x = 1, and k = 64 with one tile of C, 32 with several.
+    m and n are multiples of 8 and 32, k of 16, k_mt of k.
 
     Attributes:
         target: npu1 or npu2.
         weights: bf16, or (npu2 only) bfp16: 8 values in 9 bytes.
-        epilogue: none, gelu, geglu or swiglu: what a call of the array may ask for, besides none.
+        epilogue: none, gelu, geglu or swiglu: how a call of the array may store its sums, besides as they are.
         m: rows of a tile of C.
         k: rows of B in L1.
         n: columns of a tile of C.
         k_mt: rows of B in L2.
         e_y: supertiles of a megatile, down.
-        e_x: across; pairs of them with gating.
+        e_x: supertiles of a megatile, across; with gating, pairs of supertiles.
     """
 
     target: str
@@ -150,7 +150,7 @@ class Gemm:
 
     @property
     def stores(self) -> tuple[str, ...]:
-        """What a call of the array may do with its sums."""
+        """How a call of the array may store its sums."""
         return tuple(dict.fromkeys(("none", self.epilogue)))
 
     @property
@@ -170,11 +170,11 @@ class Gemm:
 
     @property
     def width(self) -> int:
-        """Columns of a megatile of the epilogue."""
+        """Columns of a megatile, as the epilogue stores it."""
         return self.columns * self.e_x * self.n
 
     def plain(self) -> Gemm:
-        """The megatiles that a call without epilogue has on this array: a pair's tiles lie side by side."""
+        """The megatiles of a call without epilogue on this array: with gating, the tiles of a pair lie side by side."""
         if self.epilogue == "none":
             return self
         return replace(self, epilogue="none", e_x=self.gates * self.e_x)
@@ -186,21 +186,22 @@ class Gemm:
     def program(self, m: int, k: int, n: int, *, line: int = 0, c_line: int = 0, plain: bool = False) -> Program:
         """Host buffers a [M, K] bf16, b [N (gating: 2 N) / 32 panels][K][32] (bfp16: its bytes), c [M, N] bf16; padded.
 
-        `line`: elements from one row of a to the next, K or more, where that is not K as padded. Then b is 0 from row
-        K on, what a row of a has behind its K must be finite, and a ends as much behind its last row.
+        `line`: elements from one row of a to the next, K or more, where that is not K as padded. Then b must be 0 from
+        row K on, what follows a row's K elements must be finite, and a must go on behind its last row to K as padded.
         `c_line`: elements from one row of c to the next, where they are more than N; what lies between is not touched.
         `plain`: without the array's epilogue; then N and b are those of a product without gating.
 
         Raises:
             ValueError: N is less than a column of tiles has, or no multiple of 32 (gating: n); K is too long for a
-                task (`Limits.iteration_maximum` times k_mt); or, with e_y over 1, N for a stride of C between tiles.
+                task (`Limits.iteration_maximum` times k_mt); with e_y over 1, N is too long for a stride of C between
+                tiles; or a line is shorter than K or N.
         """
         if plain and self.epilogue != "none":
             return self.plain()._program(m, k, n, line, c_line, self)
         return self._program(m, k, n, line, c_line, self)
 
     def _program(self, m: int, k: int, n: int, line: int, c_line: int, array: Gemm) -> Program:
-        """A call by these megatiles on an array that may have another epilogue."""
+        """A call with this design's megatiles on `array`, which may have another epilogue."""
         unit, limits = self.n if self.gates > 1 else _PANEL, limits_of(self.target)
         least = self.e_x * self.n
         if n % unit or n < least:
@@ -264,11 +265,11 @@ class Gemm:
         return 2 if self.weights == "bf16" else 1
 
     def _b_size(self, values: int) -> int:
-        """Elements (bf16) or bytes (bfp16) of so many values of B."""
+        """Elements (bf16) or bytes (bfp16) that hold `values` values of B."""
         return values if self.weights == "bf16" else values // 8 * 9
 
     def _build(self) -> _Array:
-        """See `_build`."""
+        """Make the array; the module's `_build` keeps it for a design's later programs."""
         names = [f"tile_{column}_{row}" for column in range(self.columns) for row in range(TILES)]
         parameters = RunTimeParameters(names)
         fifos = self._fifos()
@@ -279,16 +280,17 @@ class Gemm:
         return _Array(workers, (a_ends, b_ends, c_ends), parameters)
 
     def _fifos(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """(outer fifo, inner fifo or fifos) of each row of A, each column of B and each column of C."""
+        """(the host's fifo, the compute tiles' fifo or fifos) of each row of A, column of B and column of C."""
         m, k, n, k_mt = self.m, self.k, self.n, self.k_mt
         rows, columns = self.e_y * m, self.gates * self.e_x * n
         a_rows, b_columns, c_columns = [], [], []
-        # [rows][k_mt] on the stream, [k_mt / k][rows][k] in L2: each k columns lie together.
+        # [rows][k_mt] on the stream, [k_mt / k][rows][k] in L2: every k columns lie together.
         by_k = TensorAccessPattern([rows * k_mt], 0, [rows, k_mt // k, k], [k, rows * k, 1])
         sub_tiles = tiled(k_mt // k * rows, k)
         for row in range(TILES):
             a = ObjectFifo(tensor(rows * k_mt), name=f"a_{row}", from_stream_per_cons=by_k)
-            # Where tiles of B take turns, each meets e_y tiles of A, which are held while the next one arrives.
+            # Where several tiles of B take turns, each of them meets the same e_y tiles of A: those are held while the
+            # next one arrives.
             depth = 2 if self.accumulators == self.e_y else self.e_y + 1
             inner = a.cons(depth=2).forward(
                 Tile(self._a_column(row), 1), tensor(m * k), depth=depth, name=f"a_tiles_{row}", to_stream=sub_tiles
@@ -354,8 +356,8 @@ class Gemm:
                     for turn, across in enumerate(by_turn):
                         right = b.acquire(1)
                         for y in range(e_y):
-                            # A's tiles are taken as they come, and given up one by one by the last of B's: the next
-                            # step's come in while this one's are multiplied, with room for one more than are held.
+                            # A's tiles are acquired as they come, and released one by one with the last tile of B: the
+                            # next step's come in meanwhile, since there is room for one more than are held.
                             first, last = turn == 0, turn == len(by_turn) - 1
                             count = y + 1 if first else e_y
                             if last:  # an index counts from the oldest that is held
@@ -411,7 +413,7 @@ class Gemm:
         return TensorAccessPattern([self._b_size(self.gates * n * k)], first * line, sizes, strides)
 
     def _c_taps(self, top: int, left: int, m: int, line: int) -> list[TensorAccessPattern]:
-        """For each tile across of a column's: tile down x compute tile x row x columns."""
+        """For each of a column's e_x tiles across, the walk supertile x compute tile x row x columns."""
         rows = self.e_y * self.m
         sizes, strides = [self.e_y, TILES, self.m, self.n], [self.m * line, rows * line, line, 1]
         return [
@@ -421,12 +423,12 @@ class Gemm:
 
 
 def _at(held: Any, place: int, count: int) -> Any:
-    """One of so many objects that an acquire yields: a single one has no index."""
+    """Object `place` of the `count` that an acquire gave: of a single one, the object itself."""
     return held[place] if count > 1 else held
 
 
 def _retire(fills: list[Any], drains: list[Any]) -> None:
-    """End a megatile: what came in is complete when what goes out is (arXiv 2512.13282, section 4.4)."""
+    """End a megatile: when its outputs are there, its inputs have all been read (arXiv 2512.13282, section 4.4)."""
     for task in drains:
         task.await_()
     for task in fills:

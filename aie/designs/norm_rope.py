@@ -78,7 +78,7 @@ class NormRope:
         heads, head = tensor(kv_heads * d), tensor(d)
         copy = kernel("copy_part", "copy_part", heads, heads, I32, I32)
         turn = kernel("rope", "rope", heads, head, heads, I32, I32)
-        if self.qk_norm:  # of a weight the first d count
+        if self.qk_norm:  # a weight's first d elements count
             turn = kernel("norm_rope", "rms_norm_rope", heads, heads, head, heads, *[I32] * 3)
 
         def body(
@@ -137,7 +137,7 @@ class NormRope:
         return Operand("rotary", d, BF16, lines * d, taps)
 
     def _lines(self, position: int, capacity: int) -> Operand:
-        """A position of the cache for each token: its keys, then its values, each head's to its place."""
+        """A position of the cache for each token: its keys, then its values, each head's in its place."""
         d, kv_heads = self.d, self.kv_heads
         line, most = 2 * kv_heads * d, limits_of(self.target).iteration_maximum
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A kernel alone on one compute tile, called as often as a run-time parameter says, on the same operands each time.
 
-What comes out is that of one call, so it says whether the kernel is right; and since nothing is moved between the
-calls, the time of many less that of one, by the number of calls between, is what a call takes: without a trace.
+The output is that of one call, so it shows whether the kernel is right. Nothing is moved between the calls, so one call
+takes (time of n calls - time of one) / (n - 1), which needs no trace.
 
-    inputs -> before -> calls x (the kernel) -> after -> outputs
+    inputs -> before -> calls x (the kernel) -> after -> output
 
-`before` and `after` are what the kernel's design does once for many calls of it. Run-time parameters: word 0, 1; word
-1, the number of calls.
+`before` and `after` are what the kernel's design does once for many calls of it. Run-time parameters: word 0 is 1; word
+1 is the number of calls.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["GEMM_TILE", "KERNELS", "ROW", "ROW_HEADS", "OneTile", "Operands"]
 
 ROW = 1024  # elements of a vector
-ROW_HEADS = 8  # that lie in one
+ROW_HEADS = 8  # heads in such a vector
 GEMM_TILE = 32, 64, 32  # m, k, n
 _EPSILON = 1e-6
 _BLOCK_SIZE = BLOCK_ROWS * BLOCK_COLUMNS
@@ -59,12 +59,12 @@ class Operands(NamedTuple):
     Attributes:
         inputs: host buffers in, two at most.
         output: the host buffer out.
-        entries: what is called, made when a program is.
+        entries: makes the kernels that are called; evaluated for each program.
         call: one call; gets entries, inputs, output and state.
         state: buffers of the tile.
-        before: what is done once ahead of the calls.
-        after: what is done once behind them.
-        elements: of vectors that a call works on.
+        before: what is done once before the calls; gets the same.
+        after: what is done once after them; gets the same.
+        elements: elements of a vector that a call works on; 0 for kernels on matrices and blocks.
     """
 
     inputs: tuple[Part, ...]
@@ -95,10 +95,10 @@ class OneTile:
             raise ValueError(f"[one_tile] expected a kernel of {', '.join(KERNELS)}, got {self.kernel!r}")
 
     def program(self, calls: int) -> Program:
-        """Host buffers as KERNELS says, of one call's operands.
+        """The program of `calls` calls; host buffers are the inputs and the output of KERNELS, of one call each.
 
         Raises:
-            ValueError: there is no call.
+            ValueError: `calls` is less than 1.
         """
         if calls < 1:
             raise ValueError(f"[one_tile] expected one call or more, got {calls}")

@@ -47,7 +47,7 @@ class PatchPooling:
     def program(self, grid: int, *, epsilon: float = 1e-6) -> Program:
         """Host buffers x [grid, grid, n], with `normalised` weight [n], y [grid / side, grid / side, n], bf16.
 
-        `epsilon`: of the norm.
+        `epsilon`: the norm's.
 
         Raises:
             ValueError: the grid is no multiple of a square, or has more squares in a line than a task repeats (64).
@@ -87,7 +87,7 @@ class PatchPooling:
         cuts, piece = pieces(side * n, 2)
 
         def taps(items: range) -> list[TensorAccessPattern]:
-            """A task for each line of squares: square x its line x its patches' elements."""
+            """A task for each line of squares: square x line of the square x elements of that line's patches."""
             sizes, strides = [squares, side, cuts, piece], [side * n, grid * n, piece, 1]
             return [TensorAccessPattern([grid * grid * n], item * side * grid * n, sizes, strides) for item in items]
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shape that operators on rows share: a stream of items through one compute tile in each of a few columns.
 
-Item i goes to core i mod `cores`. A core has two streams in and two out, which is what a compute tile has of channels.
+Item i goes to core i mod `cores`. A core has two streams in and two out, as many as a compute tile has channels.
 An operand may also be broadcast to all cores once a call (a norm's weight). A core without items is not started, unless
-it must take a broadcast. That one may be late: so a call awaits its broadcasts before it writes parameters. It knows
-then that every core has given up the broadcasts of the call before, and so has read its parameters.
+it must take a broadcast. Such a core may still be busy with it when the next call begins, so a call awaits its
+broadcasts before it writes parameters: by then every core has released the broadcasts of the call before, and so has
+read that call's parameters.
 
 Run-time parameters of a core: word 0, its number of items; those of the operator follow.
 """
@@ -44,13 +45,13 @@ class Operand:
     """A host buffer and its way through the array.
 
     Attributes:
-        name: of its fifos; different for each operand.
+        name: the name of its fifos; different for each operand.
         size: elements of an object.
-        dtype: their type.
+        dtype: the elements' type.
         host: elements of the host buffer.
-        taps: the tasks that move a range of items; None where all of the buffer goes to every core.
+        taps: gives the tasks that move a range of items; None where all of the buffer goes to every core.
         depth: objects in the memory of a core.
-        ahead_of: the operand on whose streams the buffer goes, before its items; "" for streams of its own.
+        ahead_of: the operand whose streams carry the buffer, before that operand's items; "" for streams of its own.
     """
 
     name: str
@@ -77,7 +78,7 @@ def each(
     depth: int = 2,
     line: int = 0,
 ) -> Operand:
-    """`count` items of `objects` objects of `size` elements.
+    """An operand of `count` items, each of them `objects` objects of `size` elements.
 
     `line`: elements from one item to the next in the host buffer, if they are more than an item's.
 
@@ -88,7 +89,7 @@ def each(
     line = line or item
     if line < item:
         raise ValueError(f"[design] expected lines of an item of {name}, {item}, or more, got {line}")
-    # Two pieces or more: the third dimension has no wrap register that would bound the number of items.
+    # In two pieces or more, items are the third dimension, which has no wrap register that would bound their number.
     shim, granule = LIMITS["npu2"].shim, LIMITS["npu2"].granule_bytes
     cuts, piece = pieces(item, item_bytes, most=min((1 << shim.wrap_bits) - 1, item * item_bytes // granule // 2))
 
@@ -100,12 +101,12 @@ def each(
 
 
 def once(name: str, size: int, *, objects: int = 1) -> Operand:
-    """`objects` objects of `size` elements for every core, all of which it may hold."""
+    """`objects` objects of `size` elements, bf16, that every core gets once a call; it may hold all of them at once."""
     return Operand(name, size, BF16, objects * size, None, depth=objects)
 
 
 def ahead(name: str, size: int, operand: str, *, objects: int = 1) -> Operand:
-    """`objects` objects of `size` elements that come to every core before the items of an operand, on their stream."""
+    """`objects` objects of `size` elements, bf16, for every core, on the stream of another operand before its items."""
     return Operand(name, size, BF16, objects * size, None, ahead_of=operand)
 
 
@@ -129,12 +130,12 @@ def stream(
         inputs: at most two with streams of their own.
         outputs: at most two.
         body: a core's pass; gets its ends of the streams in and out, the kernels, its state, and its parameters.
-        kernels: for the body.
+        kernels: what the body calls.
         words: run-time parameters from word 1 on.
-        state: buffers of a core.
+        state: gives the buffers of a core.
 
     Raises:
-        ValueError: more cores than columns, or no item.
+        ValueError: no core or more cores than columns, or no item.
     """
     columns = limits_of(target).columns
     if not 1 <= cores <= columns or count < 1:
@@ -173,8 +174,8 @@ def stream(
         for core in range(cores if shared else min(cores, count)):
             parameters[core].write(0, [len(range(core, count, cores)), *words])
             parameters[core].start()
-        # Outputs first: an input may be more tasks than a channel queues, and the first are awaited to start the last.
-        # What goes ahead of others before these.
+        # Outputs first: an input may have more tasks than a channel queues, and then its first ones are awaited before
+        # its last is started. What goes ahead of an operand is started before it.
         tasks = dict[tuple[str, int], list[tuple[Any, TensorAccessPattern]]]()
         own = [pair for pair in zip(operands, buffers, strict=True) if not pair[0].shared]
         for operand, buffer in sorted(own, key=lambda pair: (pair[0] in inputs, not pair[0].ahead_of)):
@@ -202,6 +203,6 @@ def stream(
 
 
 def _fifos(operand: Operand, cores: int) -> list[ObjectFifo]:
-    """One for each core, or one for all."""
+    """The operand's fifos: one for each core, or one for all cores."""
     names = [operand.name] if operand.shared else [f"{operand.name}_{core}" for core in range(cores)]
     return [ObjectFifo(tensor(operand.size, operand.dtype), name=name, depth=operand.depth) for name in names]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators on rows: norms, softmax, RoPE, GeGLU and SwiGLU, each a `stream` of rows.
 
-A core has two streams in, so what takes three operands gets two of them on one: a norm
-with a residual its weight (and bias), ahead of the residual's rows, which the core copies.
+A core has two streams in, so an operator with three operands gets two of them on one stream: a norm with a residual
+gets its weight (and bias) ahead of the residual's rows, and the core copies them.
 
 Run-time parameters of a core: word 0, its number of rows; word 1, epsilon's bits (norms) or the columns that count
 (softmax).
@@ -97,7 +97,7 @@ class ResidualRMSNorm:
 
             _for_each(count, (x, residual, *outputs), call)
 
-        # Outputs in one buffer: with two, rows of 4096 would not fit. Longer ones have inputs in one, too.
+        # Outputs have one buffer: with two, rows of 4096 would not fit. For longer rows, inputs have one buffer, too.
         results = [each("s", rows, n, depth=1), each("y", rows, n, depth=1)][: 1 if norm_first else 2]
         room = limits_of(self.target).compute.memory_bytes - _SMALL_THINGS
         depth = 2 if (2 * 2 + 1 + len(results)) * bytes_of(row) <= room else 1
@@ -160,12 +160,12 @@ class ResidualLayerNorm:
 
 @dataclass(frozen=True)
 class Softmax:
-    """Softmax of whole rows: of attention that no Flow kernel takes.
+    """Softmax of whole rows, for attention that no Flow kernel takes.
 
     Attributes:
         target: npu1 or npu2.
-        line: elements of a row in memory, a multiple of 16. Rows of f32 and of bf16 are double-buffered in L1 as far
-            as they fit: to 5248 elements, beyond that to 10496 they are not.
+        line: elements of a row in memory, a multiple of 16, 10496 at most. Rows of up to 5248 elements are
+            double-buffered in L1, longer ones are not.
         cores: compute tiles, at most the target's columns.
     """
 
@@ -185,7 +185,7 @@ class Softmax:
         return (limits_of(self.target).compute.memory_bytes - _SMALL_THINGS) // (2 * (4 + 2)) // 128 * 128
 
     def program(self, rows: int, n: int) -> Program:
-        """Host buffers x [rows, line] f32, y [rows, line] bf16: of each row, n count; the rest of y is 0.
+        """Host buffers x [rows, line] f32, y [rows, line] bf16; a row's first n elements count, the rest of y is 0.
 
         Raises:
             ValueError: n is not in 1..line.
@@ -259,7 +259,7 @@ def gated_activation(target: str, activation: str, elements: int, *, cores: int 
 
 
 def _for_each(count: Any, fifos: tuple[ObjectFifoHandle, ...], call: Callable[..., None]) -> None:
-    """In a core: `count` times, call with an object of each fifo."""
+    """In a core: `count` times, call with an object of each fifo, then release the objects."""
     for _ in range_(count):
         call(*[fifo.acquire(1) for fifo in fifos])
         for fifo in fifos:

@@ -65,11 +65,11 @@ class Checker {
         index(1, array_.locks.size(), "lock");
         return;
       default:
-        return;  // Its operands are on the stack.
+        return;  // a value, or operands on the stack: nothing to check
     }
   }
 
-  // The operand counts objects of the fifo's end that is the first operand: no more than it has.
+  // The operand is a number of objects: no more than the fifo's end, the first operand, has.
   void objects(std::size_t operand) {
     const std::size_t end = index(1, array_.ends.size(), "end of a fifo");
     index(operand, array_.ends[end].objects.size() + 1, "count of objects");
@@ -113,9 +113,9 @@ class Checker {
   const CoreRecord& core_;
   const Array& array_;
   std::size_t at_ = 0;
-  std::size_t size_ = 0;              // of the operation there
-  std::vector<std::size_t> starts_;   // of operations
-  std::vector<std::size_t> targets_;  // of jumps
+  std::size_t size_ = 0;              // words of the operation at at_
+  std::vector<std::size_t> starts_;   // where operations begin
+  std::vector<std::size_t> targets_;  // where jumps go
 };
 
 }  // namespace

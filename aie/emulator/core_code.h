@@ -11,12 +11,12 @@ namespace flownpu::emulator {
 // Words of each argument of a call.
 inline constexpr std::size_t kArgumentWords = 3;
 
-// Words of an operation, itself among them, but not a call's arguments.
+// Words of an operation, including its own, without the words of a call's arguments.
 std::size_t words(Op op);
 
-// Throws Error unless every word names an operation, or what the operation may use: something of
-// the array, a variable or a view of the core's, the beginning of an operation. What a kernel makes
-// of its numbers is not known here.
+// Throws Error unless every word is an operation or something that the operation may name: a part
+// of the array, a variable or a view of the core, the beginning of an operation. Whether a kernel's
+// integer arguments make sense is not checked.
 void check_code(const CoreRecord& core, const Array& array);
 
 }  // namespace flownpu::emulator

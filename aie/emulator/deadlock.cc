@@ -9,8 +9,9 @@ namespace {
 
 using Path = std::vector<const Agent*>;
 
-// Follows who waits for whom, depth first, until an agent comes again: that is the circle, and the
-// path ends with it a second time. False: all ways from here end; `dead_end` is the first of them.
+// Follows who waits for whom, depth first, until an agent is met again: then there is a circle, and
+// `path` ends with that agent a second time. False: there is none; `dead_end` is the first path
+// that ends at an agent for which nobody can do anything.
 bool find_circle(const Agent& agent, Path& path, Path& seen, Path& dead_end) {
   const bool again = std::find(path.begin(), path.end(), &agent) != path.end();
   path.push_back(&agent);

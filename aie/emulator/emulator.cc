@@ -68,7 +68,7 @@ void Emulator::check(const Sequence& sequence,
   }
 }
 
-// Null, of no name.
+// Null if the name is empty.
 const Agent* Emulator::find(std::string_view name) const {
   if (name.empty()) return nullptr;
   for (const auto& core : cores_) {
@@ -84,7 +84,7 @@ void Emulator::run(const Sequence& sequence, std::span<const std::span<std::byte
                    const RunOptions& options) {
   check(sequence, buffers);
   const Agent* const last = find(options.last);
-  failed_ = true;  // until it has ended well
+  failed_ = true;  // until the call has ended well
   if (sequence_ != nullptr) {
     scheduler_.forget(*sequence_);
     for (const auto& lock : locks_) lock->forget(*sequence_);

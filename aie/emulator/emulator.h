@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs an array's program element by element: DMA channels that walk, streams with back-pressure,
 // locks, cores that call the kernels of aie/kernels/ as compiled for this machine, and the
-// sequences of one call after the other, in a legal order of events that a seed chooses. It knows
-// no time.
+// sequences of one call after the other, in a legal order of events that a seed chooses. Time is
+// not modelled.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +20,17 @@
 
 namespace flownpu::emulator {
 
-// Nothing can go on and the sequence has not ended; the message is who waits for whom.
+// Nothing can go on and the sequence has not ended; the message says who waits for whom.
 struct Deadlock : Error {
   using Error::Error;
 };
 
 struct RunOptions {
-  std::uint64_t seed = 0;  // 0: in turn; others: small steps in an order of their own
-  // Whether everything that can goes on before the next call, as where the host takes its time.
+  std::uint64_t seed = 0;  // 0: agents run in turn; others: small steps in an order of their own
+  // Whether `run` returns only when nothing can go on any more, as if the host's next call came
+  // late.
   bool settle = true;
-  // The name of a core or a channel that goes on, under a seed, only where nothing else can.
+  // The name of a core or a channel that, under a seed, goes on only where nothing else can.
   std::string_view last = {};
 };
 
@@ -40,25 +41,30 @@ struct Counts {
   std::map<std::string, std::uint64_t> calls;
 };
 
-// Where an emulator gets its kernels from. Throws Error if there is none of that name and
-// parameters.
+// Where an emulator gets its kernels from. Throws Error if there is no kernel of that name and with
+// those parameters.
 using FindKernel = std::function<KernelCall(const KernelRecord&)>;
+// `table` must outlive what is returned.
 FindKernel kernels_of(const aie_host::KernelTable& table);
-// The table of a shared library, which stays loaded. Throws Error if it cannot be.
+// The table of a shared library, which stays loaded. Throws Error if it cannot be loaded or has no
+// table.
 const aie_host::KernelTable& load_kernels(const std::filesystem::path& path);
 
 class Emulator {
  public:
   Emulator(Array array, const FindKernel& find_kernel);
 
-  // One call. What it leaves in the array is there for the next, as without a reconfiguration.
-  // Throws Error (Deadlock) where the program goes wrong; the emulator cannot be used after that.
+  // Runs one call. `buffers`: the sequence's host buffers, in its order, each of its size. What the
+  // call leaves in the array is there for the next one, as without a reconfiguration. Throws Error
+  // (Deadlock, if nothing can go on) where the program goes wrong; the emulator cannot be used
+  // after that.
   void run(const Sequence& sequence, std::span<const std::span<std::byte>> buffers,
            const RunOptions& options);
 
   [[nodiscard]] Counts counts() const;
   void reset_counts();
-  // What calls have left that no call should: data under way, cores in the middle of a pass.
+  // What calls left behind that no call should: data under way, objects that no core took, cores in
+  // the middle of a pass. One text for each.
   [[nodiscard]] std::vector<std::string> leftovers() const;
 
  private:
@@ -77,7 +83,7 @@ class Emulator {
   bool failed_ = false;
 };
 
-// The message of a deadlock, found from the sequence on.
+// The message of a deadlock; who waits for whom is followed from `start`, the sequence.
 std::string describe_deadlock(const Agent& start);
 
 }  // namespace flownpu::emulator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulator's face: an array on which sequences run one after the other.
+"""The emulator for Python: an array on which sequences run one after the other.
 
 emulator = Emulator(plan.array, library)
 emulator.run(plan.sequence, [w, x, y])  # writes y
@@ -29,9 +29,10 @@ class Emulator:
     """An array as an xclbin would configure it; calls change its memories, locks and cores, nothing resets them.
 
     Args:
-        array: what the checker found no fault in.
-        library: the kernels, compiled for this machine (aie/host/kernel_table.h); those of the array's architecture.
-        functions: kernels in Python, by entry: functions of numpy arrays, which they may write, and integers.
+        array: an array in which the checker finds no fault.
+        library: the kernels of the array's architecture, compiled for this machine (aie/host/kernel_table.h).
+        functions: kernels in Python, by entry: functions of numpy arrays, which they may write, and integers; they
+            replace those of the library.
 
     Raises:
         RuntimeError: a kernel is in neither, or has other parameters.
@@ -63,28 +64,29 @@ class Emulator:
         """Run one call.
 
         Args:
-            sequence: for this array.
-            buffers: the host buffers in the sequence's order, contiguous, of as many bytes as it says; drains write
-                them.
+            sequence: a sequence for this array.
+            buffers: the host buffers in the sequence's order, contiguous, each with as many bytes as the sequence says;
+                drains write them.
             seed: which legal order of events; 0 is the cheapest. Results are the same for all, or the plan has a race.
-            settle: let everything that can go on do so before this returns, as where the host's next call takes its
-                time to come; False: whatever was not done is still to be done when the next call begins.
-            last: the name of a core, "core (0, 2)", or of a channel, that goes on only where nothing else can; under a
-                seed.
+            settle: let everything go on that can before this returns, as if the host's next call came late; False: what
+                was not done is still to be done when the next call begins.
+            last: the name of a core, such as "core (0, 2)", or of a channel, that goes on only where nothing else can;
+                only with a seed other than 0.
 
         Raises:
+            ValueError: a buffer is not contiguous.
             RuntimeError: the program goes wrong: a deadlock (`Deadlock`, with who waits for whom), a transfer outside
-                of its buffer, a kernel's access outside of its arguments (`EmulationError`). The emulator is of no
-                further use then.
+                of its buffer, a kernel's access outside of its arguments (`EmulationError`). The emulator cannot be
+                used after that.
         """
         spans = [_bytes(buffer) for buffer in buffers]
         self._native.run(self.flat.flatten(sequence), spans, seed, settle, last)
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Since the beginning or `reset_counts`.
+        """What was moved and called since the beginning or `reset_counts`.
 
         Returns:
-            "words", of 32 bits, by DMA channel; "calls", by kernel.
+            "words": 32-bit words by DMA channel; "calls": calls by kernel.
         """
         words, calls = self._native.counts()
         return {"words": words, "calls": calls}
@@ -94,7 +96,7 @@ class Emulator:
         self._native.reset_counts()
 
     def leftovers(self) -> list[str]:
-        """What the calls so far left that no call should: data under way, objects not taken, cores in mid-pass."""
+        """What calls left behind that no call should: data under way, objects not taken, cores in mid-pass."""
         found: list[str] = self._native.leftovers()
         return found
 

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes of a plan the flat form that the emulator's C++ runs: buffers, locks, DMA channels with their descriptors.
+"""Turns a plan into the flat form that the emulator's C++ runs: buffers, locks, DMA channels with their descriptors.
 
-The rules are those of `flownpu.aie.plan.resources`, with the depths as the plan has them (a printed plan gives the
-depth of every end, and the compiler takes it):
+The rules are those of `flownpu.aie.plan.resources`, with the depths as the plan has them (MLIR printed from a plan
+gives the depth of every end, and the compiler takes it):
 
 - A pool's objects are buffers, with two locks, *free* and *full*; one pair for each part where a link splits or joins.
   Who fills an object takes from *free* and adds to *full*; who empties it does the reverse.
 - A DMA channel goes through its descriptors in a circle. Shim channels have none: the sequence queues tasks on them.
 - Where objects are sent `repeat_count` times, a filler takes and adds that many, and the sender has as many
   descriptors for each object.
-- At a link, the object is that of the larger fifo where it forwards, the whole one where it splits or joins; each
-  part's walk is over that part.
+- At a link, objects are those of the larger fifo if it forwards, and whole ones if it splits or joins; each part's walk
+  is over that part.
 
-Distances are bytes here, and every name is one that a message may print.
+Offsets and strides are in bytes here, and every name is one that a message may print.
 """
 
 from __future__ import annotations
@@ -60,14 +60,23 @@ class _Pool:
 
 @dataclass
 class FlatArray:
-    """An array in flat form, and the numbers that its sequences refer to."""
+    """An array in flat form, and the numbers that its sequences refer to.
+
+    Attributes:
+        words: the array as 64-bit words, as C++ reads it.
+        identity: tells arrays apart; a sequence carries that of its array.
+        channels: the number of each fifo's channel at a shim tile, by fifo.
+        memories: the numbers of buffers.
+        locks: the numbers of barriers.
+        item_bytes: bytes of an element of each fifo.
+    """
 
     words: np.ndarray
     identity: int
-    channels: dict[str, int]  # fifo: its channel at a shim tile
+    channels: dict[str, int]
     memories: dict[str, int]
     locks: dict[str, int]
-    item_bytes: dict[str, int]  # of fifos
+    item_bytes: dict[str, int]
 
     def flatten(self, sequence: Sequence) -> np.ndarray:
         """A sequence over this array, in flat form."""
@@ -101,9 +110,9 @@ class FlatArray:
         return words.finish(SEQUENCE, self.identity)
 
 
-@lru_cache(maxsize=32)  # of the last some arrays
+@lru_cache(maxsize=32)  # the results for the last arrays are kept
 def flatten_array(array: Array) -> FlatArray:
-    """Lower an array; it must be valid (`checker.check`). The same for equal ones, and not to be changed."""
+    """Flatten a valid array (`check.check`); equal arrays share the result, which must not be changed."""
     return _Flattening(array, LIMITS[array.target]).run()
 
 
@@ -117,7 +126,7 @@ def _walk(
 
 @dataclass
 class _Flattening:
-    """One array on its way."""
+    """An array while it is flattened."""
 
     array: Array
     limits: Limits
@@ -187,7 +196,7 @@ class _Flattening:
         return self._memory(buffer.name, buffer.type.bytes, parameters=buffer.run_time_parameter, initial=initial)
 
     def _pool(self, fifo: Fifo, tile: Tile, depth: int, ranges: list[tuple[int, int]], repeats: list[int]) -> _Pool:
-        """`ranges`: (start, end) of the parts of an object, in elements; `repeats`: how often each is sent."""
+        """Make a pool; `ranges`: (start, end) of an object's parts, in elements; `repeats`: how often each is sent."""
         name, item = f"{fifo.name} at {tile}", fifo.type.item_bytes
         memories = [self._memory(f"object {place} of {name}", fifo.type.bytes) for place in range(depth)]
         parts = []
@@ -210,7 +219,7 @@ class _Flattening:
     # --- Fifos --------------------------------------------------------------------------------------------------------
 
     def _fifo(self, fifo: Fifo) -> None:
-        """Pools, channels and the cores' ends."""
+        """Make a fifo's pools, its channels, and the ends that cores have."""
         memory = shared_memory(fifo, fifo.name in self.link_of, self.limits)
         if memory is not None:
             pool = self._pool(fifo, memory, fifo.producer.depth, [(0, fifo.type.elements)], [1])
@@ -236,14 +245,14 @@ class _Flattening:
             self._channel(fifo, end, port, stream, pool, parts)
 
     def _parts(self, fifo: Fifo, link: Link, pool: _Pool) -> list[_Part]:
-        """The parts of a link's pool that one of its fifos carries, in the order of its stream."""
+        """The parts of a link's pool that one of the link's fifos carries, in the order of the fifo's stream."""
         if link.kind == "forward":
             return pool.parts
         names = link.outputs if link.kind == "split" else link.inputs
         return [pool.parts[names.index(fifo.name)]] if fifo.name in names else pool.parts
 
     def _channel(self, fifo: Fifo, end: End, port: str, stream: int, pool: _Pool | None, parts: list[_Part]) -> None:
-        """A DMA channel with its circle of descriptors; a shim tile's has none."""
+        """Make a DMA channel with its circle of descriptors; a shim tile's has none."""
         direction = "output" if port == "produce" else "input"
         number = self.used[end.tile, direction]
         self.used[end.tile, direction] += 1
@@ -286,7 +295,7 @@ class _Flattening:
 
 
 class _Numbers:
-    """The numbers of an array's parts, by the names that its cores' programs have for them."""
+    """The numbers of an array's parts, by the names that the cores' programs use."""
 
     def __init__(
         self,
@@ -301,7 +310,7 @@ class _Numbers:
             self.ends[tile][fifo, port] = number
 
 
-# Arrays that differ in one core, as those of tests do, share the code of the others. The last 16 arrays are kept.
+# Arrays that differ in one core, as in tests, share the code of the others. The numbers of the last 16 are kept.
 _numbers = lru_cache(maxsize=16)(_Numbers)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A core's program as code for the emulator: a stack machine, whose operations `program.h` (`Op`) describes."""
+"""A core's program as code for the emulator's stack machine, whose operations `program.h` (`Op`) describes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["CoreCode", "Op"]
 
 
 class Op(IntEnum):
-    """`enum class Op` of `program.h`, in the same order."""
+    """The same as `enum class Op` of `program.h`."""
 
     PUSH = 0
     GET = 1
@@ -84,7 +84,7 @@ class CoreCode:
         self._body(core.body)
         self.words.append(Op.END)
         waits = any(isinstance(statement, (Acquire, BarrierWait)) for statement in core.statements)
-        self.forever = core.forever and waits  # else it would run alone for ever, and nothing could tell
+        self.forever = core.forever and waits  # a core that never waits would never let another one run
 
     def _body(self, body: tuple[Statement, ...]) -> None:
         for statement in body:
@@ -123,7 +123,7 @@ class CoreCode:
         self.words += [Op.LOOP, index, stop, step, 0]
         self._body(loop.body)
         self.words += [Op.NEXT, index, step, top]
-        self.words[top + 4] = len(self.words)  # where it goes on after the last pass
+        self.words[top + 4] = len(self.words)  # the loop's exit
 
     def _call(self, call: Call) -> None:
         arguments: list[int] = []

@@ -14,7 +14,7 @@ constexpr const char* kProgram = "[emulator] the program";
 // More than any tile's memory has: the largest is 512 KiB (aie/plan/limits.py).
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;
 
-// A walk whose bytes, and whose highest, can be counted.
+// A walk whose number of bytes, and whose highest byte, do not overflow.
 Walk read_walk(WordReader& reader) {
   const std::size_t item = reader.size();
   auto bytes = static_cast<std::int64_t>(item);
@@ -23,7 +23,7 @@ Walk read_walk(WordReader& reader) {
     const Dimension d{reader.next(), reader.next(), reader.next(), reader.next()};
     std::int64_t steps = 0;
     std::int64_t last = 0;
-    // A dimension without elements is walked in no steps.
+    // A dimension of size 0 has no last step.
     if (d.size < 0 || d.stride < 0 || d.before < 0 || d.after < 0 ||
         __builtin_add_overflow(d.before, d.after, &steps) ||
         __builtin_add_overflow(steps, d.size, &steps) ||
@@ -114,7 +114,7 @@ Array read_array(std::span<const std::int64_t> words) {
     std::string name = reader.text();
     return LockRecord{std::move(name), reader.next()};
   });
-  array.streams = reader.count();  // Each has channels, which take words.
+  array.streams = reader.count();  // at most the words left: each stream has channels
   array.kernels = reader.list([&] {
     std::string entry = reader.text();
     return KernelRecord{std::move(entry), reader.list([&] { return reader.size(); })};
@@ -124,7 +124,7 @@ Array read_array(std::span<const std::int64_t> words) {
   array.cores = reader.list([&] {
     std::string name = reader.text();
     const bool forever = reader.flag();
-    const std::size_t variables = reader.count();  // The code has a word or more for each.
+    const std::size_t variables = reader.count();  // at most the words left: the code uses each
     const std::size_t views = reader.count();
     return CoreRecord{std::move(name), forever, variables, views, reader.integers()};
   });

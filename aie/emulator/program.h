@@ -18,8 +18,8 @@ using words::read_words;
 using words::WordKind;
 using words::WordReader;
 
-// Memory of a tile: an object of a fifo, or a buffer. `parameters`: run-time parameters, of which
-// a core may only load words that were written.
+// Memory of a tile: an object of a fifo, or a buffer. `parameters`: it holds run-time parameters,
+// of which a core may only load words that were written.
 struct Memory {
   std::string name;
   std::size_t bytes;
@@ -32,8 +32,8 @@ struct LockRecord {
   std::int64_t initial;
 };
 
-// One descriptor: take `count` from a lock, walk over bytes offset .. + bytes of a memory, add
-// `count` to another. The last `gives_back` bytes of what was sent are free then.
+// One descriptor: take `count` from lock `takes`, walk over bytes offset .. offset + bytes of a
+// memory, add `count` to lock `gives`. The first `gives_back` of these bytes hold nothing then.
 struct Descriptor {
   std::size_t memory;
   std::size_t offset;
@@ -45,7 +45,8 @@ struct Descriptor {
   Walk walk;
 };
 
-// A DMA channel; one without descriptors is a shim tile's, to which the sequence gives tasks.
+// A DMA channel at the source or at a sink of a stream; one without descriptors is a shim tile's,
+// to which the sequence gives tasks.
 struct ChannelRecord {
   std::string name;
   std::size_t stream;
@@ -53,14 +54,14 @@ struct ChannelRecord {
   std::vector<Descriptor> descriptors;
 };
 
-// A kernel, and the bytes of its arguments; 0 is a number.
+// A kernel, and the bytes of its buffer arguments; 0: the argument is a number.
 struct KernelRecord {
   std::string entry;
   std::vector<std::size_t> arguments;
 };
 
-// A core's end of a fifo: acquiring an object takes `count` from a lock, releasing it adds as many
-// to another.
+// A core's end of a fifo: acquiring an object takes `count` from lock `takes`, releasing it adds
+// `count` to lock `gives`. `objects`: the memories of its objects.
 struct EndRecord {
   std::string name;
   std::size_t takes;
@@ -85,7 +86,7 @@ enum class Op : std::int64_t {
   kNext,       // [index, step, top]: adds the step, goes to `top`
   kAcquire,    // [end, view, count]: holds `count` objects in all
   kRelease,    // [end, count]
-  kCall,       // [kernel, arguments, and for each: kind, what, index]
+  kCall,       // [kernel, number of arguments, and for each: kind, memory or view, index]
   kLoad,       // [memory, variable]: the index is on the stack
   kStore,      // [memory]: the value is on top, the index below
   kWait,       // [lock, value]
@@ -117,8 +118,8 @@ struct Array {
 
 enum class StepKind : std::int64_t { kTransfer, kAwait, kFree, kWrite, kSet };
 
-// What each kind of step uses: a transfer number for kAwait and kFree; memory, index and value for
-// kWrite; lock (`what`) and value for kSet.
+// `what` is a transfer's number (kTransfer, kAwait, kFree), a memory (kWrite, with index and value)
+// or a lock (kSet, with value).
 struct Step {
   StepKind kind;
   std::size_t what;
@@ -141,15 +142,15 @@ struct HostBuffer {
 };
 
 struct Sequence {
-  std::int64_t identity;  // of its array
+  std::int64_t identity;  // its array's
   std::string name;
   std::vector<HostBuffer> buffers;
   std::vector<Transfer> transfers;
   std::vector<Step> steps;
 };
 
-// Reads what aie/words/writer.py describes. Throws Error if it is something else, of another
-// version, or refers to what is not there.
+// Read what aie/emulator/flatten.py writes, in words as aie/words/writer.py describes them. Throw
+// Error if it is something else, of another version, or refers to what is not there.
 Array read_array(std::span<const std::int64_t> words);
 Sequence read_sequence(std::span<const std::int64_t> words);
 

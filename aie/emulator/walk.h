@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A DMA's way over memory: nested dimensions, with padding; and copying along two of them at once.
+// A DMA's walk over memory: nested dimensions, with padding; and copying from one walk to another.
 #pragma once
 
 #include <array>
@@ -10,7 +10,8 @@
 
 namespace flownpu::emulator {
 
-// `size` steps of `stride` bytes, with so many zeros before and after each pass.
+// `size` steps of `stride` bytes; each pass begins with `before` and ends with `after` steps that
+// are zeros instead of memory.
 struct Dimension {
   std::int64_t size;
   std::int64_t stride;
@@ -23,10 +24,10 @@ struct Walk {
   std::vector<Dimension> dimensions;
   std::size_t run;
 
-  // Dimensions over elements of `item` bytes; those that are neighbours become part of the run.
+  // Dimensions (strides in bytes) over elements of `item` bytes; contiguous ones become the run.
   static Walk over(std::vector<Dimension> dimensions, std::size_t item);
 
-  // Bytes that are moved, padding among them.
+  // Bytes that are moved, padding included.
   [[nodiscard]] std::size_t bytes() const;
   // One past the highest byte that is touched.
   [[nodiscard]] std::size_t end() const;
@@ -35,12 +36,13 @@ struct Walk {
 // A place on a walk.
 class Cursor {
  public:
-  static constexpr std::size_t kMost = 5;  // a memory tile's four dimensions, and elements
+  // Dimensions: a memory tile's four, and one for elements.
+  static constexpr std::size_t kMost = 5;
 
   Cursor() = default;
   Cursor(const Walk& walk, std::byte* base);
 
-  // Bytes that can be moved from here at once, and where they are; null: padding.
+  // Bytes that can be moved at once, and where they are in memory; null: they are padding.
   [[nodiscard]] std::size_t available() const { return walk_->run - done_; }
   [[nodiscard]] std::byte* data() const { return at_ == nullptr ? nullptr : at_ + done_; }
 
@@ -61,7 +63,7 @@ class Cursor {
   bool padded_ = false;
 };
 
-// Moves bytes from one walk to another; both go on.
+// Copies bytes from one walk to another, and advances both cursors.
 void copy(Cursor& from, Cursor& to, std::size_t bytes);
 
 }  // namespace flownpu::emulator

@@ -18,7 +18,7 @@ struct Parameter {
   bool is_written;
 };
 
-// What is passed for it: a buffer's memory, or an int32.
+// What is passed for a parameter: a buffer's memory (`data`, `bytes`), or an int32 (`value`).
 struct Argument {
   void* data;
   std::size_t bytes;
@@ -29,10 +29,11 @@ struct Kernel {
   const char* name;
   const Parameter* parameters;
   std::size_t parameter_count;
-  // Runs the kernel on a core as it powers up (rounding: floor), which may access these buffers and
-  // nothing else. Returns false, with a message in `error` (cut to `capacity` bytes), where an
-  // access is outside of them, misaligned, or writes an input, and where a written buffer overlaps
-  // another that does not begin at the same address. Afterwards buffers may be partly written.
+  // Runs the kernel with a core's state as it powers up (rounding: floor). The kernel may access
+  // the buffers of `arguments` and nothing else. Returns false, with a message in `error` (cut to
+  // `capacity` bytes), if an access is outside of them, misaligned, or writes an input, or if a
+  // written buffer overlaps another that does not begin at the same address. Buffers may then be
+  // partly written.
   bool (*call)(const Argument* arguments, char* error, std::size_t capacity);
 };
 

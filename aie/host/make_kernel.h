@@ -42,8 +42,8 @@ T take(const Argument& argument) {
   }
 }
 
-// Two buffers of which one is written may share their beginning (in place), but not overlap
-// otherwise.
+// Throws Trap where two buffers overlap and one of them is written, unless both begin at the same
+// address (a kernel that works in place).
 inline void check_overlaps() {
   const auto& ranges = aie::host::ranges;
   for (std::size_t i = 0; i < ranges.size(); ++i) {

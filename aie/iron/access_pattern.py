@@ -24,7 +24,7 @@ __all__ = ["TensorAccessPattern", "indices"]
 
 
 def indices(walk: Sequence[Dimension], offset: int = 0) -> NDArray[np.int64]:
-    """The flat element index of every step of a walk, in order."""
+    """The flat element index of every step of a walk, in order: int64, one dimension."""
     places = np.full((), offset, np.int64)
     for dimension in walk:
         places = places[..., None] + np.arange(dimension.size, dtype=np.int64) * dimension.stride
@@ -33,6 +33,9 @@ def indices(walk: Sequence[Dimension], offset: int = 0) -> NDArray[np.int64]:
 
 class TensorAccessPattern:
     """A walk over a tensor of shape `tensor_dims`: from `offset`, `sizes` steps of `strides` elements.
+
+    Methods return a new pattern. They raise a ValueError where their arguments do not fit the walk, and indexing an
+    IndexError where an integer is out of range.
 
     Raises:
         ValueError: sizes and strides differ in number, a number is out of range, or the walk leaves the tensor.
@@ -118,7 +121,7 @@ class TensorAccessPattern:
         return self._with(self.offset, [count, *self.sizes], [0, *self.strides])
 
     def pad(self, padding: Sequence[Sequence[int]]) -> TensorAccessPattern:
-        """Constants (before, after) each pass of each dimension, outermost first; a memory tile's producer can."""
+        """Add (before, after) zeros to each pass of each dimension, outermost first; only memory tiles send them."""
         return TensorAccessPattern(self.tensor_dims, self.offset, self.sizes, self.strides, padding)
 
     def coalesce(self) -> TensorAccessPattern:

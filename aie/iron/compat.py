@@ -6,8 +6,8 @@ By default these are the recorder's: a design gives a plan, on any machine. With
 
 mlir-aie's Python API changed three times in a year. Designs use generation C: layouts are `TensorAccessPattern`s
 (`to_stream=`), transfers are methods of fifos' ends, `Program(device, runtime, workers=...)`. Another generation is
-refused here, rather than somewhere inside a design. Its other names are here too (refused_names.py); the recorder
-refuses their use by name.
+refused here, rather than somewhere inside a design. Names of generation C that no design uses are here, too
+(refused_names.py); the recorder refuses their use by name.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ if TYPE_CHECKING or _CHOICE == "recorder":
     )
     from flownpu.aie.iron.symbolic import range_
 
-    # For functions that make an array's workers and the host's ends: programs share them, for the calls of some models.
+    # Decorates functions that make an array's workers and fifos: programs of the same array share them. There is room
+    # for the arrays of several models.
     shared = lru_cache(maxsize=32)
 else:
 
     def shared(function: Any) -> Any:
-        """The function as it is: of mlir-aie's, each program has its own."""
+        """Return the function unchanged: with mlir-aie, every program makes its own workers and fifos."""
         return function
 
     try:
@@ -94,14 +95,14 @@ else:
 def object_file(file: str) -> str:
     """The object file of a kernel's source `kernels/<file>.cc`, as `Kernel` wants it.
 
-    A plan names the source. mlir-aie links an object that Peano compiled before: one source has several entries, and an
-    `ExternalFunction` for each would compile, and link, the others as often.
+    A plan names the source. mlir-aie links an object file that Peano has compiled before: a source has several entries,
+    and an `ExternalFunction` for each entry would compile and link the whole source as many times.
     """
     return f"kernels/{file}.cc" if _CHOICE == "recorder" else f"{file}.o"
 
 
 def __getattr__(name: str) -> Any:
-    """A name of generation C that designs do not use: mlir-aie's own, or one that says why the recorder has none."""
+    """Return a name of generation C that designs do not use: mlir-aie's own, or a `Refused` that says why not."""
     if name not in REFUSED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _CHOICE == "recorder":

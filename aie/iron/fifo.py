@@ -20,7 +20,10 @@ __all__ = ["ObjectFifo", "ObjectFifoHandle", "ObjectFifoLink"]
 
 
 class ObjectFifo:
-    """A circular buffer between one producer and its consumers (`aie.iron.ObjectFifo`)."""
+    """A circular buffer between one producer and its consumers (`aie.iron.ObjectFifo`).
+
+    `depth` counts objects of `obj_type`; an end may have its own (`prod`, `cons`).
+    """
 
     set_iter_count = Refused("ObjectFifo.set_iter_count", "fifos that end: a core's loops say how much it moves")
 
@@ -55,7 +58,7 @@ class ObjectFifo:
         self.consumers: list[ObjectFifoHandle] = []
 
     def prod(self, depth: int | None = None, channel: int | None = None, tile: Tile | None = None) -> ObjectFifoHandle:
-        """The producer's handle; there is one."""
+        """The producer's handle; later calls return the same one and ignore their arguments."""
         refuse("ObjectFifo.prod", {"channel": channel is not None})
         if self.producer is None:
             self.producer = ObjectFifoHandle(self, True, depth, None, tile)
@@ -114,30 +117,30 @@ class ObjectFifoHandle:
         """Note who uses the end.
 
         Raises:
-            RecordingError: another does already.
+            RecordingError: another owner already uses it.
         """
         if self.owner is not None and self.owner is not owner:
             raise RecordingError(f"[ObjectFifo {self.fifo.name}] its {self.port} end is already in use")
         self.owner = owner
 
     def belongs_to_host(self, sequence: object) -> None:
-        """Note that a sequence uses the end: others of the same array do, too.
+        """Note that a sequence uses the end; several sequences of one array may.
 
         Raises:
-            RecordingError: something else does already.
+            RecordingError: a worker or a link already uses it.
         """
         if type(self.owner) is type(sequence):
             self.owner = None
         self.belongs_to(sequence)
 
     def acquire(self, num_elem: int) -> ElementReference | View:
-        """Hold `num_elem` objects in all: the object itself for 1, else a view to index."""
+        """Wait until the core holds `num_elem` objects in all; return the object for 1, else a view to index."""
         view = View(self._trace("acquire", num_elem).name("view"), self.fifo.type, num_elem)
         self._trace("acquire", num_elem).add(plan.Acquire(view.name, self.fifo.name or "", self.port, num_elem))
         return view[0] if num_elem == 1 else view
 
     def release(self, num_elem: int) -> None:
-        """Give the oldest `num_elem` objects up."""
+        """Give up the oldest `num_elem` objects."""
         self._trace("release", num_elem).add(plan.Release(self.fifo.name or "", self.port, num_elem))
 
     def _trace(self, verb: str, count: int) -> CoreTrace:
@@ -157,7 +160,16 @@ class ObjectFifoHandle:
         managed: bool = True,
         **options: Any,
     ) -> Task:
-        """Send elements of a host buffer into the fifo."""
+        """Send elements of a host buffer into the fifo.
+
+        Args:
+            source: the host buffer.
+            tap: which elements, in which order; None: all.
+            wait: the task reports its end, so that it can be awaited.
+            group: ends the task with others; None: the sequence's end does.
+            managed: False leaves it to the caller to await or free the task.
+            options: IRON's others, which are refused.
+        """
         refuse("fill", options)
         if not self.is_producer:
             raise RecordingError(f"[ObjectFifo {self.fifo.name}] fill is for the producer's end")
@@ -172,7 +184,7 @@ class ObjectFifoHandle:
         managed: bool = True,
         **options: Any,
     ) -> Task:
-        """Write what comes out of the fifo to elements of a host buffer."""
+        """Write what comes out of the fifo to elements of a host buffer; arguments as for `fill`."""
         refuse("drain", options)
         if self.is_producer:
             raise RecordingError(f"[ObjectFifo {self.fifo.name}] drain is for a consumer's end")
@@ -190,7 +202,7 @@ class ObjectFifoHandle:
         repeat_counts: Sequence[int | None] | None = None,
         **options: Any,
     ) -> list[ObjectFifo]:
-        """New fifos, each fed with the part of every object that begins at its offset."""
+        """New fifos, each fed with the part of every object that begins at its offset (in elements)."""
         refuse("split", options)
         if self.is_producer:
             raise RecordingError(f"[ObjectFifo {self.fifo.name}] split is for a consumer's end")
@@ -210,7 +222,7 @@ class ObjectFifoHandle:
         repeat_counts: Sequence[int | None] | None = None,
         **options: Any,
     ) -> list[ObjectFifo]:
-        """New fifos, each of which feeds the part of every object that begins at its offset."""
+        """New fifos, each of which feeds the part of every object that begins at its offset (in elements)."""
         refuse("join", options)
         if not self.is_producer:
             raise RecordingError(f"[ObjectFifo {self.fifo.name}] join is for the producer's end")
@@ -259,7 +271,7 @@ class ObjectFifoHandle:
 
 
 class ObjectFifoLink:
-    """What split, join and forward make."""
+    """Joins fifos on a tile without a core; made by `split`, `join` and `forward`."""
 
     def __init__(
         self,

@@ -69,9 +69,9 @@ class Program:
         self.device, self.runtime, self.workers = device, rt, list(workers or ())
 
     def resolve_program(self, device_name: str = "main") -> plan.Plan:
-        """Place what has no place, run the functions, and return the plan.
+        """Place what the design left open, run the functions of cores and sequence once, and return the plan.
 
         Raises:
-            RecordingError: the design is not a program; see the message.
+            RecordingError: IRON would refuse the design, or a plan cannot hold it; the message says what and where.
         """
         return assemble(device_name, self.device, self.runtime, self.workers)

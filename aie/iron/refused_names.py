@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of `aie.iron` (generation C) that the recorder does not record, each with what to do instead.
 
-A design may import them, as a file that upstream's examples are like does; whoever uses one is told by name why not.
+A design may import them, as files in the style of upstream's examples do; using one raises an error that says why not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from flownpu.aie.iron.symbolic import RecordingError
 
 __all__ = ["MODULES", "REFUSED", "Refused"]
 
-# Where mlir-aie has them.
+# The modules of mlir-aie that define these names.
 MODULES = ("aie.iron", "aie.iron.dataflow", "aie.iron.controlflow", "aie.iron.device", "aie.helpers.taplib")
 
 _STREAMS = "streams that are no ObjectFifo's: connect the tiles with an ObjectFifo"
@@ -45,11 +45,11 @@ REFUSED = {
         "lists of patterns: refine a TensorAccessPattern.full(...) with tile, permute and indices",
     ),
 }  # fmt: skip
-"""Name to what a plan does not hold, and what to do."""
+"""For each name, what a plan does not hold and what to do instead."""
 
 
 class Refused:
-    """A name that may be imported, or a method that may be there, and not be used."""
+    """A name that may be imported, or a method that exists, but raises a RecordingError when it is used."""
 
     def __init__(self, name: str, reason: str) -> None:
         self._name, self._reason = name, reason
@@ -60,6 +60,6 @@ class Refused:
     __call__ = __getitem__ = _refuse
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # what Python asks of any object
+        if name.startswith("__"):  # Python looks these up on any object
             raise AttributeError(name)
         self._refuse()

@@ -3,8 +3,8 @@
 
 IRON leaves the choice of tiles to the compiler (`--aie-place-tiles`); our own designs place everything themselves. The
 simple rule here, for programs that do not: workers column by column from the left; links on the memory tile, and the
-host's ends on the shim tile, that is nearest to the cores they serve and has channels left. A column or a row that is
-given alone is kept.
+host's ends on the shim tile, that is nearest to the cores they serve and has channels left. Where a design gives only a
+column or only a row, that is kept.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _T = TypeVar("_T")
 def assemble(name: str, device: Device, runtime: Runtime, workers: list[Worker]) -> plan.Plan:
     """The plan of a program; see `Program.resolve_program`.
 
-    Programs that share their workers and the host's ends share the array: it is recorded once.
+    Programs that share their workers and the host's ends share the array, which is recorded once.
     """
     ends = tuple(end for end in flatten(runtime.fn_args) if isinstance(end, ObjectFifoHandle))
     array = _array(device.target, tuple(workers), ends)
     return plan.Plan(name, array, runtime.record())
 
 
-@lru_cache(maxsize=32)  # of the last some arrays, as compat.shared keeps them; workers and ends are equal to themselves
+@lru_cache(maxsize=32)  # as many as compat.shared keeps; workers and ends compare by identity
 def _array(target: str, workers: tuple[Worker, ...], ends: tuple[ObjectFifoHandle, ...]) -> plan.Array:
     limits = LIMITS[target]
     arguments = [argument for worker in workers for argument in worker.arguments]
@@ -187,7 +187,7 @@ def _place_workers(workers: Sequence[Worker], limits: Limits) -> None:
         for row in range(limits.first_compute_row, limits.rows)
         if plan.Tile(column, row) not in taken
     ]
-    # Those of which a column or a row is given choose first: the others take what is left.
+    # Workers with a given column or row choose first; the others take what is left.
     for worker in sorted(workers, key=lambda worker: worker.tile.is_open):
         tile = worker.tile
         if tile.place is not None:
@@ -223,7 +223,7 @@ def _take(used: Counter[tuple[int, str]], column: int | None, inputs: int, outpu
 
 
 def _nearest(wanted: int, used: Counter[tuple[int, str]], need: tuple[int, int], limits: Limits, kind: str) -> int:
-    """The column nearest to `wanted` whose tile of a kind has (input, output) channels left; they are taken."""
+    """Take `need` (input, output) channels of the nearest column to `wanted` whose tile of a kind has them left."""
     tile = getattr(limits, kind)
     for column in sorted(range(limits.columns), key=lambda column: (abs(column - wanted), column)):
         inputs, outputs = used[column, "in"] + need[0], used[column, "out"] + need[1]

@@ -22,7 +22,10 @@ __all__ = ["Runtime"]
 class Runtime:
     """The sequence (`aie.iron.Runtime`): `seq_fn` gets one argument for each entry of `fn_args`.
 
-    A tensor type declares a host buffer; an integer stays one; anything else is handed through.
+    A tensor type (`np.ndarray[shape, np.dtype[T]]`) declares a host buffer; anything else is passed on as it is.
+
+    Raises:
+        RecordingError: an argument is a bare type, whose value only a call would give.
     """
 
     add_flow = Refused("Runtime.add_flow", REFUSED["Flow"])
@@ -56,7 +59,7 @@ class Runtime:
         trace = SequenceTrace()
         buffers: list[plan.HostBuffer] = []
 
-        # A host buffer is called as the function calls it.
+        # A host buffer is named after the function's parameter.
         names = dict(enumerate(inspect.signature(self.seq_fn).parameters))
 
         def bind(place: int, argument: Any) -> Any:

@@ -30,7 +30,7 @@ class RuntimeData:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """The tensor's shape, in elements."""
         return self.record.type.shape
 
 
@@ -41,23 +41,23 @@ class Task:
         self.record = record
 
     def await_(self) -> None:
-        """Wait for it."""
+        """Wait until it has ended; it must have been started with `wait=True`."""
         current_sequence("await_").steps.append(plan.Await(self.record.name))
 
     def free(self) -> None:
-        """Give its buffer descriptor back."""
+        """Give its buffer descriptor back without waiting."""
         current_sequence("free").steps.append(plan.Free(self.record.name))
 
 
 class TaskGroup:
-    """Transfers that end together: `finish` awaits those that wait, then frees the others."""
+    """Transfers that end together: `finish` awaits those started with `wait=True`, then frees the others."""
 
     @staticmethod
     def pipelined(steps: int, depth: int = 2) -> Iterator[tuple[int, TaskGroup]]:
-        """Each step with a group of its own, which is finished when the transfers of `depth - 1` more are started.
+        """Yield each step with a group of its own, which is finished once `depth - 1` more steps have been recorded.
 
         Raises:
-            RecordingError: the steps are not a number, or fewer than one group may be open.
+            RecordingError: `steps` is no integer, or `depth` is less than 1.
         """
         try:
             count = operator.index(steps)
@@ -82,7 +82,11 @@ class TaskGroup:
         current_sequence("TaskGroup").groups.append(self)
 
     def finish(self) -> None:
-        """Close the group."""
+        """Close the group.
+
+        Raises:
+            RecordingError: it was closed before.
+        """
         if not self.open:
             raise RecordingError("[TaskGroup] finished twice")
         self.open = False
@@ -121,7 +125,7 @@ class SequenceTrace:
         group: TaskGroup | None,
         managed: bool,
     ) -> Task:
-        """Note a fill or a drain."""
+        """Note a fill or a drain of the fifo `name`; other arguments as for `ObjectFifoHandle.fill`."""
         if not isinstance(data, RuntimeData):
             raise RecordingError(f"[ObjectFifo {name}] expected a buffer of the sequence, got {data!r}")
         elements = data.record.type.elements
@@ -133,7 +137,7 @@ class SequenceTrace:
         return task
 
     def finish(self, *, strict: bool) -> None:
-        """Close the default group.
+        """End the transfers that have no group.
 
         Raises:
             RecordingError: a group is open, or (strict) some transfers have a group and some have none.

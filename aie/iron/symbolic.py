@@ -43,7 +43,7 @@ class RecordingError(ValueError):
 
 
 class Symbol:
-    """An integer that is known when the core runs."""
+    """An integer that is known only when the core runs."""
 
     def __init__(self, value: plan.Expression) -> None:
         self.value = value
@@ -114,7 +114,11 @@ class View:
 
 
 def expression(value: Symbol | int) -> plan.Expression:
-    """The plan's expression of a symbol or an integer."""
+    """The plan's expression of a symbol or an integer.
+
+    Raises:
+        RecordingError: it is neither; floats are refused, too.
+    """
     if isinstance(value, Symbol):
         return value.value
     if isinstance(value, (float, np.floating)):
@@ -170,9 +174,9 @@ class CoreTrace:
             _CURRENT.reset(token)
 
 
-@lru_cache(maxsize=4096)  # loops of the last some arrays
+@lru_cache(maxsize=4096)  # enough for the loops of several arrays
 def _one_of_equal(loop: plan.Loop) -> plan.Loop:
-    """The first that was equal: what was found out about a loop is kept by it, and the same one is found at once."""
+    """The first loop that was equal to this one: caches have loops as keys, and find an identical object at once."""
     return loop
 
 
@@ -185,7 +189,7 @@ def range_(start: Symbol | int, stop: Symbol | int | None = None, step: Symbol |
     """A loop of the core (`aie.iron.controlflow.range_`); arguments as Python's range.
 
     Raises:
-        RecordingError: outside of a core's function. A sequence is recorded for given shapes: there, Python's range.
+        RecordingError: outside of a core's function; a sequence, recorded for given shapes, uses Python's range.
     """
     trace = current_core()
     if trace is None:

@@ -34,7 +34,7 @@ class v8bfp16ebs8:  # noqa: N801
 
 
 class Device:
-    """What the program is for."""
+    """The NPU that a program is for; `target` is its name in `flownpu.aie.plan.limits.LIMITS`."""
 
     target = ""
 
@@ -52,23 +52,23 @@ class NPU2(Device):
 
 
 class Tile:
-    """A place; what of column and row is not given, the recorder finds (`flownpu.aie.iron.resolve`)."""
+    """A tile's place; the recorder chooses a column or row that is None (`flownpu.aie.iron.resolve`)."""
 
     def __init__(self, col: int | None = None, row: int | None = None) -> None:
         self.col, self.row = col, row
 
     @property
     def place(self) -> plan.Tile | None:
-        """The place, None if it is open."""
+        """The place, None while the column or the row is open."""
         return None if self.col is None or self.row is None else plan.Tile(self.col, self.row)
 
     @property
     def is_open(self) -> bool:
-        """Whether it may be anywhere."""
+        """Whether neither the column nor the row is given."""
         return self.col is None and self.row is None
 
     def may_be(self, place: plan.Tile) -> bool:
-        """Whether that is where it was asked to be, as far as it was."""
+        """Whether a place has the column and the row that are given."""
         return self.col in (None, place.column) and self.row in (None, place.row)
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ AnyShimTile = Tile()
 
 
 def own_tile(tile: Tile | None) -> Tile:
-    """The place that is given, or an open one: the names for any tile are one object for all."""
+    """The tile that is given; for None or `Any...Tile`, which all designs share, a new open one."""
     return Tile() if tile is None or any(tile is name for name in (AnyComputeTile, AnyMemTile, AnyShimTile)) else tile
 
 
@@ -90,7 +90,7 @@ def plan_type(kind: Any) -> plan.Type:
     """The plan's type of `np.ndarray[(n,), np.dtype[T]]` or of a scalar type like `np.int32`.
 
     Raises:
-        RecordingError: it is neither.
+        RecordingError: it is neither, or `plan.DTYPES` does not have T.
     """
     arguments = get_args(kind)
     if len(arguments) == 2 and isinstance(arguments[0], tuple):
@@ -119,7 +119,11 @@ def flatten(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def refuse(what: str, options: dict[str, Any]) -> None:
-    """Refuse the options that a plan cannot hold, unless they are at their defaults: None, False, padding of zeros."""
+    """Refuse the options that a plan cannot hold, unless they are at their defaults: None, False, padding of zeros.
+
+    Raises:
+        RecordingError: some are not; the message names them.
+    """
     defaults = {"pad_value": 0}
     given = sorted(
         name

@@ -29,7 +29,7 @@ __all__ = ["Buffer", "ExternalFunction", "Kernel", "Worker", "WorkerRuntimeBarri
 
 
 class Buffer:
-    """Memory of a tile (`aie.iron.Buffer`); `use_write_rtp`: the sequence writes it, `buffer[i] = v`."""
+    """Memory of a tile (`aie.iron.Buffer`); with `use_write_rtp` the sequence may write it: `buffer[i] = v`."""
 
     def __init__(
         self,
@@ -95,20 +95,20 @@ class WorkerRuntimeBarrier:
         trace.add(statement(self.locks[-1], value))
 
     def wait_for_value(self, value: int) -> None:
-        """Wait until it is exactly `value`."""
+        """In a core's function: wait until the barrier is exactly `value`."""
         self._add(plan.BarrierWait, value)
 
     def release_with_value(self, value: int) -> None:
-        """Add `value`."""
+        """In a core's function: add `value` to the barrier."""
         self._add(plan.BarrierRelease, value)
 
     def set(self, value: int) -> None:
-        """In a sequence: set it, on all tiles."""
+        """In a sequence: set the barrier on the tiles of all its workers."""
         current_sequence("a barrier").steps.extend(plan.SetBarrier(lock, value) for lock in self.locks)
 
 
 class Kernel:
-    """An entry point in C++ (`aie.iron.Kernel`): its arguments' types are checked at every call."""
+    """An entry point in C++ (`aie.iron.Kernel`): its arguments' types are checked when a call is recorded."""
 
     def __init__(self, name: str, object_file_name: str, arg_types: Sequence[Any] = ()) -> None:
         self.record = plan.Kernel(name, tuple(plan_type(kind) for kind in arg_types), object_file_name)
@@ -135,7 +135,7 @@ class Kernel:
                 raise RecordingError(f"[{self.record.entry}] argument {place}: {NO_FLOATS}, got a {kind}")
             return expression(value)
         given = value.type if isinstance(value, Buffer) else value.view.type
-        # IRON passes N-dimensional objects as their elements in a row.
+        # IRON passes N-dimensional objects flattened.
         if (given.elements, given.dtype) != (kind.elements, kind.dtype) or not kind.shape:
             raise RecordingError(f"[{self.record.entry}] argument {place}: expected {kind}, got {given}")
         return (
@@ -167,7 +167,10 @@ class ExternalFunction(Kernel):
 
 
 class Worker:
-    """The program of a compute tile (`aie.iron.Worker`)."""
+    """The program of a compute tile (`aie.iron.Worker`): `core_fn(*fn_args)`.
+
+    `while_true`: it starts over when it ends. `stack_size` is in bytes. `dynamic_objfifo_lowering`: see `plan.Core`.
+    """
 
     def __init__(
         self,
@@ -196,7 +199,7 @@ class Worker:
 
     @staticmethod
     def grid(rows: int, cols: int, factory: Callable[[int, int], Worker]) -> list[list[Worker]]:
-        """Workers by rows and columns."""
+        """Lists of workers, one a row: `factory(row, col)` makes each."""
         return [[factory(row, col) for col in range(cols)] for row in range(rows)]
 
     def record(self, place: plan.Tile) -> plan.Core:

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Part `index` of a vector that is sent on in parts of n: part = whole[index n .. (index + 1) n];
-// copy_into: into such a part of another vector.
+// Copies part `index` of a vector that is cut into parts of n: part = whole[index n .. (index + 1)
+// n]; copy_into writes it to a part of another vector.
 //
-// Dataflow: 32 elements at a time, and 16 that may be left. Layout: lines. An array's kernel has
-// one type, so that what is copied in two sizes has two names. Callers: copy_part of
-// decode_layer/array.py, norm_rope.py and vector_operators.py, copy_heads and copy_into of
-// decode_layer/attention.py and array.py, all in aie/designs/.
+// Dataflow: 32 elements at a time, and 16 that may be left. Layout: lines. In an array an entry has
+// one type for each argument, so copies of two sizes need two names. Callers, all in aie/designs/:
+// copy_part in copy.py, norm_rope.py, vector_operators.py and decode_layer/residual.py; copy_heads
+// in decode_layer/attention.py; copy_into in decode_layer/residual.py.
 #include <aie_api/aie.hpp>
 #include <cstdint>
 
-#include "aie/kernels/kernels.h"
 #include "aie/kernels/common/loops.h"
+#include "aie/kernels/kernels.h"
 
 namespace {
 

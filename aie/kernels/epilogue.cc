@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Before and after a projection: the accumulators' first values, and what becomes of their last.
+// What comes before and after a projection: the first values of its accumulators, and what is
+// stored of the last ones.
 //
-// Dataflow: element by element, 16 lanes. Layout: any, since all buffers of a call have the same;
-// only bias_f32 knows tiled(m, n). Caller: aie/designs/gemm.py, fused_dqp.py and decode_layer/.
+// Dataflow: element by element, 16 lanes. Layout: any, the same for all buffers of a call.
+// Callers: gemm.py, fused_dqp.py, patch_pooling.py and decode_layer/array.py in aie/designs/.
 #include "aie/kernels/common/float_math.h"
 #include "aie/kernels/kernels.h"
 
@@ -41,32 +42,8 @@ void add_f32(const float* __restrict more, float* __restrict c, std::int32_t n) 
   }
 }
 
-void bias_f32(const bfloat16* __restrict bias, float* __restrict c, std::int32_t m,
-              std::int32_t n) {
-  event0();
-  for (unsigned row = 0; row < static_cast<unsigned>(m) / 8; ++row) {
-    for (unsigned column = 0; column < static_cast<unsigned>(n); column += 8) {
-      const auto part = aie::load_v<8>(bias + column);
-      const auto twice = aie::concat(part, part);
-      const aie::vector<float, 16> two_rows = aie::accum<accfloat, 16>(twice).to_vector<float>();
-      for (unsigned pair = 0; pair < 4; ++pair) {
-        aie::store_v(c, two_rows);
-        c += 16;
-      }
-    }
-  }
-  event1();
-}
-
 void store_bf16(const float* __restrict c, bfloat16* __restrict y, std::int32_t n) {
   flownpu::store(y, n, [=](unsigned i) { return flownpu::load(c + i); });
-}
-
-void store_add(const float* __restrict c, const bfloat16* __restrict residual,
-               bfloat16* __restrict y, std::int32_t n) {
-  flownpu::store(y, n, [=](unsigned i) {
-    return aie::add(flownpu::load(c + i), aie::load_v<kLanes>(residual + i));
-  });
 }
 
 void store_gelu(const float* __restrict c, bfloat16* __restrict y, std::int32_t n) {

@@ -2,14 +2,15 @@
 // FlowKV (Gemma3 on NPU, section 3.2.2-3, fig. 10): one query against the KV cache, on a pair of
 // tiles.
 //
-// Dataflow: the K tile streams key chunks and does eq. 6-10; F, C and l go to its neighbour, the V
-// tile, through shared memory; the V tile streams value chunks and does eq. 11-12. Rows are the
-// heads of a group, up to a multiple of 4, so that each key and value is read once for all of them.
+// Dataflow: the K tile takes key chunks and does eq. 6-10; F, C and l (common/attention.h) go to
+// its neighbour, the V tile, through shared memory; the V tile takes value chunks and does eq.
+// 11-12. Rows are the query heads of a group, rounded up to a multiple of 4, so that each key and
+// value is read once for all of them.
 // Layout: K, V tiled(keys, d); q, o lines(heads, d); q_tile and Y [rows/4][d/8][4][8]; the hand-off
 // is F in [rows/4][keys/8][4][8], then C f32[rows] and l f32[rows]; Y is followed by l f32[rows].
 // Caller: aie/designs/flow_kv.py.
 //
-// Products are exact in bf16 on both generations, XDNA2's in its slower emulation: decoding waits
+// Products of bf16 are exact on both generations, on XDNA2 by its slower emulation: decoding waits
 // for memory, and 4 rows leave the matrix unit idle anyway.
 #include "aie/kernels/common/attention.h"
 #include "aie/kernels/kernels.h"

@@ -4,19 +4,20 @@
 //
 // Dataflow: an object holds keys and values of `heads` KV heads, 1280 / (heads d) positions of
 // each. Rows, a query head each, are lanes: five keys at a time give five vectors of scores, and
-// maxima, F and the sums l are made for all rows at once, without reductions; then each row's Y.
-// They stay in the tile until its share is through. Then shares meet from tile to tile, part by
-// part: m first, the larger of two is that of both; then l and Y, of which each side is multiplied
-// by a power of 2. The last tile gives Y / l of all shares.
+// maxima m, F and the sums l are made for all rows at once, without reductions; then each row's Y.
+// m, l and Y stay in the tile until all of its keys are done. Then tiles put their shares together,
+// part by part: m first, the larger of the two; then l and Y, which are added when each side was
+// multiplied by a power of 2 for the new m. The last tile gives Y / l of all shares.
 //
-// The token's own keys and values come with its queries: what the cache has there, the token's or
-// what was there before, is not read.
+// The token's own keys and values come with its queries: what the cache has at the token's
+// position, new or old, is not read.
 //
 // Layout: block bf16 [position][head][key, value][d]; x: the queries [KV heads][rows][d], then the
-// token's own keys and values [KV heads][d]; share f32, see there. Caller:
+// token's own keys and values [KV heads][d]; share f32, see "A share" below. Caller:
 // aie/designs/decode_layer/split.py.
 //
-// Arithmetic as in common/attention.h: powers of 2, m rounded up to an integer, products exact in bf16.
+// Arithmetic as in common/attention.h: powers of 2, m rounded up to an integer; products of bf16
+// are exact.
 #include "aie/kernels/common/attention.h"
 #include "aie/kernels/kernels.h"
 
@@ -25,23 +26,23 @@ namespace {
 
 namespace at = attention;
 
-constexpr std::int32_t kHalf = 1280;  // bf16 of an object's keys
+constexpr std::int32_t kHalf = 1280;  // bf16 that an object's keys take; its values take as many
 constexpr unsigned kKeys = 5;         // taken at once: divides the positions of an object
 constexpr unsigned kMostRows = 32;    // rows at most
 constexpr unsigned kPart = 32;
 
-// A share: in a vector of its own the position of the next key; what both sides of a meeting are
-// multiplied by, [others][ours, theirs][32]; then parts of 32: m and l of all rows, Y
-// [heads][rows][d].
+// A share: a vector with the position of the next key; the powers by which both sides are
+// multiplied when shares are put together, [others][ours, theirs][32]; then parts of 32 numbers: m
+// of all rows, l of all rows, Y [heads][rows][d].
 constexpr unsigned kMostOthers = 3;
 constexpr unsigned kPowers = at::kPositionWords;
 constexpr unsigned kMaxima = kPowers + kMostOthers * 2 * kMostRows;
 constexpr unsigned kSums = kMaxima + kMostRows;
 constexpr unsigned kOutputs = kSums + kMostRows;
-constexpr std::int32_t kFirstOutput = 2;  // of the parts
+constexpr std::int32_t kFirstOutput = 2;  // the first part that is Y's
 static_assert(kPart == kMostRows, "maxima, sums and outputs are parts alike");
 
-// The run-time parameters' words (README.md), of which those from `step` on are this kernel's own.
+// The run-time parameters' words (README.md); only this kernel uses those from `step` on.
 struct Words {
   std::int32_t position, key_end, window, step, head, own_keys, own_values;
   float scale;
@@ -64,7 +65,7 @@ struct Words {
   }
 };
 
-// The row of a part of Y.
+// The row that a part of Y belongs to.
 unsigned row_of(std::int32_t index, std::int32_t d) {
   const std::int32_t first = (index - kFirstOutput) * static_cast<std::int32_t>(kPart);
   unsigned row = 0;
@@ -72,14 +73,14 @@ unsigned row_of(std::int32_t index, std::int32_t d) {
   return row;
 }
 
-// value 2^k, exactly.
+// value x power, exactly; `power` holds powers of 2.
 Float<kPart> times_power(const Float<kPart>& value, const Float<kPart>& power) {
   const Bf16<kPart> exact = Accumulator<kPart>(power).to_vector<bfloat16>();
   return multiply_by_power(Accumulator<kPart>(value), exact).to_vector<float>();
 }
 
-// Where the keys and values of a head are that are taken at once. `object`: the first position's,
-// of this head; `line`: elements from one to the next.
+// Where the five keys and values of a head are that are taken at once. `object`: the head's key at
+// the first of their positions; `line`: elements from one position to the next.
 struct Places {
   const bfloat16 *keys[kKeys], *values[kKeys];
 
@@ -90,7 +91,7 @@ struct Places {
     }
   }
 
-  // The token's own lie elsewhere; `key`: the first position.
+  // The token's own key and value are taken from x. `key`: the first of the five positions.
   void take_own(const bfloat16* x, const Words& words, std::int32_t key, std::int32_t kv_head,
                 std::int32_t d) {
     for (unsigned j = 0; j < kKeys; ++j) {
@@ -111,7 +112,7 @@ float dot(const bfloat16* q, const bfloat16* k, std::int32_t d) {
   return aie::reduce_add(sum.to_vector<float>());
 }
 
-// y = correction y + F V, for a row; v: its keys' values.
+// y = correction y + F V for a row; v: the values of the five keys.
 void add_values(const Bf16<kMostRows> (&f)[kKeys], unsigned row, const bfloat16* const (&v)[kKeys],
                 float correction, float* y, std::int32_t d) {
   const bool rescale =
@@ -131,7 +132,7 @@ void add_values(const Bf16<kMostRows> (&f)[kKeys], unsigned row, const bfloat16*
   }
 }
 
-// Scores of a head's five keys, of the rows first_row ..: element `row` of each.
+// Scores of a head's five keys for its rows, from first_row on: element `row` of each t[key].
 void scores(const Places& places, const bfloat16* q, std::int32_t first_row, std::int32_t rows,
             std::int32_t d, Float<kMostRows> (&t)[kKeys]) {
   for (std::int32_t row = first_row; row < first_row + rows; ++row) {
@@ -265,7 +266,7 @@ void flow_kv_split_store(const float* __restrict share, bfloat16* __restrict par
   event0();
   round_to_nearest();
   const float l = aie::load_v<kMostRows>(share + kSums).get(row_of(index, d));
-  // Where the query saw no key, Y is 0, as l.
+  // l is 0 where the query saw no key, and so is Y.
   const auto limited =
       aie::max(aie::broadcast<float, kPart>(l), aie::broadcast<float, kPart>(0.25F));
   const auto inverse = split(reciprocal(Accumulator<kPart>(limited)));

@@ -5,14 +5,15 @@
 //
 // Dataflow: Q stays; for each chunk K, V: scores (eq. 6-10), then values (eq. 11); at the end O = Y
 // / l (eq. 12). Rows are queries of one head, or of all heads of a group, one after the other.
-// A chunk that all rows see goes without masks: decided once a call, by the positions alone.
-// Scores: blocks of 2 x 2 sub-tiles, in 4 of the 5 accumulators; of each step of d, 4 conversions
-// for 4 products. Values: F of 2 rows x 2 keys of sub-tiles stays in registers while the columns of
-// V and Y go by, so that the loop is as long as d, not as a chunk: 2 conversions, 4 products, 2
-// sub-tiles of Y in and out.
-// Layout: Q, K, V, F tiled(); Y f32 tiled(rows, d); O tiled(rows, columns) of the columns from
+// A chunk whose keys are seen by all rows needs no masks, which is decided once a call, from
+// positions alone.
+// Scores: blocks of 2 x 2 sub-tiles, in 4 of the 5 accumulators; each step along d has 4
+// conversions for 4 products. Values: F of 2 rows x 2 keys of sub-tiles stays in registers during a
+// loop over the columns of V and Y, so that the loop is as long as d, not as a chunk; a step has 2
+// conversions, 4 products, and 2 sub-tiles of Y in and out.
+// Layout: Q, K, V, F tiled(); Y f32 tiled(rows, d); O tiled(rows, columns) with the columns from
 // part x columns on, so that no tile needs room for all of O; scores f32 [2][keys/8][8][8] of two
-// rows of sub-tiles. K is multiplied transposed, so no one has to transpose the cache. Caller:
+// rows of sub-tiles. K is multiplied transposed, so that the cache need not be. Caller:
 // aie/designs/flow_qkv.py.
 //
 // XDNA2: products in block floating point, as in gemm.cc; along d for Q and K, along keys for F and
@@ -34,7 +35,8 @@ constexpr unsigned kSubTile = kRows * at::kSide;
 
 // How the matrix unit takes sub-tiles: Q and F [8 rows][8], K [8 keys][8 of d], V [8 keys][8 of d].
 #if __AIE_ARCH__ >= 21
-// Both operands in blocks along what is summed, the right one transposed: K as it is, V not.
+// Both operands are in blocks along the dimension that is summed, and the right one is multiplied
+// transposed: K is taken as it lies, V is transposed first.
 struct Operands {
   using Mmul = aie::mmul<8, 8, 8, bfp16ebs8, bfp16ebs8, accauto>;
   using Vector = aie::vector<bfloat16, kSubTile>;
@@ -61,8 +63,8 @@ struct Operands {
 };
 #endif
 
-// Work on the rows of a tile, two sub-tiles of them at a time and what is left alone:
-// step(row, sub-tiles).
+// Calls step(row, sub-tiles) for the rows of a tile: two sub-tiles of rows at a time, then one if
+// one is left.
 template <typename Step>
 void for_rows(std::int32_t rows, Step step) {
   const auto count = static_cast<unsigned>(rows);

@@ -5,14 +5,16 @@
 // Dataflow: sub-blocks of 16 rows x 8 columns, one load each; codes become bf16 and meet x in
 // registers. Since w = minimum + scale code, a group of 32 columns of a row gives
 //     scale sum_k code_k x_k + minimum sum_k x_k,
-// so scales are applied once a group, and the sums of x, shared by all rows, are made once a
-// vector. Layout: block as in common/q4nx.h; x [K], zeros beyond the weight's last column; sums
-// [K/32][high, low]; y f32 [32 rows]. Caller: aie/designs/fused_dqp.py: group_sums once; for each
-// row of blocks zero_f32, this for every block j along K, store_*. decode_layer/array.py takes x in
-// parts of 256 instead, with their sums.
+// so scales are applied once a group, and the sums of x, shared by all rows, are made once for each
+// vector x. Layout: block as in common/q4nx.h; x [K], beyond the weight's last column zeros up to a
+// multiple of 32 and finite numbers from there, where scales and minima are 0; sums [K/32][high,
+// low]; y f32 [32 rows]. Callers in aie/designs/: fused_dqp.py calls fused_dqp_group_sums once,
+// then for each row of blocks zero_f32, fused_dqp for every block j along K, and store_*;
+// decode_layer/array.py calls fused_dqp_take for each part of 256 of x instead of
+// fused_dqp_group_sums.
 #include "aie/kernels/common/float_math.h"
-#include "aie/kernels/kernels.h"
 #include "aie/kernels/common/q4nx.h"
+#include "aie/kernels/kernels.h"
 
 namespace flownpu {
 namespace {

@@ -2,8 +2,8 @@
 // GeGLU of finished projections: y = gelu(gate) up, with GELU's tanh approximation.
 //
 // Dataflow: element by element, f32 in between, rounded once. Layout: any, the same for all
-// buffers. Caller: aie/designs/decode_layer/design.py; a GEMM or FusedDQP has it in its epilogue
-// (epilogue.cc).
+// buffers. Caller: aie/designs/vector_operators.py; GEMM, FusedDQP and the decode layer have it in
+// their epilogue (epilogue.cc).
 #include "aie/kernels/common/float_math.h"
 #include "aie/kernels/kernels.h"
 

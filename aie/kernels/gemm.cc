@@ -2,18 +2,18 @@
 // C[m,n] += A[m,k] B[k,n] on one tile (Gemma3 on NPU, section 3.1.2; GEMM balance, section 4.2):
 // output stationary, f32 accumulators in L1 over the k tiles.
 //
-// Dataflow: a row of 4 sub-tiles of C stays in 4 of the 5 accumulators; for each step of k one
+// Dataflow: a row of 4 sub-tiles of C stays in 4 of the 5 accumulators; in each step along k one
 // sub-tile of A meets a slab of B (4 sub-tiles). B is read from end to end, once for each 8 rows of
 // A. Layout: A tiled(m, k), B panels(k, n), C tiled(m, n); kernels/README.md defines them. Caller:
-// aie/designs/gemm.py: zero_f32 or bias_f32, then this for each k tile, then store_*.
+// aie/designs/gemm.py: zero_f32, then gemm_* for each k tile, then store_*.
 //
 // XDNA2 multiplies bf16 in block floating point (8 values, one exponent, 8-bit mantissas): it has
 // no bf16 matrix unit, and the exact emulation is 6 times slower.
 #define AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16 1
 #include <aie_api/aie.hpp>
 
-#include "aie/kernels/kernels.h"
 #include "aie/kernels/common/loops.h"
+#include "aie/kernels/kernels.h"
 
 namespace flownpu {
 namespace {
@@ -23,8 +23,8 @@ constexpr unsigned kSubTile = kSide * kSide;
 // Sub-tiles across a panel of B: 32 columns, one row of Q4NX blocks.
 constexpr unsigned kPanel = 4;
 
-// Sub-tiles of B one after the other, from one on: a pointer in bf16, a stream in bfp16, whose
-// vectors of 72 bytes are not aligned.
+// Reads sub-tiles of B one after the other, from `sub_tile` on: by a pointer in bf16, by a stream
+// in bfp16, whose vectors of 72 bytes are not aligned.
 struct Bf16Reader {
   const bfloat16* at;
   Bf16Reader(const bfloat16* b, unsigned sub_tile) : at(b + sub_tile * kSubTile) {}

@@ -16,9 +16,7 @@ void gemm_bf16(const bfloat16* a, const bfloat16* b, float* c, std::int32_t m, s
 
 void zero_f32(float* c, std::int32_t n);
 void add_f32(const float* more, float* c, std::int32_t n);
-void bias_f32(const bfloat16* bias, float* c, std::int32_t m, std::int32_t n);
 void store_bf16(const float* c, bfloat16* y, std::int32_t n);
-void store_add(const float* c, const bfloat16* residual, bfloat16* y, std::int32_t n);
 void store_gelu(const float* c, bfloat16* y, std::int32_t n);
 void store_gelu_mul(const float* gate, const float* up, bfloat16* y, std::int32_t n);
 void store_silu_mul(const float* gate, const float* up, bfloat16* y, std::int32_t n);

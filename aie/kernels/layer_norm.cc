@@ -4,8 +4,8 @@
 //
 // Dataflow: three passes over a row in L1; the variance is the mean of (s - mean)^2, never a
 // difference of large sums. Layout: lines(rows, n). Caller: aie/designs/vector_operators.py.
-#include "aie/kernels/kernels.h"
 #include "aie/kernels/common/normalize.h"
+#include "aie/kernels/kernels.h"
 
 namespace flownpu {
 namespace {

@@ -7,8 +7,8 @@
 // rounded once on its way to the KV cache. Layout: x, y lines(heads, d); the table holds cos[d/2],
 // then sin[d/2], of the token's position. Callers: decode_layer/attention.py and norm_rope.py in
 // aie/designs/.
-#include "aie/kernels/kernels.h"
 #include "aie/kernels/common/normalize.h"
+#include "aie/kernels/kernels.h"
 
 extern "C" {
 

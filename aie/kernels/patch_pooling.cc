@@ -2,8 +2,9 @@
 // Average pooling of image patches: y = the mean of a square of patches (4 x 4 of a 64 x 64 grid
 // turn 4096 tokens into 256); alone, and with the RMS norm that follows it in Gemma3.
 //
-// Dataflow: a call adds the patches of one line of the square to f32 sums, the last divides, or
-// normalises: patches cancel from mean / rms(mean), but for epsilon,
+// Dataflow: each call of patch_pooling adds the patches of one line of the square to f32 sums; a
+// last kernel divides them by the number of patches, or normalises them. In mean / rms(mean) the
+// number of patches cancels, except beside epsilon:
 //     y = sum / sqrt(mean(sum^2) + patches^2 epsilon) weight.
 // Layout: x lines(patches, n), sums f32[n]. Caller: aie/designs/patch_pooling.py.
 #include "aie/kernels/common/float_math.h"

@@ -3,12 +3,13 @@
 // panel of a GEMM's right operand.
 //
 // Dataflow: 64 bytes hold 16 rows x 8 columns; their halves are two sub-tiles of 8 features x 8 k.
-// Layout: block as in common/q4nx.h -> panels(256, 32): [k/8][feature/8][8 x 8], in bf16 [k][feature], in
-// bfp16 [feature][k], since the 8 values that share an exponent lie along k. Caller:
-// aie/designs/dequant_engine.py, every tile, one block in and one tile out a call.
-#include "aie/kernels/kernels.h"
+// Layout: block as in common/q4nx.h -> panels(256, 32): [k/8][feature/8][8 x 8], where a sub-tile
+// is [k][feature] in bf16 and [feature][k] in bfp16, whose 8 values that share an exponent lie
+// along k. Caller: aie/designs/dequant_engine.py, on every tile, with one block in and one panel
+// out for each call.
 #include "aie/kernels/common/loops.h"
 #include "aie/kernels/common/q4nx.h"
+#include "aie/kernels/kernels.h"
 
 namespace flownpu {
 namespace {
@@ -20,7 +21,8 @@ aie::vector<bfloat16, 64> repeat(const aie::vector<bfloat16, 8>& v) {
   return aie::concat(v, v, v, v, v, v, v, v);
 }
 
-// Calls store(sub-tile [8 k][8 features] in bf16) for each in the order of panels(256, 32).
+// Calls store(sub-tile [8 k][8 features] in bf16) for each sub-tile, in the order of panels(256,
+// 32).
 template <typename Store>
 void dequantize(const std::uint8_t* block, Store store) {
   AIE_LOOP_MIN_ITERATION_COUNT(32)

@@ -3,10 +3,10 @@
 //     y = x / sqrt(mean(x^2) + epsilon) weight
 //
 // Dataflow: two passes over a row in L1, sums in f32. Layout: lines(rows, n); a row is a token, or
-// a head of one (QK-norm). Caller: vector_operators.py and decode_layer/array.py
-// in aie/designs/.
-#include "aie/kernels/kernels.h"
+// a head of one (QK-norm). Callers: vector_operators.py and decode_layer/residual.py in
+// aie/designs/.
 #include "aie/kernels/common/normalize.h"
+#include "aie/kernels/kernels.h"
 
 using namespace flownpu;
 

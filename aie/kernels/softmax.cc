@@ -2,8 +2,8 @@
 // Softmax of whole rows: for attention that no Flow kernel takes (the unfolded fallback).
 //     y_i = e^(x_i - max x) / sum_j e^(x_j - max x)
 //
-// Dataflow: three passes over a row in L1, f32 to the last rounding. Layout: lines(rows, stride),
-// of which the first n columns count. Caller: aie/designs/vector_operators.py.
+// Dataflow: three passes over a row in L1, in f32 until y is rounded. Layout: lines(rows, stride),
+// of which the first n columns are data. Caller: aie/designs/vector_operators.py.
 #include "aie/kernels/common/float_math.h"
 #include "aie/kernels/kernels.h"
 
@@ -13,7 +13,7 @@ namespace {
 constexpr float kLog2E = 1.44269504F;
 constexpr float kLowest = -1e30F;
 
-// Lanes below n, of the 16 at i.
+// Which of the 16 lanes from element i on are below n.
 aie::mask<kLanes> below(unsigned n, unsigned i) {
   const unsigned lanes = n > i ? n - i : 0;
   return aie::mask<kLanes>::from_uint32(lanes >= kLanes ? 0xffffU : (1U << lanes) - 1U);

@@ -34,7 +34,7 @@ _OPERATIONS = {"+": "addi", "-": "subi", "*": "muli", "//": "floordivsi", "%": "
 
 
 class CorePrinter:
-    """One core; `buffers` and `locks` give the values of what is outside."""
+    """Prints one core; `buffers` (value, type) and `locks` have the SSA values of those of the array, by name."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class CorePrinter:
         self.variables: dict[str, str] = {}  # index values
 
     def print(self) -> None:
-        """All of the core."""
+        """Add the core's lines."""
         lines, core = self.lines, self.core
         value = lines.result("core")
         dynamic = "dynamic_objfifo_lowering = true, " if core.dynamic else ""

@@ -9,9 +9,9 @@ are printed one to one; the rest as the passes want it:
 - Depths are printed for every end, so that the compiler takes them as they are.
 - A transfer is a DMA task: its repetitions are its `repeat_count`, its length is that of one of them, and a run of
   neighbours has no dimensions.
-- A tile whose buffers leave no room for constants if they are spread over banks, or that banks are too small for, asks
-  for its buffers one behind the other (plan/buffer_addresses.py).
-- A barrier is a lock of the tile; a core's program is an `scf.for` without end around its statements.
+- A tile asks for its buffers one behind the other where, spread over banks, they would not fit or would leave no room
+  for constants (plan/buffer_addresses.py).
+- A barrier is a lock of the tile; a core's program that runs forever is an `scf.for` without end around its statements.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STREAM_TO_MEMORY, _MEMORY_TO_STREAM = 0, 1  # DMAChannelDir
 
 
 def to_mlir(plan: Plan) -> str:
-    """The module's text; the plan must be valid (`checker.require_valid`)."""
+    """The module's text; the plan must be valid (`check.require_valid`)."""
     return _Module(plan).text()
 
 
@@ -164,7 +164,7 @@ class _Module:
         lines.add("}) : () -> ()")
 
     def _transfer(self, step: Transfer, argument: str, kind: str) -> str:
-        """A task, started; its value."""
+        """Print a task and its start; return the name of its value."""
         lines, task = self.lines, self.lines.result("task")
         fifo = next(fifo for fifo in self.array.fifos if fifo.name == step.fifo)
         repeats, walk = descriptor(step.tap)

@@ -37,12 +37,12 @@ class Lines:
         self._numbers = itertools.count()
 
     def add(self, line: str) -> None:
-        """One line."""
+        """Add a line."""
         self._lines.append("  " * self._depth + line)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """One level deeper."""
+        """Indent the lines that are added inside by one level more."""
         self._depth += 1
         yield
         self._depth -= 1
@@ -62,17 +62,17 @@ def units(kind: Type) -> int:
 
 
 def memref(kind: Type) -> str:
-    """An array, in one dimension."""
+    """The memref type of an array, in one dimension."""
     return f"memref<{kind.elements * units(kind)}x{_ELEMENTS[kind.dtype]}>"
 
 
 def scalar(kind: Type) -> str:
-    """A number."""
+    """The type of a number."""
     return _ELEMENTS[kind.dtype]
 
 
 def dimensions(walk: Iterable[Dimension], kind: Type) -> str:
-    """The dimensions of a layout, outermost first."""
+    """The dimensions of a layout, outermost first, in elements of the printed memref."""
     scale, steps = units(kind), list(walk)
     pairs = [(step.size, step.stride * scale) for step in steps]
     if scale > 1 and pairs:

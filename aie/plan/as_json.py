@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans as JSON: every object says its `kind`, and what is read is what the kind's fields may be."""
+"""Plans as JSON: every object says its `kind`; reading checks each field against the kind's annotations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LARGEST = 2**63 - 1
 
 def to_json(plan: Plan) -> str:
     """Write a plan as JSON."""
-    # No text in it has a line's end: the array's lines are moved in.
+    # JSON's strings have no line breaks, so every line can be indented.
     parts = [json.dumps("Plan"), json.dumps(plan.name), _array_json(plan.array), _json(plan.sequence)]
     keys = ("kind", *(field.name for field in fields(plan)))
     lines = (f'\n "{key}": ' + part.replace("\n", "\n ") for key, part in zip(keys, parts, strict=True))
@@ -42,7 +42,7 @@ def _json(value: Any) -> str:
     return json.dumps(encode(value), indent=1)
 
 
-@lru_cache(maxsize=4)  # plans of one array follow one another
+@lru_cache(maxsize=4)  # plans of the same array are usually written one after another
 def _array_json(array: Array) -> str:
     return _json(array)
 

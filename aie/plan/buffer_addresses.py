@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the compiler puts what lies in a tile's memory, and what it leaves behind it for the constants of kernels.
+"""Where the compiler puts stack and buffers in a tile's memory, and how much room it leaves for kernels' constants.
 
 These are the rules of mlir-aie's `aie-assign-buffer-addresses` (lib/Dialect/AIE/Transforms/AIEAssignBuffers.cpp). A
 core's stack comes first, then all buffers, the largest first, by one of two schemes:
 
-    bank-aware         each into the next bank, in turn, that has room for it; a buffer that no bank has room for is
-                       warned of, and the tile gets the other scheme
+    bank-aware         each into the next bank, in turn, that has room for it; if none has, the compiler warns and uses
+                       the other scheme for the whole tile
     basic-sequential   one behind the other
 
 Its linker script (lib/Targets/AIETargetLdScript.cpp) gives `.data` and `.rodata` what lies behind the highest buffer.
-Of a tile whose banks are nearly full bank-aware may leave nothing there, whatever is free between: such a tile asks for
-basic-sequential. Others stay with the compiler's choice, for what is in different banks is read at the same time.
+Where banks are nearly full, bank-aware may leave nothing there, however much is free between buffers: such a tile asks
+for basic-sequential. Others keep bank-aware, the compiler's choice, as different banks can be read at the same time.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ BASIC_SEQUENTIAL = "basic-sequential"
 
 
 class Placed(NamedTuple):
-    """What a tile's memory holds.
+    """How a tile's memory is laid out.
 
     Attributes:
-        scheme: that the tile asks for; "": the compiler's choice, which is bank-aware.
-        end: the first byte behind the highest buffer and the stack.
+        scheme: the scheme that the tile asks for; "": the compiler's choice, which is bank-aware.
+        end: the address of the first byte behind the highest buffer and the stack.
     """
 
     scheme: str
@@ -42,7 +42,7 @@ class Placed(NamedTuple):
 
 
 def placed_buffers(array: Array, limits: Limits, resources: Resources | None = None) -> dict[Tile, Placed]:
-    """Each tile that holds something; its links must be right (`check.structure`)."""
+    """Every tile with a core, objects or buffers, and its layout; the links must be right (`check.structure`)."""
     resources = resources_of(array, limits) if resources is None else resources
     stacks = {core.tile: core.stack_bytes for core in array.cores}
     sizes: dict[Tile, list[int]] = {tile: [] for tile in stacks}
@@ -68,7 +68,7 @@ def placed_buffers(array: Array, limits: Limits, resources: Resources | None = N
 
 
 def _bank_aware(sizes: list[int], stack: int, memory: int, banks: int) -> int | None:
-    """The first byte behind all, or None where a buffer has no room in any bank."""
+    """The first byte behind the stack and all buffers, or None where a buffer has no room in any bank."""
     bank = memory // banks
     ends = [number * bank for number in range(banks)]
     ends[0] += stack

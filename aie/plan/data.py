@@ -79,7 +79,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, order=True)
 class Tile:
-    """A place of the array; row 0 is the shim, row 1 the memory tiles, the compute tiles follow."""
+    """A place in the array; row 0 has the shim tiles, row 1 the memory tiles, the others the compute tiles."""
 
     column: int
     row: int
@@ -90,7 +90,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Type:
-    """An array of numbers; a scalar has the shape ()."""
+    """An array of numbers; a scalar has the shape (). `dtype` is one of `DTYPES`."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -138,9 +138,9 @@ class End:
 class Fifo:
     """An object fifo: objects of `type` go from `producer` to every one of `consumers` in order.
 
-    `repeat_count`: the producer's DMA sends each object so many times. `via_dma`: use the DMA even where both ends
-    reach the same memory. `delegate`: the tile whose memory holds the objects of a fifo in shared memory. `padding`:
-    zeros (before, after) each dimension of the producer's walk; memory tiles only.
+    `repeat_count`: how often the producer's DMA sends each object. `via_dma`: use the DMA even where both ends reach
+    the same memory. `delegate`: the tile whose memory holds the objects of a fifo in shared memory. `padding`: zeros
+    (before, after) each dimension of the producer's walk; memory tiles only.
     """
 
     name: str
@@ -157,7 +157,7 @@ class Fifo:
 class Link:
     """Joins fifos on a tile without a core: forward (1 to 1), split (1 to many) or join (many to 1).
 
-    `offsets` are those of the parts in the whole object, in its elements; () for forward.
+    `offsets` say where each part begins in the whole object, in elements; () for forward.
     """
 
     inputs: tuple[str, ...]
@@ -174,7 +174,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of a tile that is no fifo's. `run_time_parameter`: the sequence writes it (32-bit words)."""
+    """Memory of a tile that belongs to no fifo. `run_time_parameter`: the sequence writes it (32-bit words)."""
 
     name: str
     tile: Tile
@@ -194,7 +194,7 @@ class Barrier:
 
 @dataclass(frozen=True)
 class Kernel:
-    """An entry point in C++: the types of its arguments (a shape of () is a scalar) and the source file it is in."""
+    """An entry point in C++: its arguments' types (a shape of () is a scalar), its source file and compiler flags."""
 
     entry: str
     arguments: tuple[Type, ...]
@@ -239,7 +239,7 @@ class Loop:
         return hash((self.variable, self.start, self.stop, self.step, self.body))
 
     def __hash__(self) -> int:
-        """From all fields, once: what was found out about a program is looked up by it."""
+        """From all fields, computed once: caches of results about programs have loops as keys."""
         return self._hash
 
 
@@ -332,9 +332,9 @@ def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
 
 @dataclass(frozen=True)
 class Core:
-    """The program of a compute tile; `forever`: it starts over when it ends, which is what serves several calls.
+    """The program of a compute tile; `forever`: it starts over when it ends, and so serves several calls.
 
-    `dynamic`: the core counts at run time which object of a fifo comes next. Without, the compiler unrolls every loop
+    `dynamic`: the core counts at run time which object of a fifo comes next. Otherwise the compiler unrolls every loop
     with acquires until the count is known, which it cannot do for a loop whose length is a run-time parameter.
     """
 
@@ -354,7 +354,7 @@ class Core:
         return hash((self.tile, self.body, self.forever, self.stack_bytes, self.dynamic))
 
     def __hash__(self) -> int:
-        """As a loop's."""
+        """From all fields, computed once, as `Loop`'s."""
         return self._hash
 
 
@@ -376,7 +376,7 @@ class Array:
         return hash((self.target, *places, self.kernels, self.cores))
 
     def __hash__(self) -> int:
-        """As a loop's: its programs share it."""
+        """From all fields, computed once, as `Loop`'s: many programs share an array."""
         return self._hash
 
 
@@ -425,14 +425,14 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Await:
-    """Wait for a transfer that has a token; its buffer descriptor is free again."""
+    """Wait for the end of a transfer that has a token; then its buffer descriptor is free again."""
 
     transfer: str
 
 
 @dataclass(frozen=True)
 class Free:
-    """Give a transfer's buffer descriptor back without waiting; only right where it is known to be complete."""
+    """Give a transfer's buffer descriptor back without waiting; only where the transfer is known to be complete."""
 
     transfer: str
 
@@ -448,7 +448,7 @@ class WriteParameter:
 
 @dataclass(frozen=True)
 class SetBarrier:
-    """Set a barrier."""
+    """Set a barrier to `value`."""
 
     barrier: str
     value: int

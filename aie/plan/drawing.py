@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "family"]
 
-_WIDTH, _HEIGHT = 118, 66  # of a tile
-_LANE, _MARGIN, _LINE = 5, 10, 12  # between lanes; around all; from one line of text to the next
+_WIDTH, _HEIGHT = 118, 66  # a tile's
+_LANE, _MARGIN, _LINE = 5, 10, 12  # distances between lanes, around the drawing, between lines of text
 _FILLS = {"compute": "#eef3fb", "memory": "#fdf3e1", "shim": "#eeeeee"}
 _INK, _BAR, _EMPTY = "#333333", "#7a93b8", "#d5dbe4"
-# Colours that stay apart for eyes that see fewer of them (Okabe and Ito); then once more, dashed, and then dotted.
+# Colours that colour-blind readers can tell apart (Okabe and Ito); further families have them dashed, then dotted.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f")
 _DASHES = ("", "4 2", "1 2")
 _SHOWN_KERNELS = 4
 
 
 def family(name: str) -> str:
-    """What a fifo's name has in common with those of its kind: "w_3_0_split2" is a "w_*_*_split*"."""
+    """A fifo's name with `*` for each number, which its family shares: "w_3_0_split2" gives "w_*_*_split*"."""
     return re.sub(r"\d+", "*", name)
 
 
@@ -56,7 +56,7 @@ class _Drawing:
         self.families: dict[str, list[Fifo]] = {}
         for fifo in plan.array.fifos:
             self.families.setdefault(family(fifo.name), []).append(fifo)
-        # Lanes above a row of tiles are for the families that cross columns, those beside a column for its own.
+        # Lanes above a row of tiles are for families that cross columns, lanes beside a column for those that touch it.
         crossing = [name for name, fifos in self.families.items() if any(map(_crosses, fifos))]
         self.lanes_above = {name: number for number, name in enumerate(crossing)}
         self.lanes = [
@@ -130,7 +130,7 @@ class _Drawing:
     # --- Fifos --------------------------------------------------------------------------------------------------------
 
     def _family(self, number: int, name: str, fifos: list[Fifo]) -> None:
-        """Its lines, with their ends, and its line of the legend."""
+        """Draw a family's lines with their ends, and its line of the legend."""
         colour = _COLOURS[number % len(_COLOURS)]
         style: dict[str, object] = {"stroke": colour, "fill": "none"}
         if dash := _DASHES[number // len(_COLOURS) % len(_DASHES)]:
@@ -160,7 +160,7 @@ class _Drawing:
         return x, y + 4 + lanes[name] * (_HEIGHT - 8) // len(lanes), x + (lanes[name] + 1) * _LANE
 
     def _path(self, source: Tile, target: Tile, name: str) -> list[tuple[int, int]]:
-        """By the lane right of the source, in another column by the lane above it too, to the target's right side."""
+        """The lane right of the source; to another column, the lane above it as well; then the target's right side."""
         x0, y0, lane0 = self._port(source, name)
         x1, y1, lane1 = self._port(target, name)
         if source.column == target.column:

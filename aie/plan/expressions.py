@@ -18,8 +18,7 @@ __all__ = ["call_bytes", "call_integers", "depends_on_index", "evaluate"]
 
 
 def _remainder(left: int, right: int) -> int:
-    """The remainder with the sign of `left`, as MLIR's arith.remsi has it (`mlir/core.py`) and the emulator; Python's
-    has the sign of `right`."""
+    """The remainder with the sign of `left`, as in MLIR's arith.remsi and in the emulator; Python's has `right`'s."""
     rest = abs(left) % abs(right)
     return -rest if left < 0 else rest
 
@@ -51,7 +50,7 @@ def evaluate(value: Expression, variables: Mapping[str, int]) -> int:
 
 
 def call_integers(call: Call, variables: Mapping[str, int]) -> tuple[int, ...]:
-    """The integers of a kernel's call, in order.
+    """The values of a kernel call's integer arguments, in order.
 
     Raises:
         KeyError: a variable is not known.
@@ -61,12 +60,12 @@ def call_integers(call: Call, variables: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def call_bytes(call: Call, view_bytes: Mapping[str, int], buffer_bytes: Mapping[str, int]) -> int:
-    """The bytes of the objects and buffers of a kernel's call together.
+    """The bytes of all objects and buffers that a kernel's call is given.
 
     Args:
         call: the statement.
-        view_bytes: of one object of each view that is held.
-        buffer_bytes: of each buffer.
+        view_bytes: for each view that is held, the bytes of one object.
+        buffer_bytes: for each buffer, its bytes.
 
     Raises:
         KeyError: a name is not known.
@@ -82,7 +81,7 @@ def call_bytes(call: Call, view_bytes: Mapping[str, int], buffer_bytes: Mapping[
 
 @cache
 def depends_on_index(loop: Loop) -> bool:
-    """Whether passes of a loop may differ in what they move: a bound or a load inside uses the index."""
+    """Whether passes of a loop may move different amounts: an inner loop's bound or a load's index uses the index."""
 
     def uses(value: Expression) -> bool:
         if isinstance(value, Operation):

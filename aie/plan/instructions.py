@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NPU controller's instructions, as mlir-aie writes those of a sequence: a header, then operations in its order.
+"""The NPU controller's instructions, as mlir-aie writes them for a sequence: a header, then operations in its order.
 
 Source: mlir-aie, lib/Targets/AIETargetNPU.cpp, and what a real aie-opt made of sequences. In 32-bit words:
 
     header       4   versions and rows; columns; how many operations; bytes in all
-    write        6   of a register: a run-time parameter, a lock, a task for a channel's queue
-    block write  4 + n  of n registers: a descriptor, of 8
-    mask write   7   of some bits of a register: where a channel's token goes
+    write        6   writes a register: a run-time parameter, a lock, a task for a channel's queue
+    block write  4 + n  writes n registers: a descriptor, which has 8
+    mask write   7   writes some bits of a register: where a channel's token goes
     sync         4   waits for a channel's token
     patch       12   puts the address of a call's buffer, and an offset, into a descriptor
 
-The first word of an operation has its code in its low byte; the last of a write's, and the second or fourth of others,
-how many bytes it has.
+The low byte of an operation's first word is its code. How many bytes it has is in the last word of a write or mask
+write, in the fourth of a block write, and in the second of a sync or patch.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def words_of_steps(steps: Iterable[Step]) -> int:
 
 
 def blank(steps: Iterable[Step]) -> Integers:
-    """Instructions of a sequence that hold its operations and nothing else: what is read of them without a compiler."""
+    """A sequence's instructions, all 0 but the header's counts and the operations' codes, for use without compilers."""
     codes = [code for step in steps for code in operations_of_step(step)]
     words = np.zeros(HEADER_WORDS + sum(_WORDS[code] for code in codes), np.int64)
     words[2], words[3] = len(codes), len(words) * WORD_BYTES
@@ -79,7 +79,7 @@ def operations(words: Integers) -> list[tuple[int, Integers]]:
     """The operations of a stream: their codes and words.
 
     Raises:
-        ValueError: it has an operation that is none of these, or does not end where its header says.
+        ValueError: the stream has an unknown operation, or does not end where its header says.
     """
     if len(words) < HEADER_WORDS or int(words[3]) != len(words) * WORD_BYTES:
         said = int(words[3]) if len(words) >= HEADER_WORDS else "no header"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the hardware allows: one table for XDNA (npu1: Phoenix, Hawk Point) and XDNA2 (npu2: Strix, Krackan).
 
-`TABLE` has one row for each limit: a name, the value of either generation, the unit and the public source it was read
-in. `Limits` is the same table as an object that can be asked about a tile; `NPU1` and `NPU2` are its two columns.
+`TABLE` has one row for each limit: a name, the value of each generation, the unit and the public source it was read in.
+`Limits` is one generation's values as an object that can be asked about a tile: `NPU1` and `NPU2`.
 
 Sources are written `repository:path`. Where two sources disagree, the row holds the smaller value and says so.
 """
@@ -38,8 +38,8 @@ class Row(NamedTuple):
 class TileLimits:
     """What one kind of tile has.
 
-    A field that the kind of tile does not have is 0. Strides, lengths and wraps are counted by the DMA in 32-bit words;
-    only the innermost wrap of a layout is limited in words, the outer ones count repetitions.
+    What the kind of tile does not have is 0. The DMA counts strides, lengths and the innermost wrap of a walk in 32-bit
+    words; outer wraps count repetitions.
     """
 
     memory_bytes: int

@@ -8,7 +8,7 @@ counts with:
   is one pool of objects in that memory and no DMA. Every other fifo has a pool at each end and a DMA channel at each.
 - At a link the ends that meet share one pool, that of the whole object (of the larger one where a link forwards). It
   has a pair of locks for every part, and its DMAs have a descriptor for every part of every object.
-- A pool has one descriptor for each object on each channel, times the producer's repeat count on its side.
+- A pool has one descriptor for each object on each channel; on the producer's side, times the repeat count.
 - A core that counts its objects at run time (`Core.dynamic`) keeps one word for every fifo's end that it uses.
 - Channels are handed out per tile and direction in the order of the fifos.
 
@@ -47,7 +47,7 @@ _WORD_BYTES = 4
 
 @dataclass(frozen=True)
 class Pool:
-    """The objects of a fifo in the memory of a tile."""
+    """The objects of a fifo in the memory of a tile; `lock_start`: initial value of the lock that counts free ones."""
 
     fifo: str
     tile: Tile
@@ -58,13 +58,13 @@ class Pool:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all objects of the buffer."""
+        """Bytes of all objects."""
         return self.count * self.object_bytes
 
 
 @dataclass(frozen=True)
 class Channel:
-    """One end of a fifo's stream at a tile's DMA; `number` counts per tile and direction ("in", "out")."""
+    """A DMA channel of a tile that a fifo uses; `number` counts from 0 per tile and direction ("in", "out")."""
 
     fifo: str
     tile: Tile
@@ -102,16 +102,19 @@ def _place(tile: Tile) -> tuple[int, int]:
 
 
 def consumer_at(fifo: Fifo, tile: Tile) -> End:
-    """The end of a consumer at a tile; a fifo that is linked on may have others elsewhere.
+    """A fifo's consumer end on a tile; a fifo that is linked on may have others elsewhere.
 
     Raises:
-        StopIteration: there is none, which `check.structure` finds.
+        StopIteration: there is none, a mistake that `check.structure` finds.
     """
     return next(end for end in fifo.consumers if end.tile == tile)
 
 
 def link_ranges(link: Link, fifos: dict[str, Fifo]) -> tuple[Fifo, list[tuple[int, int]]]:
-    """A split's or join's whole fifo, and the (start, end) of every part in its object, in elements."""
+    """The fifo that a split or join has whole, and the (start, end) of every part in its object, in elements.
+
+    The list is empty if there are not as many offsets as parts.
+    """
     whole, parts = (
         (fifos[link.inputs[0]], link.outputs) if link.kind == "split" else (fifos[link.outputs[0]], link.inputs)
     )
@@ -146,7 +149,7 @@ def resources_of(array: Array, limits: Limits) -> Resources:
                 )
                 descriptors = pool.count * repeat * factor
             elif limits.kind(end.tile.column, end.tile.row) == "shim":
-                descriptors = 0  # those of the sequence
+                descriptors = 0  # the sequence's transfers have their own
                 pools.append(Pool(fifo.name, end.tile, 0, 0, 2, 0))
             else:
                 count = _depth(fifo, end, most)
@@ -173,7 +176,7 @@ def _most_acquired(array: Array) -> dict[tuple[str, Tile], int]:
     return {(fifo, core.tile): count for core in array.cores for fifo, count in _acquired(core).items()}
 
 
-# Kept for as many cores as some arrays have: other arrays have the same ones.
+# Enough for the cores of several arrays, which often have some in common.
 @lru_cache(maxsize=512)
 def _acquired(core: Core) -> Mapping[str, int]:
     """The most objects of each fifo that a core acquires."""
@@ -192,7 +195,7 @@ def _depth(fifo: Fifo, end: End, most: dict[tuple[str, Tile], int]) -> int:
 
 @lru_cache(maxsize=512)
 def counter_bytes(core: Core) -> int:
-    """Memory in which a core counts its objects."""
+    """Bytes in which a core counts its objects at run time; 0 for one that is not `dynamic`."""
     if not core.dynamic:
         return 0
     return _WORD_BYTES * len({(s.fifo, s.port) for s in core.statements if isinstance(s, Acquire)})

@@ -22,7 +22,7 @@ __all__ = ["Part", "TileUse", "Use", "kernels_of", "live_descriptors", "memory_p
 
 @dataclass(frozen=True)
 class Use:
-    """So much is used of so much."""
+    """How much of a resource is used, and how much there is."""
 
     used: int
     available: int
@@ -33,7 +33,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Part:
-    """One thing in a tile's memory; of a fifo, `objects` of them."""
+    """One thing in a tile's memory, and its bytes in all; for a fifo, `objects` of equal size."""
 
     name: str
     bytes: int
@@ -120,7 +120,7 @@ def kernels_of(core: Core) -> tuple[str, ...]:
 
 
 def live_descriptors(sequence: Sequence, ends: dict[str, Tile]) -> Counter[Tile]:
-    """The most descriptors of a sequence that are live at once on each shim tile; `ends`: where each fifo's end is."""
+    """The most descriptors of a sequence that are live at once on each shim tile; `ends`: each fifo's shim tile."""
     live: Counter[Tile] = Counter()
     most: Counter[Tile] = Counter()
     tiles: dict[str, Tile] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of any calls, one after the other, without a model: what a design is tried by."""
+"""A program of any calls, one after the other, without a model: for trying out designs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def program_of(
 
     Args:
         calls: in their order; the same one may come again.
-        context: positions that they are for.
-        kind: what the program is called by.
+        context: positions that the calls are for.
+        kind: the program's kind.
         constants: buffers that the host fills, by their names in the program.
-        same: buffers that are another buffer's memory, by the design's names.
-        made: the buffer, in bf16 and by the design's name, whose elements the host reads; "": it reads none.
+        same: buffers that share another buffer's memory, as {buffer: other}, by the design's names.
+        made: the last call's buffer, bf16, by the design's name, whose elements the host reads; "": it reads none.
     """
     calls = list(calls)
     sizes = {f"{call.name} {buffer.name}": buffer.type.bytes for call in calls for buffer in call.buffers}

@@ -30,15 +30,15 @@ HOST = "host"  # in the place of an array's name
 
 @dataclass(frozen=True)
 class ArtifactCall:
-    """A call that the host makes, at any position.
+    """A call of an array that the host makes, at any position.
 
     Attributes:
         operator: stem of the design.
         array: name of the array, the same for all calls that share one.
-        name: of the call among the array's.
-        positions: that its first token may have.
-        program: the design's program at a position.
-        moves: whether that depends on the position.
+        name: the call's name among the array's calls.
+        positions: the positions that its first token may have.
+        program: gives the design's program at a position.
+        moves: whether the program depends on the position.
     """
 
     operator: str
@@ -67,11 +67,11 @@ class ArtifactCall:
 
     @property
     def buffers(self) -> tuple[HostBuffer, ...]:
-        """Its host buffers, in the order of its arguments; the same at all positions."""
+        """The call's host buffers, in the order of its arguments; the same at all positions."""
         return self.last_plan.sequence.buffers
 
     def sequence(self, position: int) -> Sequence:
-        """The sequence of that plan; only it is checked, each transfer by itself and all in order.
+        """The sequence of the plan at a position; of the plan, only the sequence is checked.
 
         Raises:
             PlanError: it breaks the hardware's limits.
@@ -82,7 +82,7 @@ class ArtifactCall:
         return plan.sequence
 
     def recorded(self, position: int) -> Plan:
-        """The plan at a position, not checked but at the last one, whose array it has where the two are equal."""
+        """The plan at a position, unchecked except at the last one; it shares that plan's array if they are equal."""
         if position == self.last:
             return self.last_plan
         plan = self._record(position)
@@ -92,18 +92,18 @@ class ArtifactCall:
         return self.program(position).resolve_program(f"{self.array}.{self.name}")
 
     def family(self, words: Callable[[int], NDArray[np.int64]], **options: Any) -> CallFamily:
-        """Its family, of the words at some positions; options: see `derive`."""
+        """The call's family, derived from its words at some positions; options: see `derive`."""
         if not self.moves:
             return constant(words(self.last), self.positions.count)
         return derive(words, self.positions, **options)
 
     @property
     def family_file(self) -> str:
-        """Its family's file."""
+        """Path of the family's file in the folder of artifacts."""
         return f"calls/{self.array}/{self.name}.words"
 
     def record(self) -> dict[str, Any]:
-        """What a manifest says of it."""
+        """What a manifest says of the call."""
         return {
             "operator": self.operator,
             "array": self.array,
@@ -112,14 +112,14 @@ class ArtifactCall:
 
     @property
     def last(self) -> int:
-        """Its last position, where it has most to do."""
+        """The call's last position, where it has most to do."""
         return self.positions.count - 1
 
 
 def fixed_call(
     operator: str, array: str, name: str, make: Callable[[], DesignProgram], positions: int = 1
 ) -> ArtifactCall:
-    """A call that is the same at each of so many positions."""
+    """A call that is the same at each of `positions` positions."""
 
     def program(_position: int) -> DesignProgram:
         return make()
@@ -137,7 +137,7 @@ def moving_call(
     keys: int = 1,
     sweeps: Iterable[CallSweep] = (),
 ) -> ArtifactCall:
-    """A call that depends on the position of its first token, one of so many, and on sweeps over chunks of `keys`."""
+    """A call that depends on its first token's position (below `positions`), and on sweeps over chunks of `keys`."""
     most = limits_of(target).iteration_maximum
     return ArtifactCall(
         operator, array, name, Positions(positions, keys, most, tuple(dict.fromkeys(sweeps))), make, moves=True
@@ -146,7 +146,7 @@ def moving_call(
 
 @dataclass(frozen=True)
 class HostArgument:
-    """A buffer of a host's step, and how many of its bytes it reads and writes."""
+    """A buffer of a step of the host, and how many of its bytes the step reads and writes."""
 
     buffer: HostBuffer
     reads: int = 0
@@ -159,8 +159,8 @@ class HostCall:
 
     Attributes:
         operator: stem of the operator.
-        parameters: of it: name, and a size or an f32.
-        arguments: in order.
+        parameters: the operator's, each a name and a size or an f32.
+        arguments: its buffers, in order.
     """
 
     operator: str
@@ -169,12 +169,12 @@ class HostCall:
 
     @property
     def array(self) -> str:
-        """That it is no array's."""
+        """HOST: the step is no array's."""
         return HOST
 
     @property
     def name(self) -> str:
-        """Its sizes."""
+        """Its parameters as text."""
         return "-".join(f"{key}{value:g}" for key, value in self.parameters)
 
     @property

@@ -2,23 +2,23 @@
 """The words of a call for every position in a context, derived from its programs at some of them.
 
 What the host sends for a call, the *words* (a flat sequence of the emulator, or the instructions of the NPU's
-controller), depends on how many tokens came before it. Few of them do: offsets and lengths of what is read of the KV
-cache, and run-time parameters. A **family** holds the words once for each *class* of positions and says which of them
-change with the position, and how:
+controller), depends on how many tokens came before the call. Only a few words do: offsets and lengths of what is read
+of the KV cache, and run-time parameters. A **family** holds the words once for each *class* of positions and says which
+of them change with the position, and how:
 
     word = base + coefficient x feature
 
 The features of a position are the position itself and, for each *sweep* of the call over the cache
 (designs/attention.py), the number of its first chunk and how many chunks it has. Positions are of one class if each
-sweep takes equally many tasks, of at most `chunks_of_a_task` chunks: then their programs have the same steps.
+sweep takes the same number of tasks, of at most `chunks_of_a_task` chunks: then their programs have the same steps.
 
 Nothing is known here of what a word means. The sample positions of a class are chosen such that no two features that
 differ in it are proportional to one another on the samples, so a word that follows one of them follows only that one;
 further positions are compared in full. Words that follow none are an error.
 
-A compiler writes a dimension of one step without its stride. A task of a *lone chunk* so differs in words that count
-for nothing there, and that follow no feature. In compiled words (`lone_chunks`) these are derived from the positions
-where the sweep has none; where it has they then have the stride of a dimension of one step.
+A compiler omits the stride of a dimension of size one. So where a sweep's last task has a *lone chunk*, some words
+differ that do not matter there, and they follow no feature. In compiled words (`lone_chunks=False`) these are derived
+from the positions without a lone chunk; at positions with one, they then hold a stride that is not used.
 
 The file (kind FAMILY of words/writer.py), which ops/npu/artifacts/call_family.h reads:
 
@@ -49,12 +49,12 @@ __all__ = ["CallFamily", "CallSweep", "Patch", "Positions", "WordClass", "consta
 
 
 class CallSweep(NamedTuple):
-    """What a call whose first token is at p attends to: queries p + offset .. + queries, keys below p + tokens.
+    """One sweep of a call: with its first token at p, queries from p + offset on attend to keys below p + tokens.
 
     Attributes:
-        offset: of the first query.
-        queries: so many.
-        tokens: of the call.
+        offset: tokens from the call's first one to the first query.
+        queries: how many queries sweep together.
+        tokens: tokens of the call.
         window: keys that a query sees, its own included; 0: all.
     """
 
@@ -71,8 +71,8 @@ class Positions:
     Attributes:
         count: positions 0 .. count - 1.
         keys: positions of a chunk.
-        chunks_of_a_task: the most.
-        sweeps: of the call.
+        chunks_of_a_task: the most chunks that a task has.
+        sweeps: the call's sweeps.
     """
 
     count: int
@@ -81,7 +81,7 @@ class Positions:
     sweeps: tuple[CallSweep, ...] = ()
 
     def features(self, position: int) -> list[int]:
-        """The position, then first chunk and chunks of each sweep."""
+        """[position, then for each sweep its first chunk and its number of chunks]."""
         found = [position]
         for part in self.sweeps:
             chunks = sweep(
@@ -106,7 +106,13 @@ class Patch(NamedTuple):
 
 @dataclass(frozen=True)
 class WordClass:
-    """The words of positions whose sweeps take so many tasks; those of `patches` for features that are all 0."""
+    """The words of the positions of a class.
+
+    Attributes:
+        tasks: how many tasks each sweep takes: what the class's positions have in common.
+        words: their words; those that `patches` change, as they would be with all features 0.
+        patches: the words that change with the position.
+    """
 
     tasks: tuple[int, ...]
     words: Integers
@@ -122,7 +128,7 @@ class WordClass:
 
 @dataclass(frozen=True)
 class CallFamily:
-    """The words of a call for all positions."""
+    """The words of a call for all positions, by class."""
 
     positions: Positions
     classes: tuple[WordClass, ...]
@@ -143,8 +149,8 @@ class CallFamily:
         """The words of the family's file.
 
         Args:
-            name: of the call.
-            identity: of the array that it is for.
+            name: the call's name.
+            identity: the identity of the array that the call is for.
         """
         words = Words()
         words.text(name)
@@ -163,20 +169,21 @@ class CallFamily:
 
 
 def constant(words: Integers, count: int) -> CallFamily:
-    """The family of a call that does not depend on its position, one of `count`."""
+    """The family of a call whose words are the same at all `count` positions."""
     return CallFamily(Positions(count), (WordClass((), words.astype(np.int64), ()),))
 
 
 def derive(
     words: Callable[[int], Integers], positions: Positions, *, checks: int = 3, lone_chunks: bool = True
 ) -> CallFamily:
-    """Derives a family from what a call's words are at some positions.
+    """Derive a family from what a call's words are at some positions.
 
     Args:
-        words: the words of the call, whose first token is at a position.
-        positions: that there are.
+        words: gives the call's words for the position of its first token.
+        positions: all positions of the call.
         checks: positions of each class that are compared besides the samples: its last, and others at random.
-        lone_chunks: whether all words count where a sweep's last task has one chunk: those of the emulator do.
+        lone_chunks: whether all words matter where a sweep's last task has one chunk, as the emulator's words do; False
+            for compiled words.
 
     Raises:
         ValueError: the words of a class differ in number, or a word follows none of the features: names the word and
@@ -195,13 +202,14 @@ def derive(
 
 @dataclass(frozen=True)
 class _Class:
-    """Positions of a class.
+    """The positions of a class.
 
     Attributes:
-        words: of any position.
+        words: gives the call's words at any position.
         positions: [n].
-        features: of each [n, features].
-        lone: where a sweep has a lone chunk that it does not always have [n, sweeps]; nowhere but in compiled words.
+        features: of each position [n, features].
+        lone: where a sweep has a lone chunk that it does not always have [n, sweeps]; all False unless the words are
+            compiled.
     """
 
     words: Callable[[int], Integers]
@@ -216,16 +224,16 @@ class _Class:
         values = np.stack(self._equally_many(rows))
         derived, loose = self._fit(rows, values, subsets, tasks)
         left = np.setdiff1d(np.arange(len(self.positions)), rows).tolist()
-        # The last, and others at random, the same ones each time.
+        # The last position, and others at random, the same ones each time.
         chosen = left[-1:] + random.Random(0).sample(left[:-1], max(0, min(checks, len(left)) - 1))  # noqa: S311
         for row in chosen:
             self._verify(derived, row, loose)
         return derived
 
     def _subsets(self) -> dict[int, Integers]:
-        """Rows of which all words are derived (-1), and for each sweep those that its words may be derived of alone.
+        """Rows from which words are derived: -1, all; sweep number, those where that sweep has no lone chunk.
 
-        Without the positions where a sweep's chunk is alone, features must be told apart as well as with them.
+        A sweep is left out if without its positions of lone chunks fewer features could be told apart.
         """
         subsets = {-1: np.arange(len(self.positions))}
         for number in np.flatnonzero(self.lone.any(axis=0)).tolist():
@@ -251,7 +259,7 @@ class _Class:
     def _fit(
         self, rows: Integers, values: Integers, subsets: dict[int, Integers], tasks: tuple[int, ...]
     ) -> tuple[WordClass, dict[int, list[int]]]:
-        """The class, and for each sweep those of its words that count for nothing where its chunk is alone."""
+        """The class, and for each sweep the words that do not matter where that sweep has a lone chunk."""
         base, patches = values[0].copy(), list[Patch]()
         loose: dict[int, list[int]] = {number: [] for number in subsets}
         features = self.features[rows]
@@ -285,7 +293,7 @@ class _Class:
 
 
 def _kinds(features: Integers) -> Integers:
-    """Columns of features [n, features] that change, as distances from the first [kinds, n]; proportional ones once."""
+    """Columns of features [n, features] that change, minus their first row [kinds, n]; proportional ones once."""
     distances = (features - features[0]).T
     distances = distances[np.any(distances, axis=1)]
     first = np.argmax(distances != 0, axis=1)
@@ -294,7 +302,7 @@ def _kinds(features: Integers) -> Integers:
 
 
 def _samples(features: Integers) -> list[int]:
-    """Rows of features [n, features] among which all kinds change, and no two are proportional."""
+    """Rows of features [n, features] on which all kinds change and no two kinds are proportional."""
     kinds, rows = _kinds(features), [0]
     for kind in kinds:
         if not kind[rows].any():
@@ -309,9 +317,9 @@ def _samples(features: Integers) -> list[int]:
 
 
 def _follows(values: Integers, features: Integers) -> tuple[int, int, int] | None:
-    """What values [n] are if all of the features [n, features] are 0, which of these they follow, and by how much.
+    """(value with all features 0, the feature that values [n] follow, coefficient), of features [n, features].
 
-    (value, 0, 0) if they are all equal; None if they follow none.
+    (value, 0, 0) if the values are all equal; None if they follow no feature.
     """
     distances = values - values[0]
     if not distances.any():

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """From how many tokens on a chunk of a prompt is worth its time.
 
-On the array a chunk takes as long whatever share of it is tokens: every array is changed to, every weight dequantised,
-every row multiplied. (The host's steps compute tokens only; they are a tenth of it, and are priced whole.) So a rest of
-a prompt takes a chunk only if shorter ones and single tokens would take longer:
+On the array a chunk takes the same time however many of its rows are tokens: every array is changed to, every weight
+dequantised, every row multiplied. (The host's steps compute tokens only; they are a tenth of the time, and are priced
+as if all rows were tokens.) So the rest of a prompt takes a chunk only if shorter ones and single tokens would take
+longer:
 
     fewest(chunk) = the least t with seconds(chunk) <= best(t)
     best(t)       = the least seconds of t tokens by shorter programs, each taken where it is worth it
 
-The host then takes the longest chunk that the tokens which are left are worth (ops/npu/run/decoder_layers.cc).
+The host then takes the longest chunk whose `fewest` the tokens that are left reach (ops/npu/run/decoder_layers.cc).
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ __all__ = ["seconds", "with_fewest"]
 
 
 def with_fewest(programs: Sequence[Program], price: Callable[[Program], float]) -> list[Program]:
-    """The programs of a decoder, a token's and those of chunks, with `fewest` set; chunks that never are worth it go.
+    """The programs of a decoder with `fewest` set, without chunks that are never worth their time.
 
     Args:
-        programs: in any order.
-        price: seconds of a run.
+        programs: one of a token and any of chunks, in any order.
+        price: gives the seconds of a run.
     """
     (token,) = (program for program in programs if program.tokens == 1)
     chunks = sorted((program for program in programs if program.tokens > 1), key=lambda program: program.tokens)
-    spans = [(1, 1, price(token))]  # of each: the fewest tokens, the most, seconds
+    spans = [(1, 1, price(token))]  # of each program: the fewest tokens, the most, seconds
     kept, best = [token], [0.0]
 
     def extend(end: int) -> None:
@@ -55,6 +56,6 @@ def with_fewest(programs: Sequence[Program], price: Callable[[Program], float]) 
 
 
 def seconds(program: Program, prices: Prices) -> float:
-    """What a run at the beginning of a context is predicted to take."""
-    # A chunk begins with a change of array: what was computed before it ended with another.
+    """The seconds that a run at the beginning of a context is predicted to take."""
+    # A chunk begins with a change of array: whatever ran before it ended with another one.
     return prices.of(program, 0).total if program.tokens == 1 else prices.of_runs([(program, 0)]).total

@@ -5,12 +5,12 @@
               + the steps that the host computes + what it writes before and reads after
 
 An array is an xclbin in a hardware context of its own, so that a step over another array than the one before changes
-the array (`array_change`). Calls over one array are told to the device together; nobody published what the second of
+the array (`array_change`). Calls over one array are handed to the device together; nobody published what the second of
 them costs, so each is taken to cost a dispatch. Steps of the host (array `HOST`) change no array.
 
-What a call takes at a position is counted from its plan at a few positions, the *knots*, and is linear between them:
-what it reads of the cache is, but where a window begins to bound it, and those positions are knots. Beyond all windows
-it grows by the same for every position.
+What a call takes is counted from its plan at a few positions, the *knots*, and interpolated between them: what it reads
+of the cache is linear in the position, except where a window begins to bound it, and those positions are knots. Beyond
+all windows it grows by the same for every position.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
 __all__ = ["CHANGES", "DISPATCHES", "Prices", "prompt_runs"]
 
 CHANGES, DISPATCHES, INSTRUCTIONS = "changes of array", "dispatches", "instructions"
-# Positions from the knot at which no window bounds a call any more to the next: as many as a long chunk has, so that
-# what a single chunk of keys is rounded up by counts little.
+# Positions from the knot where the last window begins to bound a call to the next knot: as many as a long chunk has, so
+# that rounding up to a whole chunk of keys counts little.
 _SPAN = 4096
 
 
 class Prices:
-    """The prices of programs on a device, with some values of the parameters; what was counted is kept."""
+    """The prices of programs on a device, with these values of the parameters; what was counted is kept."""
 
     def __init__(self, device: Device, values: Values = VALUES) -> None:
         self.device, self.values = device, values
         self._counted: dict[tuple[str, str, int], Cost] = {}
         self._programs: dict[tuple[int, int], Cost] = {}
-        self._kept: list[Program] = []  # so that an id stays a program's
+        self._kept: list[Program] = []  # keeps the programs alive, so that their ids stay theirs
 
     def of(self, program: Program, position: int) -> Cost:
-        """One run of a program from the position on, its first array being there."""
+        """One run of a program from the position on, with its first array loaded already."""
         key = id(program), position
         if key not in self._programs:
             self._kept.append(program)
@@ -60,7 +60,7 @@ class Prices:
         return self._programs[key]
 
     def of_runs(self, runs: Sequence[tuple[Program, int]], before: Program | None = None) -> Cost:
-        """Runs of programs, one after the other, from `before`'s array; None: no array is there."""
+        """Runs of programs, one after the other, after a run of `before`; None: no array is loaded yet."""
         cost, array = Cost(), _arrays(before)[-1] if before else ""
         changes = 0
         for program, position in runs:
@@ -72,7 +72,7 @@ class Prices:
         return cost + Cost({CHANGES: changes * self.values["array_change"]}, changes=changes)
 
     def of_call(self, call: ArtifactCall, position: int) -> Cost:
-        """One call."""
+        """One call, interpolated between knots, or continued beyond the last one."""
         knots = _knots(call)
         if position <= knots[0] or len(knots) == 1:
             return self._at(call, knots[0])
@@ -82,7 +82,7 @@ class Prices:
         cost = self._at(call, first) * (1 - share) + self._at(call, last) * share
         if share <= 1:
             return cost
-        # What is waited for may change from one knot to the next, and is not continued below nothing.
+        # What bounds a phase may differ between the two knots: continued, a part's time could become negative.
         return replace(cost, seconds={name: max(value, 0.0) for name, value in cost.seconds.items()})
 
     def _at(self, call: ArtifactCall, position: int) -> Cost:
@@ -92,9 +92,9 @@ class Prices:
         return self._counted[key]
 
     def of_calls(self, program: Program, position: int) -> list[tuple[Step, int, Cost]]:
-        """The calls of a program, each once: its first step, how many there are, and what one costs.
+        """Each call of a program once, as (its first step, how many steps it has, what one of them costs).
 
-        Calls of later tokens of a chunk are at later positions: what one costs is counted at their mean.
+        Calls of later tokens of a chunk are at later positions: the cost is that at their mean position.
         """
         alike: dict[tuple[str, str], list[Step]] = {}
         for step in program.steps:
@@ -133,23 +133,24 @@ class Prices:
         return Cost(seconds, of_call.read_bytes, of_call.written_bytes, words=of_call.words)
 
     def _host(self, step: Step) -> Cost:
-        """A step of the host: its bytes at the rate of its memory, and again where caches are flushed for the array."""
+        """A step of the host: its bytes at the rate of its memory, and again for flushing caches for the array."""
         call = cast("HostCall", step.call)
         moved = call.reads + call.writes
         seconds = moved / self.values["host_memory"] + moved / self.values["host_flush"]
         return Cost({f"host: {call.operator}": seconds}, host_bytes=moved)
 
     def _ends(self, program: Program) -> float:
-        """What the host writes before a run, and reads after it."""
+        """Seconds of what the host writes before a run and reads after it."""
         read = program.made.rows * program.made.columns if program.made else 0
         return program.given.bytes / self.values["host_memory"] + read * self.values["own_host_per_logit"]
 
 
 def prompt_runs(programs: Iterable[Program], tokens: int, past: int = 0) -> Iterator[tuple[Program, int]]:
-    """The runs of a prompt of so many tokens, as the host chooses them (`chunk_for` of ops/npu/run/decoder_layers.cc).
+    """The runs of a prompt of `tokens` tokens, as the host chooses them (`chunk_for`, ops/npu/run/decoder_layers.cc).
 
-    Each time the longest chunk that all tokens but the last are worth (programs/chunks.py); the last token and those of
-    a rest that is too short, by the program of a token. Yields program and position.
+    Each time the longest chunk that is worth its time (programs/chunks.py) for the tokens that are left before the last
+    one; the last token, and tokens that are too few for any chunk, go by the program of a token. Yields (program,
+    position).
     """
     ordered = sorted(programs, key=lambda program: program.tokens)
     token = next(program for program in ordered if program.kind == "decode")
@@ -165,13 +166,13 @@ def prompt_runs(programs: Iterable[Program], tokens: int, past: int = 0) -> Iter
 
 
 def _arrays(program: Program) -> list[str]:
-    """Those that the device is changed to, in order."""
+    """The arrays that a program changes the device to, in order."""
     arrays = [steps[0].call.array for steps in program.dispatches if steps[0].call.array != HOST]
     return [array for before, array in zip(["", *arrays], arrays, strict=False) if array != before]
 
 
 def _knots(call: ArtifactCall) -> list[int]:
-    """Positions at which a call is counted: from one to the next, its price is linear."""
+    """Positions at which a call is counted: between two of them, its price is taken to be linear."""
     sweeps, keys = call.positions.sweeps, call.positions.keys
     if not call.moves or not sweeps:
         return [call.last]

@@ -5,8 +5,9 @@
                   to be added to it, a line each: the token's embedding, and zeros
     logits  bf16  [vocabulary], and rows that fill its last blocks
 
-Of the ways of attention that take the decoder the cost model's fastest is written; where there is none, the token goes
-operator by operator (decode_operators.py). An LM head that is in no call's reach beside a layer goes so by itself.
+Among the ways of attention that take the decoder, the one that the cost model predicts to be fastest is written; where
+there is none, the token goes operator by operator (decode_operators.py). So does an LM head that does not fit into a
+call beside a layer.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DECODE_WAYS", "DecodeChoice", "decode_program"]
 
-# Ways of writing a token: those of attention in a decode layer, and without a layer's design.
+# Ways to compute a token: `decode_layer` with each way of attention, and operator by operator.
 OPERATORS = "operators"
 DECODE_WAYS = (*WAYS, OPERATORS)
 
 
 class DecodeChoice(NamedTuple):
-    """The program of a token, its way (one of `DECODE_WAYS`), and why others do not take the decoder."""
+    """The program of a token, its way (one of `DECODE_WAYS`), and why refused ways do not take the decoder."""
 
     program: Program
     way: str
@@ -55,14 +56,14 @@ def decode_program(
     """The program of one token, with caches of `context` positions, a multiple of a chunk (`FlowKV.keys`).
 
     Args:
-        decoder: whose layers.
+        decoder: the decoder's sizes.
         target: npu1 or npu2.
         context: positions of a layer's cache.
-        ways: to choose from.
-        prices: by which to choose; None: those of docs/model.md's NPU.
+        ways: the ways to choose from; operator by operator is taken only if no other way takes the decoder.
+        prices: what to choose by; None: those of `kraken-350` (docs/model.md).
 
     Raises:
-        ValueError: none of them takes the decoder; says why of each.
+        ValueError: no way takes the decoder; says why for each.
     """
     found, refused = dict[str, Program](), list[str]()
     for way in ways:
@@ -81,12 +82,12 @@ def decode_program(
     if len(found) > 1:
         prices = prices or Prices(DEVICES["kraken-350"])
         seconds = {way: prices.of(program, program.context - 1).total for way, program in found.items()}
-        way = min(seconds, key=seconds.__getitem__)  # of a token at the context's end
+        way = min(seconds, key=seconds.__getitem__)  # the fastest for a token at the context's end
     return DecodeChoice(found[way], way, refused)
 
 
 def _said(way: str, error: ValueError) -> str:
-    # What breaks the limits breaks them on each tile: the first says it.
+    # What breaks a limit breaks it on every tile, with a line each: the first of them is enough.
     what = "operator by operator" if way == OPERATORS else f"decode_layer, {way}"
     return f"{what}: {' '.join(str(error).splitlines()[:2])}"
 
@@ -100,7 +101,7 @@ def _layers_program(decoder: DecoderShape, design: DecodeLayer, target: str, con
         counts, with_head = design.calls(layers, decoder.head.rows), True
     except ValueError:
         counts, with_head = design.calls(layers), False
-    # With split keys the cache is an argument twice.
+    # With split keys the cache is an argument twice (designs/decode_layer/split.py).
     twice = design.attention.cache_bytes(1, context) is not None
     for count in counts:
         end = first + count

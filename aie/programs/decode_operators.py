@@ -6,8 +6,9 @@
     fused_dqp (LM head)
     residual                      with post-norms rms_norm_add, then rms_norm; without, add_rms_norm
 
-Buffers are those of prefill.py, with one row; what fused_dqp reads, x, context and activated, is as long as the longest
-of them. Beyond its own length it must be finite, and is what other steps left; with a bias of QKV x has its 1 there.
+Buffers are those of prefill.py, with one row. Those that fused_dqp reads, x, context and activated, are as long as the
+longest of them. Beyond its own length each holds what other steps left, which must be finite; with a bias of QKV x has
+its 1 there.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def operators_program(decoder: DecoderShape, target: str, context: int) -> Progr
     """The program of one token, with caches of `context` positions, a multiple of a chunk (`FlowKV.keys`).
 
     Raises:
-        ValueError: a design has no place for the sizes.
+        ValueError: a design does not take the sizes.
     """
     buffers = DecoderBuffers(decoder, context)
     writer = ProgramWriter(buffers.constants())
@@ -57,7 +58,7 @@ def operators_program(decoder: DecoderShape, target: str, context: int) -> Progr
 
 
 class TokenSteps:
-    """Writes the steps of layers, and of an LM head, of a decoder for one token."""
+    """Writes the steps of a decoder's layers, and of its LM head, for one token."""
 
     def __init__(self, decoder: DecoderShape, target: str, context: int, writer: ProgramWriter) -> None:
         self._decoder, self._shape, self._target, self._context = decoder, decoder.shape, target, context
@@ -67,7 +68,7 @@ class TokenSteps:
         self._buffers.fill_x(writer)
 
     def layer(self, layer: int) -> None:
-        """One layer, from `hidden`, or from the residual and the update of the layer before, to these two."""
+        """One layer: reads `hidden` (layer 0), or the layer before's `residual` and `update`; leaves these two."""
         self._where = f"layer {layer}"
         if layer == 0:
             self._norm("hidden", layer, self._shape.entry_norms - 1)
@@ -88,13 +89,13 @@ class TokenSteps:
         self._project(self._decoder.head, self._buffers.weights(layers), "x", "logits")
 
     def _step(self, call: ArtifactCall, *views: View | str) -> None:
-        # A call of many layers is one call.
+        # Equal calls of several layers are one call.
         self._writer.step(self._calls.setdefault((call.array, call.name), call), self._where, *views)
 
     # --- The residual stream ------------------------------------------------------------------------------------------
 
     def _add(self, layer: int, entry: int, update: View | str, before: View | str, after: str) -> None:
-        """After = before + update, normalised first where there are post-norms; x = norm(after)."""
+        """Adds after = before + update (normalised first, where there are post-norms) and x = norm(after)."""
         post_norms, first = self._shape.post_norms, entry * self._shape.entry_norms
         operator = "rms_norm_add" if post_norms else "add_rms_norm"
         design = ResidualRMSNorm(self._target, self._shape.hidden, post_norms)

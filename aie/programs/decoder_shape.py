@@ -35,14 +35,14 @@ class DecoderShape:
     """What a decoder's programs depend on; see DecoderSizes in ops/layers/decoder_sizes.h.
 
     Attributes:
-        shape: of a layer.
+        shape: a layer's sizes.
         epsilon: of all norms.
-        scale: of the scores.
-        windows: of each layer; 0: all keys.
-        tables: of each layer.
+        scale: factor of the scores.
+        windows: for each layer, the keys that a token sees, its own included; 0: all.
+        tables: for each layer, its rotary table.
         vocabulary: rows of the LM head.
         positions: the longest context that the model is made for.
-        feed_forward: of the model; `shape` has it padded.
+        feed_forward: the model's feed-forward size; `shape` has it padded.
         block: tokens of a block, which see one another in both directions, as an image's do; 0: there are none.
     """
 
@@ -58,12 +58,12 @@ class DecoderShape:
 
     @classmethod
     def of(cls, sizes: Mapping[str, Any], positions: int, block: int = 0) -> DecoderShape:
-        """The decoder of these sizes, which `flownpu._native` found in a graph, made for so many positions.
+        """The decoder of these sizes, which `flownpu._native` found in a graph, made for `positions` positions.
 
-        `block`: tokens of a block, if its attention has any.
+        `block`: tokens of a block, which counts only if the decoder's attention has blocks.
 
         Raises:
-            ValueError: the designs have no place for a layer of them.
+            ValueError: the designs do not take a layer of these sizes.
         """
         shape = LayerShape(
             sizes["hidden"],
@@ -94,7 +94,7 @@ class DecoderShape:
 
     @property
     def attributes(self) -> dict[str, tuple[int, ...]]:
-        """By which the host tells whether a program is for its model: those of its node DecoderLayers."""
+        """The attributes of the node DecoderLayers, by which the host tells whether a program is for its model."""
         shape = self.shape
         values: dict[str, Any] = {
             "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_size": shape.d,
@@ -106,7 +106,7 @@ class DecoderShape:
 
     @property
     def name(self) -> str:
-        """What arrays for its heads are called by."""
+        """The part of arrays' names that says which heads they are for."""
         return f"h{self.shape.heads}-g{self.shape.kv_heads}-d{self.shape.d}"
 
 
@@ -129,9 +129,9 @@ class DecoderBuffers:
         ]
 
     def fill_x(self, writer: ProgramWriter) -> None:
-        """With a bias of QKV x has a 1 where that is (designs/bias.py), in each line of a chunk's.
+        """With a bias of QKV, have the buffer x filled with a 1 in the bias's column of each line (designs/bias.py).
 
-        It is one buffer for the programs of a token and of chunks.
+        The programs of a token and of chunks share the buffer x.
         """
         if self.decoder.shape.qkv_bias:
             writer.fill("x", self.decoder.shape.line, bias_column(self.decoder.shape.hidden))
@@ -144,7 +144,7 @@ class DecoderBuffers:
         return CacheLayout(self.context * position, position, 2 * vector, vector)
 
     def weights(self, layer: int, projection: int = 0) -> View:
-        """Those of a layer from one of its projections on."""
+        """The weights of a layer, from one of its projections on."""
         shape = self.decoder.shape
         before = sum(part.bytes for part in shape.projections[:projection])
         return View("weights", layer * shape.weight_bytes + before)

@@ -6,10 +6,10 @@
          -> gemm (up, GELU), gemm (down) -> add_layer_norm (host) ]
     -> patch_pooling (and norm) -> gemm (projector)
 
-Each design is an array of its own, and a change of array costs more than a norm of the host's: a layer has two, for
-attention and back. All products are one array's (designs/gemm.py).
+Each design is an array of its own, and a change of array costs more than a norm by the host: a layer has two, to
+attention and back. One array computes all products (designs/gemm.py).
 
-Weights are not quantised: there is no dequantisation engine, B is packed once by the host, a bias is a row of it.
+Weights are not quantised: there is no dequantisation engine, the host packs B once, and a bias is a row of B.
 
 **Buffers**, bf16 but for the residual stream, `rows` = padded_tokens(patches); weights and vectors:
 ops/npu/nodes/encoder_shape.h
@@ -17,14 +17,14 @@ ops/npu/nodes/encoder_shape.h
     patches    [rows][line]          A of the embedding, from the host
     embedded   [rows][padded D]      its product
     residual   [patches][D] f32      the residual stream; host
-    x          [rows][line]          that, normalised: A of QKV, and of up
+    x          [rows][line]          the stream, normalised: A of QKV, and of up
     qkv        [rows][padded 3 H d]  products
     context    [rows][line]          attention's output: A of the output product
     attended   [rows][padded D]      its product
     activated  [rows][line]          GELU: A of down
     update     [rows][padded D]      its product
-    normal     [patches][D]          after the last layer, normalised
-    pooled     [padded tokens][D]    A of the projector; K is padded by what follows a row
+    normal     [patches][D]          the stream after the last layer, normalised
+    pooled     [padded tokens][D]    A of the projector; what pads K is the beginning of the next row
     features   [padded tokens][padded features], for the host
 
 Lines have a 1 where a weight has its bias (designs/bias.py); no step writes there.
@@ -57,7 +57,7 @@ def encode_program(encoder: EncoderShape, target: str) -> Program:
     """The program of one image.
 
     Raises:
-        ValueError: a design has no place for the sizes.
+        ValueError: a design does not take the sizes.
     """
     return _Image(encoder, target).program()
 
@@ -122,7 +122,7 @@ class _Image:
         """Product = act(W source + bias); weights follow one another in the order of their products."""
         rows, line, n = rows or self.rows, line or part.padded_columns, part.padded_columns
         gemm, plain = self.gemm, not part.gelu
-        # A's rows are a line each, but for the projector's, whose K ends where the next row begins.
+        # A's rows are a padded line each, except the projector's, where the next row begins right behind K.
         lines = {"line": 0 if part.bias else part.inner, "c_line": line}
         make = partial(gemm.program, rows, part.rows, n, plain=plain, **lines)
         array = f"gemm-{gemm.weights}-{gemm.epilogue}-{gemm.m}x{gemm.n}-{gemm.e_y}x{gemm.e_x}"
@@ -143,7 +143,7 @@ class _Image:
         self._step("flow_qkv", array, f"tokens{tokens}-nca", make, "qkv", "qkv", "context")
 
     def _add_layer_norm(self, made_by: DenseProjection, update: str, before: str, normal: str) -> None:
-        """The update is added to the stream; normal = norm(the sum), by the next of the norms."""
+        """Add the update to the stream; normal = norm(the sum), by the next of the norms' weights."""
         rows, n = self.encoder.patches, self.encoder.hidden
         y_line = self.encoder.projections[0].padded_rows if normal == "x" else n
         norm = NormOfRows("add_layer_norm", rows, n, self.encoder.epsilon, x_line=made_by.padded_columns, y_line=y_line)

@@ -11,14 +11,14 @@ from flownpu.aie.programs.program import BF16_BYTES, attribute_words
 
 __all__ = ["DenseProjection", "EncoderShape", "padded_tokens"]
 
-# As ops/npu/nodes/encoder_shape.cc has them: rows and least columns of what a call of GEMM makes, K and N as B holds
-# them.
+# As in ops/npu/nodes/encoder_shape.cc: what rows are padded to, the fewest columns of a GEMM, and what K and N of B are
+# padded to.
 _ROWS, _COLUMNS, _INNER, _PANEL = 512, 256, 256, 32
 
 
 @dataclass(frozen=True)
 class DenseProjection:
-    """A product y [columns] = act(W x + b), of x [inner]; see DenseProjection in ops/npu/nodes/encoder_shape.h."""
+    """A product y [columns] = act(W x + b) of x [inner]; see DenseProjection in ops/npu/nodes/encoder_shape.h."""
 
     inner: int
     columns: int
@@ -27,7 +27,7 @@ class DenseProjection:
 
     @property
     def rows(self) -> int:
-        """K of the call: with a bias, up to the row of the weight that is it."""
+        """K of the call: with a bias, up to the row of the weight that holds the bias."""
         return bias_column(self.inner) + 1 if self.bias else self.inner
 
     @property
@@ -97,10 +97,10 @@ class EncoderShape:
 
     @property
     def attributes(self) -> dict[str, tuple[int, ...]]:
-        """By which the host tells whether a program is for its model: those of its node EncoderLayers."""
+        """The attributes of the node EncoderLayers, by which the host tells whether a program is for its model."""
         return {key: attribute_words(value) for key, value in asdict(self).items()}
 
 
 def padded_tokens(tokens: int) -> int:
-    """Rows of activations in memory."""
+    """Rows of activations in memory for `tokens` tokens."""
     return ceil_div(tokens, _ROWS) * _ROWS

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the host computes between dispatches, where a change of array would take longer than the work.
 
-Numbers are f32 inside. What an array reads or wrote is bf16. The residual stream, which no array sees, is f32; a stream
-that begins (embeddings, an encoder's positions) is bf16. Rows of x, y and q are `line` elements apart.
+The host computes in f32. What an array reads or wrote is bf16. The residual stream, which no array sees, is f32; what
+it begins with (embeddings, an encoder's positions) is bf16. Rows of x, y and qkv may be further apart than they are
+long.
 
     rms_norm       y = norm(x)
     add_rms_norm   s = x + residual, y = norm(s)
-    rms_norm_add   s = residual + norm(x), y = norm(s); the weights are neighbours, each with its line
+    rms_norm_add   s = residual + norm(x), y = norm(s); the weights of the two norms are neighbours, a line each
     add_layer_norm s = x + residual, y = layer norm(s)
     norm_rope      queries and keys of packed rows [H | G | G][d], normalised and turned: queries -> q, keys and values
-                   -> the cache at the position of the first row and on
+                   -> the cache, from the position of the first row on
 
 The arguments are those of the designs of these names (designs/vector_operators.py, designs/norm_rope.py), in their
-order; what they are is checked by ops/npu/run/host_operators.h, which computes them.
+order; ops/npu/run/host_operators.h, which computes these operators, checks them.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ class NormOfRows:
 
     Attributes:
         operator: rms_norm, add_rms_norm, rms_norm_add or add_layer_norm.
-        rows: of x.
-        columns: of a row.
+        rows: rows of x.
+        columns: elements of a row.
         epsilon: of the norms.
-        x_line: elements from one row of x to the next.
-        y_line: of y.
-        weight_line: elements from one of two norms' weights to the next.
+        x_line: elements from one row of x to the next; 0: `columns`.
+        y_line: elements from one row of y to the next; 0: `columns`.
+        weight_line: elements from the weight of one norm to that of a second; 0: `columns`.
     """
 
     operator: str
@@ -52,7 +53,7 @@ class NormOfRows:
     weight_line: int = 0
 
     def call(self, residual: str = "f32") -> HostCall:
-        """The step; `residual`: of what type the stream is before it."""
+        """The step; `residual`: the type of the residual stream before it, f32 or bf16."""
         rows, columns = self.rows, self.columns
         x_line, y_line = self.x_line or columns, self.y_line or columns
         weights = {"rms_norm_add": (self.weight_line or columns) + columns, "add_layer_norm": 2 * columns}
@@ -73,15 +74,15 @@ class NormOfRows:
 def norm_rope(
     shape: LayerShape, tokens: int, context: int, *, line: int, table: int, tables: int, epsilon: float
 ) -> HostCall:
-    """Queries and keys of a chunk.
+    """The step that normalises and turns the queries and keys of a chunk.
 
     Args:
-        shape: of the layer.
+        shape: the layer's sizes.
         tokens: rows of the chunk.
         context: positions of a layer's cache, and of a rotary table.
         line: elements from one row of QKV to the next.
-        table: that turns.
-        tables: that there are.
+        table: the rotary table that turns them.
+        tables: how many rotary tables there are.
         epsilon: of the QK-norm.
     """
     d, heads, kv_heads = shape.d, shape.heads, shape.kv_heads
@@ -103,6 +104,6 @@ def norm_rope(
 
 
 def _argument(name: str, dtype: str, elements: int, *, reads: int = 0, writes: int = 0) -> HostArgument:
-    """Elements of a buffer, of which so many are read and written."""
+    """An argument of `elements` elements, of which `reads` are read and `writes` written."""
     kind = Type((elements,), dtype)
     return HostArgument(HostBuffer(name, kind), reads * kind.item_bytes, writes * kind.item_bytes)

@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of operators by themselves: what the array does for one node of a graph, of one kind and size.
 
-The host gives rows of activations and reads rows of results. What is element by element around a product (bias, gate,
-activation, residual) it does as it reads them: they come back to it anyway, and so all products share one array, which
-a change of costs more than the work. Likewise norms and rotations of heads come before attention.
+The host gives rows of activations and reads rows of results. What is computed element by element after a product (bias,
+gate, activation, residual) the host computes as it reads them: they come back to it anyway, and so all products can
+share one array, since changing it costs more than the work. Likewise the host computes norms and rotations of heads
+before attention.
 
     q4nx_matmul, fused_dqp   one row: fused_dqp; several: dequant_engine -> gemm
     dense_matmul             gemm
     flow_qkv_attention, flow_kv_attention
                              one token: flow_kv; several: flow_qkv
 
-**Buffers**, bf16 unless it is said otherwise; rows and tokens as padded by the design
+**Buffers**, bf16 unless said otherwise; rows and tokens as padded by the design
 
-    weights    u8   Q4NX, wide blocks of [columns, inner], rows of blocks of zeros up to 256 columns
-               bf16 of dense_matmul: panels of [inner, columns] (kernels/README.md), both padded with zeros
+    weights    u8   Q4NX, wide blocks of [columns, inner], with rows of blocks of zeros up to at least 256 columns
+               bf16 (dense_matmul) panels of [inner, columns] (kernels/README.md), both sizes padded with zeros
     given-I    [rows][inner, padded to 256]
     panels-B   B bytes: dequantised weights
     made-N     [rows][columns, padded]
     queries-N, attended-N
                [tokens][heads][d], N = heads d; queries are scaled already
-    cache      [context][KV heads][2][d]: keys and values of the sequence, from the first that is seen on
+    cache      [context][KV heads][2][d]: keys and values of the sequence, from the first one that is seen on
 
 Programs of one size serve all nodes of that size: their constants are the node's own, all else is shared by name.
 """
@@ -55,11 +56,11 @@ if TYPE_CHECKING:
 
 __all__ = ["buckets", "operator_program"]
 
-# Rows (tokens) of a program; those of a call that are fewer are padded. As GEMM's tiles take them: 64 are 16 a tile,
-# 256 are 64; of more, the weights are dequantised less often.
+# Rows (tokens) of the programs; the host pads a node's rows to one of them. Chosen for GEMM's tiles: 64 rows are 16 a
+# tile, 256 are 64; with more rows the weights are dequantised less often.
 _SEVERAL = (64, 256, 1024)
 _PRODUCTS = (*_SEVERAL, 4096)
-_ROWS_OF_A_TILE = 64  # the most
+_ROWS_OF_A_TILE = 64  # at most
 # Bytes of dequantised weights, which a session holds for all products of a size: a gate and up projection of 14336 x
 # 4096 fit; LM heads, of which one row is wanted, do not.
 _MOST_PANELS = 256 << 20
@@ -81,17 +82,17 @@ def buckets(kind: str) -> tuple[int, ...]:
 
 
 def operator_program(kind: str, sizes: Mapping[str, int], target: str, rows: int, context: int = 0) -> Program:
-    """The program of an operator for so many rows (tokens).
+    """The program of an operator for `rows` rows (tokens).
 
     Args:
         kind: the operator's stem.
         sizes: by the names that ops/npu/match/array_operator.h has for them; the host finds the program by them.
         target: npu1 or npu2.
         rows: one of its `buckets`.
-        context: of attention, keys that there is room for, rounded up to a chunk.
+        context: for attention, positions of the cache, a multiple of its chunk.
 
     Raises:
-        ValueError: a design has no place for the sizes, or the kind has no program for so many rows.
+        ValueError: a design does not take the sizes, or the kind has no program for so many rows.
     """
     if rows not in buckets(kind):
         raise ValueError(f"[operators] expected {kind} of {buckets(kind)} rows, got {rows}")
@@ -129,7 +130,7 @@ def _product(kind: str, sizes: dict[str, int], target: str, rows: int, _context:
 
 
 def _gemm(target: str, n: int, rows: int) -> tuple[Gemm, int]:
-    """The array for so many rows, and the rows as it takes them."""
+    """The array for `rows` rows, and that number as the array pads it."""
     m = min(_ROWS_OF_A_TILE, ceil_div(rows, TILES * 16) * 16)
     gemm = Gemm(target, m=m)
     if n < gemm.width:
@@ -138,9 +139,9 @@ def _gemm(target: str, n: int, rows: int) -> tuple[Gemm, int]:
 
 
 def _attention(kind: str, sizes: dict[str, int], target: str, tokens: int, context: int) -> Program:
-    """Attention of so many tokens, the first of them at the program's position.
+    """Attention of `tokens` tokens, the first of them at the position that a run is given.
 
-    Without a causal mask the position is that of the last key: all keys up to it are seen.
+    Without a causal mask that position is the last key's: all keys up to it are seen.
     """
     heads, kv_heads, d = (sizes[name] for name in ("num_heads", "kv_num_heads", "head_size"))
     window, causal = sizes["local_window_size"], bool(sizes["causal"])

@@ -6,15 +6,15 @@
             gemm (QKV) -> norm_rope (host) -> flow_qkv -> gemm (output) -> residual and norm (host)
             -> gemm (gate, up), gemm (down) -> residual and norm of the next layer (host)
 
-Each design is an array of its own, and a change of array costs more than any of the host's steps: a layer has two, for
-attention and back, and two for each group of layers that are dequantised together, at most four in all. All products
-are one array's (designs/gemm.py).
+Each design is an array of its own, and a change of array costs more than any of the host's steps: each layer has two,
+to attention and back, and each group of up to four layers that are dequantised together has two more. One array
+computes all products (designs/gemm.py).
 
 **Buffers of a chunk**, bf16 but for the residual stream; for all layers the same:
 
     hidden     [tokens][D]            the embeddings; host
     residual   [tokens][D] f32        the residual stream; host
-    x          [tokens][x line]       that, normalised: A of QKV, and of gate and up
+    x          [tokens][x line]       the stream, normalised: A of QKV, and of gate and up
     qkv        [tokens][line]         products of H + 2 G heads
     q          [tokens][H][d]         queries, normalised and turned; keys and values go to the cache
     context    [tokens][H][d]         attention's output: A of the output projection
@@ -23,20 +23,21 @@ are one array's (designs/gemm.py).
     update     [tokens][line]         its product
     panels     dequantised weights (B) of the layers of a group
 
-A product of fewer columns than a megatile has (a line is as long as that) has others to fill it: by whatever lies
-behind its weights. Nobody reads them. A GEMM reads K padded to 256 elements of each row of A, whatever A's rows have
-(`Gemm.program`'s `line`): behind their last row x, context and activated have the elements that it lacks, which only
-have to be finite. With a bias of QKV, a column of its weight (designs/bias.py), a line of x is K as padded, and has a 1
-behind its D elements, which no step touches; without, it is D. Rows of a chunk that no token is in are no step's of the
-host's: of these rows arrays multiply what earlier runs left, which is finite, and nobody reads what comes of it. They
-have no keys: the cache is written for tokens, and zeros follow them (ops/npu/artifacts/program_record.h says why).
+A product with fewer columns than a megatile is filled up to a megatile's columns (its line is as long) by whatever lies
+behind its weights; nobody reads the extra columns. A GEMM reads K, padded to 256, elements of each row of A, however
+long A's rows are (`Gemm.program`'s `line`): x, context and activated therefore go on behind their last row by the
+elements that it lacks, which only have to be finite. With a bias of QKV, a column of its weight (designs/bias.py), a
+line of x is K as padded, with a 1 behind its D elements that no step touches; without a bias, it is D. The host's steps
+skip the rows of a chunk that hold no token: there arrays multiply what earlier runs left, which is finite, and nobody
+reads the results. Such rows have no keys: the cache is written for tokens only, and zeros follow them
+(ops/npu/artifacts/program_record.h says why).
 
-**The last layer** has to give only keys and values: a prompt's last token is the decode program's, which has the LM
-head, and it needs nothing of the tokens before it but the cache. So the last layer ends with `norm_rope`.
+**The last layer** has to give only keys and values: a prompt's last token goes by the decode program, which has the LM
+head, and needs nothing of the tokens before it but the cache. So the last layer ends with `norm_rope`.
 
 **The tokens of a block** see one another in both directions, as an image's do. A program of the kind `block` is for
-exactly as many tokens: its attention lets each of them see all keys up to the last one, as far back as a layer's window
-goes. All else is as in the kind `prefill`, and so are its arrays.
+exactly the block's tokens: its attention lets each of them see all keys up to the last one, as far back as a layer's
+window goes. Everything else, the arrays included, is as in the kind `prefill`.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ __all__ = ["prefill_program"]
 
 # Layers that are dequantised together: n of them need 2 + 2 / n changes of array each, so more than a few save little.
 _MOST_LAYERS = 4
-# And no more than have their weights in so many bytes: as much again as a small model.
+# The most bytes of dequantised weights of a group: as much again as a small model.
 _MOST_BYTES = 1 << 29
-# Tokens of a call of attention, all of one dispatch: whole rounds of the array (block x columns / KV heads is 128 or a
-# divisor of it in the models there are), between which attention waits anyway.
+# Tokens of a call of attention; a chunk's calls are one dispatch. They are whole rounds of the array (block x columns /
+# KV heads is 128 or a divisor of it in the models there are), between which attention waits anyway.
 _ATTENDED = 128
 
 
@@ -80,20 +81,20 @@ def prefill_program(
     block: bool = False,
     calls: dict[tuple[str, str], ArtifactCall] | None = None,
 ) -> Program:
-    """The program of a chunk of so many tokens, with caches of `context` positions; `fewest` is chunks.py's to set.
+    """The program of a chunk of `tokens` tokens, with caches of `context` positions; chunks.py sets its `fewest`.
 
     Args:
-        decoder: whose layers.
+        decoder: the decoder's sizes.
         target: npu1 or npu2.
         context: positions of a layer's cache.
         tokens: rows of the chunk.
-        weights: what GEMM multiplies by, bf16 or bfp16.
+        weights: the type of the weights that GEMM multiplies by, bf16 or bfp16.
         block: whether the tokens are a block, which see one another.
-        calls: of the decoder's other chunks with this context, by array and name, which this one takes rather than make
-            them again; its own are added.
+        calls: calls of the decoder's other chunks with this context, by array and name, which this one uses rather than
+            make them again; its own are added.
 
     Raises:
-        ValueError: a design has no place for the sizes, or the caches none for the tokens.
+        ValueError: a design does not take the sizes, or the cache has fewer positions than the chunk tokens.
     """
     if tokens > context:
         raise ValueError(f"expected a context of {tokens} or more, got {context}")
@@ -119,7 +120,7 @@ class _Chunk:
         self.x_line = shape.line if shape.qkv_bias else shape.hidden
         self.buffers.fill_x(self.writer)
         self.engines = [self._engine(number) for number in range(len(shape.projections))]
-        # Where a layer of a group has the weights of each projection, and where the next layer has its own.
+        # Where in a layer's part of `panels` the weights of each projection begin, and where that part ends.
         sizes = [engine.buffers[1].type.bytes for engine in self.engines]
         self.panels = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
         self.group = max(1, min(_MOST_LAYERS, _MOST_BYTES // self.panels[-1]))
@@ -148,7 +149,7 @@ class _Chunk:
         )  # fmt: skip
 
     def _once(self, call: ArtifactCall) -> ArtifactCall:
-        """The one call that it is of many layers and chunks: its plan is recorded and checked once."""
+        """An equal call of another layer or chunk, if there is one: so its plan is recorded and checked once."""
         return self.calls.setdefault((call.array, call.name), call)
 
     def _step(self, call: ArtifactCall | HostCall, *views: View | str, offset: int = 0) -> None:
@@ -159,7 +160,7 @@ class _Chunk:
     # --- The residual stream: the host's ------------------------------------------------------------------------------
 
     def _add(self, update: str, weight: View) -> None:
-        """The update is added to the stream, normalised first where there are post-norms; x is the norm of the sum."""
+        """Add the update to the stream, normalised first where there are post-norms; x is the norm of the sum."""
         first = self.layer == 0 and update == "attended"
         norm = self._norm("rms_norm_add" if self.shape.post_norms else "add_rms_norm", self._line(self.shape.hidden))
         before = "hidden" if first else "residual"
@@ -183,7 +184,7 @@ class _Chunk:
         return self._once(fixed_call("dequant_engine", f"dequant_engine-{self.weights}", name, make, self.context))
 
     def _dequantise(self, last: int) -> None:
-        """The weights of this layer's group; of the last layer those of keys and values."""
+        """Dequantise the weights of this layer's group; of the last layer, only those of QKV."""
         for layer in range(self.layer, min(self.layer + self.group, last + 1)):
             for number, engine in enumerate(self.engines if layer < last else self.engines[:1]):
                 views = self.buffers.weights(layer, number), self._panels(layer, number)
@@ -193,7 +194,7 @@ class _Chunk:
         return View("panels", layer % self.group * self.panels[-1] + self.panels[number])
 
     def _line(self, n: int) -> int:
-        """Columns of a product without gating: a megatile has the least."""
+        """Columns that a product of n columns without gating has: at least a megatile's."""
         return max(n, self.gemm.plain().width)
 
     def _multiply(self, number: int, source: str, product: str) -> None:
@@ -210,7 +211,7 @@ class _Chunk:
     # --- Attention ----------------------------------------------------------------------------------------------------
 
     def _norm_rope(self) -> None:
-        """Queries, turned, into a buffer of their own; keys, turned, and values into the cache: the host's."""
+        """The host's step: turned queries go into a buffer of their own, turned keys and values into the cache."""
         decoder, shape = self.decoder, self.shape
         call = norm_rope(
             shape, self.tokens, self.context, line=self._line(shape.projections[0].rows),
@@ -220,11 +221,11 @@ class _Chunk:
         self._step(call, "qkv", "rotary", *norms, "q", self.buffers.cache(self.layer))
 
     def _flow_qkv(self) -> None:
-        """Part by part: the words of a call for all positions grow with the square of its tokens (call_family.py)."""
+        """Attend part by part: the words of a call for all positions grow with its tokens squared (call_family.py)."""
         shape, window = self.shape, self.decoder.windows[self.layer]
         flow = FlowQKV(self.target, shape.heads, shape.kv_heads, shape.d)
         item = TILES * flow.queries
-        # In a block all queries see keys up to the last token's: it is one part.
+        # In a block all queries see keys up to the last token's, so a block is one part.
         part = self.tokens if self.block else min(ceil_div(_ATTENDED, item) * item, self.tokens)
         line = shape.heads * shape.d * BF16_BYTES
         for start in range(0, self.tokens, part):

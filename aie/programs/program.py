@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs: what the host does for a prompt, a token or an image, as data that one runner executes (ops/npu/run/).
 
-A program is a list of **steps**, calls over arrays with views of buffers as their arguments, or operators that the host
+A program is a list of **steps**: calls of arrays with views of buffers as their arguments, and operators that the host
 computes between them. **Buffers** have a role:
 
     constant  weights and the like, which the host packs for the model and keeps for as long as a session lives
     cache     the keys and values of one conversation
     scratch   all else; programs of one model share those of a name, which are as large as the largest use of them
-    host      the same of what no array has as an argument: it stays in the host's memory
+    host      scratch that is no argument of an array: it stays in the host's memory
 
-Steps over one array that follow one another are one **dispatch**, and so are steps of the host. The host writes the
+Consecutive steps over one array are one **dispatch**, and so are consecutive steps of the host. The host writes the
 rows of `given` before a run, and reads those of `made` after it.
 
 In an index of artifacts (artifacts/index.py), which ops/npu/artifacts/program_record.h reads:
@@ -18,8 +18,8 @@ In an index of artifacts (artifacts/index.py), which ops/npu/artifacts/program_r
     cache: bytes from layer to layer, position to position, KV head to KV head, a key to its value
     buffers: text name, role, bytes, line, one
     given, made: buffer, offset, bytes, columns, line
-    dispatches: of the host (0, 1), steps: number of the call (of the host's), text label, offset, views
-        (buffer, offset)
+    dispatches: whether it is the host's (0, 1), steps: number of the call (among the arrays' or the host's), text
+        label, offset, views (buffer, offset)
 
 A view has as many bytes as the call's argument.
 """
@@ -64,8 +64,9 @@ class Buffer:
     Attributes:
         name: what it is; for constants, what the host packs under this name.
         role: who provides it.
-        bytes: of it.
-        line: elements (bf16) from one 1 to the next of a buffer that begins with zeros and ones; 0: zeros only.
+        bytes: its size.
+        line: if the buffer is first filled with zeros and ones, the elements (bf16) from one 1 to the next; 0: zeros
+            only.
         one: the first element that is 1.
     """
 
@@ -77,7 +78,7 @@ class Buffer:
 
 
 class View(NamedTuple):
-    """A part of a buffer, from a byte on."""
+    """A part of a buffer, from byte `offset` on."""
 
     buffer: str
     offset: int = 0
@@ -89,7 +90,7 @@ class Rows:
 
     Attributes:
         view: where they begin.
-        rows: so many.
+        rows: how many.
         columns: elements of a row.
         line: elements from one row to the next.
     """
@@ -107,7 +108,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Where a KV cache has the key and the value of a layer, position and KV head: bytes from each to the next.
+    """Strides of a KV cache in bytes: from layer to layer, position to position, head to head, a key to its value.
 
     The positions of a layer follow one another, each with all its heads.
     """
@@ -123,10 +124,10 @@ class Step:
     """A call and its arguments.
 
     Attributes:
-        call: of an array, or the host's.
+        call: a call of an array, or the host's.
         label: what it is for, in messages.
         views: its arguments.
-        offset: tokens from the run's first one to that of the call.
+        offset: tokens from the run's first one to the call's first one.
     """
 
     call: ArtifactCall | HostCall
@@ -140,16 +141,19 @@ class Program:
     """What the host does for a chunk of a prompt, a token, or an image.
 
     Attributes:
-        kind: decode, prefill, block (prefill of tokens that see one another) or encode.
-        attributes: of the model that it is for: a host that has another refuses the program.
-        tokens: that it computes; of an encoder, patches.
-        fewest: tokens for which it is worth its time; fewer go token by token.
+        kind: decode, prefill, block (prefill of tokens that see one another), encode, or an operator's stem.
+        attributes: the sizes of the model that it is for; a host refuses the program for any other model.
+        tokens: how many it computes; for an encoder, patches.
+        fewest: the fewest tokens for which it is worth its time (programs/chunks.py).
         context: positions of the cache; 0: it has none.
         cache: the layout of the cache.
         buffers: all that the steps use.
         given: what the host writes before a run.
-        made: what it reads after it; None: nothing.
+        made: what the host reads after a run; None: nothing.
         steps: in order.
+
+    Raises:
+        ValueError: a buffer is there twice, or a step's view is not inside its buffer.
     """
 
     kind: str
@@ -177,12 +181,12 @@ class Program:
 
     @property
     def dispatches(self) -> list[list[Step]]:
-        """The steps that go to the device together: those over one array that follow one another."""
+        """The steps that go to the device together: consecutive ones over one array."""
         return [list(steps) for _, steps in groupby(self.steps, lambda step: step.call.array)]
 
     @property
     def arrays(self) -> list[str]:
-        """The arrays that are at work one after the other: from each to the next is a change of array."""
+        """The arrays in the order in which they work: from each to the next is a change of array."""
         names = (step.call.array for step in self.steps if step.call.array != HOST)
         return [name for name, _ in groupby(names)]
 
@@ -192,7 +196,7 @@ class Program:
         return sum(buffer.bytes for buffer in self.buffers)
 
     def record(self) -> dict[str, Any]:
-        """What a manifest says of it."""
+        """What a manifest says of the program."""
         return {
             "kind": self.kind,
             "tokens": self.tokens,
@@ -205,7 +209,7 @@ class Program:
         }
 
     def write(self, words: Words, numbers: Mapping[ArtifactCall | HostCall, int]) -> None:
-        """Appends it to an index; `numbers`: of the calls there, and of the host's."""
+        """Append the program to an index; `numbers`: the number that each call has there."""
         places = {buffer.name: number for number, buffer in enumerate(self.buffers)}
         words.text(self.kind)
         words.add(len(self.attributes))
@@ -234,7 +238,7 @@ class Program:
 class ProgramWriter:
     """Writes the steps of a program one after the other.
 
-    Its buffers, but for constants, become as large as the steps take them.
+    Buffers other than constants become as large as the steps need them.
     """
 
     def __init__(self, constants: Iterable[Buffer]) -> None:
@@ -250,11 +254,11 @@ class ProgramWriter:
         self.steps.append(Step(call, f"{call.operator}, {where}", placed, offset))
 
     def fill(self, name: str, line: int, one: int) -> None:
-        """A scratch buffer has ones at `one`, and each `line` elements further."""
+        """Have a buffer first filled with ones at `one` and every `line` elements from there, and zeros elsewhere."""
         self._fills[name] = (line, one)
 
     def rows(self, view: View | str, rows: int, columns: int, line: int = 0) -> Rows:
-        """Rows for the host to write or read."""
+        """Rows of bf16 for the host to write or read; `line`: elements from row to row, if not `columns`."""
         found = Rows(View(view) if isinstance(view, str) else view, rows, columns, line or columns)
         self._reach(found.view.buffer, found.view.offset + found.bytes)
         return found
@@ -266,7 +270,7 @@ class ProgramWriter:
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """All that steps and rows use."""
+        """All buffers that steps and rows use."""
         on_arrays = {view.buffer for step in self.steps if step.call.array != HOST for view in step.views}
 
         def role(buffer: Buffer) -> Role:
@@ -290,7 +294,7 @@ def calls_of(programs: Iterable[Program]) -> list[ArtifactCall]:
 
 
 def host_calls_of(programs: Iterable[Program]) -> list[HostCall]:
-    """The host's, likewise."""
+    """The host's calls of some programs, each once, in the order in which they are made."""
     steps = (step for program in programs for step in program.steps)
     return list(dict.fromkeys(step.call for step in steps if isinstance(step.call, HostCall)))
 

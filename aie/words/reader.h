@@ -13,19 +13,21 @@
 
 namespace flownpu::words {
 
-// What is wrong with words, or with what they say: where, what was expected, what came.
+// Thrown where words, or what they describe, are wrong; the message says where, what was expected
+// and what was found.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Raised (here and in writer.py) whenever words written before would mean something else now. Of
-// version 3, programs of decoders said nothing of biases of queries, keys and values.
+// To be raised, here and in writer.py, whenever a change would give words of earlier versions
+// another meaning.
 inline constexpr std::int64_t kVersion = 4;
 
-// What words may hold.
+// What a file or a run of words holds.
 enum class WordKind : std::int64_t { kArray = 1, kSequence = 2, kIndex = 3, kFamily = 4 };
 
-// Words one after the other; every count is checked against what is left. All throw Error.
+// Reads words one after the other; every count is checked against what is left. All functions throw
+// Error where the words end too early or a number is out of range.
 class WordReader {
  public:
   // `what`: how messages call the words, "[emulator] the program".
@@ -42,7 +44,7 @@ class WordReader {
     return static_cast<std::size_t>(value);
   }
   bool flag() { return next() != 0; }
-  // A number below `count`, of things called `what`.
+  // A number below `count`: one of so many things, which messages call `what`.
   std::size_t index(std::size_t count, const char* what) {
     const std::size_t value = size();
     if (value >= count) {
@@ -51,14 +53,16 @@ class WordReader {
     }
     return value;
   }
-  // How many items follow, of one word or more each.
+  // How many items follow; each takes one word or more.
   std::size_t count() {
     const std::size_t value = size();
     if (value > words_.size() - at_) fail(" ends in the middle");
     return value;
   }
+  // A length in bytes, then the bytes, eight a word.
   std::vector<std::byte> bytes();
   std::string text();
+  // A count, then as many items, each read by `make`.
   template <typename Make>
   auto list(Make make) {
     std::vector<decltype(make())> items;
@@ -70,9 +74,9 @@ class WordReader {
   std::vector<std::int64_t> integers() {
     return list([this] { return next(); });
   }
-  // The identity of words of this kind; what follows is the body.
+  // Reads the head of words of this kind, and returns their identity; the body follows.
   std::int64_t head(WordKind kind);
-  // What was not read yet.
+  // The words that were not read yet.
   [[nodiscard]] std::span<const std::int64_t> rest() const { return words_.subspan(at_); }
 
  private:

@@ -7,7 +7,7 @@ runs at the root of the repository, with the module flownpu_testing (`make test`
 no cache holds them, as in a model, where a weight is read once a step. Beside each time stands what reading the bytes
 and what doing the operations take at least; the share of the roof is the longer of both by the time measured.
 
-    python -m benchmarks.machine.kernels gemma3-1b --activations int8 --contexts "" --symmetric --rows 1,2,4,5,8,12,16,24,32,64
+    python -m benchmarks.machine.kernels gemma3-1b --activations int8 --contexts "" --symmetric --rows 1,2,4,8,16,32,64
 
 is what a step of so many sequences multiplies.
 """

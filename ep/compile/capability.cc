@@ -24,9 +24,9 @@ std::string reason_against(const Device& device, const GraphNode& node, const Pr
 
 constexpr int kNotTaken = -1;
 
-// Moves nodes that read constants alone, such as those that widen a weight, to the partition that
-// reads them first: the device may take them together. They stay where a node reads them that was
-// not taken. A path from such a node goes up from there as any other does.
+// Moves taken nodes that only read constants, such as a Cast of a weight, to the partition that
+// reads them first, since the device may fuse them with their reader. They keep level 0 if a node
+// that was not taken reads them. Levels still never fall along a path from such a node.
 void join_readers(const std::vector<GraphNode>& nodes, std::vector<int>& levels) {
   std::unordered_map<std::string_view, std::size_t> sources;
   std::unordered_map<std::size_t, int> lowest;
@@ -51,9 +51,10 @@ void join_readers(const std::vector<GraphNode>& nodes, std::vector<int>& levels)
 
 }  // namespace
 
-// A node's level is the number of times a path to it changes from taken to rejected and back, at
-// most. Nodes of one level form a partition. It is convex: a path from one of its nodes through a
-// rejected node ends on a higher level, and levels never fall along a path.
+// A node's level is the largest number of times that any path to it leaves the taken nodes and
+// returns to them. The taken nodes of one level form a partition. It is convex: levels never fall
+// along a path, and a path that goes from one of its nodes through a rejected node to a taken one
+// reaches a higher level.
 Partitions partition(const Device& device, const std::vector<GraphNode>& nodes) {
   struct Made {
     int level;
@@ -72,7 +73,7 @@ Partitions partition(const Device& device, const std::vector<GraphNode>& nodes) 
     const std::string reason = node.is_elsewhere ? "" : reason_against(device, node, producer);
     const bool taken = reason.empty() && !node.is_elsewhere;
 
-    // kNotTaken: nothing that was taken comes before.
+    // kNotTaken: no taken node comes before it.
     int level = taken ? 0 : kNotTaken;
     const auto follow = [&](std::string_view value) {
       const auto found = made.find(value);
@@ -121,7 +122,7 @@ std::int64_t estimate_multiply_adds(const Node& node) {
       return weight->shape->elements();
     }
   } catch (const Error&) {
-    return 0;  // Its attributes are what it was rejected for.
+    return 0;  // the node was rejected for its attributes
   }
   return 0;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which nodes of a graph the device takes, and how they are cut into partitions.
+// Decides which nodes of a graph the device takes, and groups these into partitions.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,22 @@
 namespace flownpu {
 
 struct Partitions {
-  // Node indices, in topological order; every partition is convex: no path leaves it and comes
-  // back. There are as few as that allows: one for a graph that is taken whole.
+  // For each partition its node indices, in topological order. Every partition is convex (no path
+  // leaves it and comes back), and there are as few as that allows: one if all nodes are taken.
   std::vector<std::vector<std::size_t>> taken;
   struct Rejected {
     std::size_t node;
     std::string reason;
   };
   std::vector<Rejected> rejected;
-  // Nodes that are with another provider already.
+  // The number of nodes that another provider has already taken.
   std::size_t elsewhere = 0;
 };
 
 Partitions partition(const Device& device, const std::vector<GraphNode>& nodes);
 
-// Multiply-adds for one token, for a node that no Step could be made of: the elements of the weight
-// that a matrix product multiplies with; 0 for all others.
+// Multiply-adds for one token of a node that the device did not take, for which there is no Step:
+// for a matrix product the number of elements of its weight, for all other nodes 0.
 std::int64_t estimate_multiply_adds(const Node& node);
 
 }  // namespace flownpu

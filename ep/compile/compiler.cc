@@ -11,10 +11,10 @@
 namespace flownpu {
 namespace {
 
-// Nodes that an error lists one by one.
+// How many nodes an error lists one by one.
 constexpr std::size_t kListed = 20;
 
-// A node that a device made for itself: in a domain of its own beside ours.
+// Whether a device made this node for itself: its domain is then "ai.flownpu." with a suffix.
 bool is_devices_own(const Node& node) {
   return node.domain.starts_with(std::string(kDomain) + ".");
 }
@@ -23,7 +23,7 @@ bool has_devices_own(const std::vector<Node>& nodes) {
   return std::ranges::any_of(nodes, is_devices_own);
 }
 
-// The device's own nodes, for a reason that is not known yet.
+// The device's own nodes; the reason is filled in later.
 std::vector<Lowered::OnHost> devices_own(const std::vector<Node>& nodes) {
   std::vector<Lowered::OnHost> own;
   for (const Node& node : nodes) {
@@ -32,7 +32,7 @@ std::vector<Lowered::OnHost> devices_own(const std::vector<Node>& nodes) {
   return own;
 }
 
-// One line for each reason: an NPU that is not there has the same for all operators.
+// One line for each reason: if there is no NPU, for example, all operators have the same one.
 std::vector<Placement::Left> by_reason(const std::vector<Lowered::OnHost>& on_host) {
   std::vector<Placement::Left> lines;
   for (const Lowered::OnHost& item : on_host) {
@@ -63,7 +63,8 @@ CompiledPartition compile_partition(const std::shared_ptr<const Device>& device,
 
   if (keep) keep(lowered.nodes);
 
-  // What is on the device may fail, now or in a run. A compiled model has the device's nodes only.
+  // The device may fail, now or in a run; the CPU can then take over unless the partition is from a
+  // compiled model, which only has the device's own nodes.
   const bool may_be_the_cpus = options.on_unsupported != OnUnsupported::kError &&
                                has_devices_own(lowered.nodes) && !has_devices_own(nodes);
   const auto on_cpu = [&] {

@@ -48,7 +48,7 @@ std::string json_list(const std::vector<std::string>& texts) {
   return json + "]";
 }
 
-// The nodes by operator: "<title>Cos (2), Sin"; nothing for none.
+// The nodes counted by operator: "<title>Cos (2), Sin"; empty if there are none.
 std::string counted(std::string_view title, const std::vector<Placement::Left>& nodes) {
   std::map<std::string_view, int> counts;
   for (const Placement::Left& left : nodes) ++counts[left.op_type];

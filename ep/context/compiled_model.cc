@@ -18,10 +18,10 @@
 namespace flownpu {
 namespace {
 
-// Version of the file's format and of the layouts of what is packed in it.
+// The version of the file's format and of the layouts of the packed constants in it.
 constexpr std::string_view kFormat = "flownpu-context 2; ";
 
-// The model that ORT writes: `ep.context_file_path`, or the model's name with "_ctx".
+// The path of the model that ORT writes: `ep.context_file_path`, or the model's name with "_ctx".
 std::filesystem::path context_model(const ContextRequest& request, const std::string& model_path) {
   if (!request.model_path.empty()) return path_of(request.model_path);
   if (model_path.empty()) {
@@ -67,7 +67,8 @@ std::vector<const char*> c_strings(const std::vector<std::string>& texts) {
   return pointers;
 }
 
-// Lowering relies on it, as it does on what Device::unsupported said of a model's own nodes.
+// Throws Error if the device does not take a node of the file. Lowering assumes nodes that
+// Device::unsupported has accepted.
 void check_taken(const std::string& path, const std::vector<Node>& nodes, const Device& device) {
   std::unordered_map<std::string_view, const Node*> producers;
   for (const Node& node : nodes) {

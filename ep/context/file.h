@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file of a compiled partition: the nodes that a device made of it, and their constants, which
-// are used in place out of a mapping of the file.
+// The file of a compiled partition: the nodes that a device lowered it to, and their constants,
+// which are used in place from a mapping of the file.
 //
 //   "FlowNPUC", u64 version, u64 bytes of the head, u64 sum, head, blobs
 //
-// Numbers are little-endian and of 64 bits; a text is UTF-8; a text or a list is its length and its
-// items. The head: text compatibility (Device::compatibility), list of nodes, list of the blobs'
-// bytes. The sum is the CRC-32 of the version, the head's bytes and the head. Each blob begins at
-// the first multiple of 4096 bytes after the blob before it (the first, after the head), as the
-// external data of ONNX files do, and the file ends where the last one does. Blobs have no sums,
-// since reading all weights to check them would take longer than loading them: a blob that is
-// damaged gives other numbers.
+// Numbers are little-endian and have 64 bits; texts are UTF-8; a text or a list is its length
+// followed by its items. The head consists of the text compatibility (Device::compatibility), the
+// list of nodes, and the list of the blobs' sizes in bytes. The sum is the CRC-32 of the version,
+// the head's size and the head. Each blob begins at the first multiple of 4096 bytes after the blob
+// before it (the first one, after the head), as in the external data of ONNX files, and the file
+// ends where the last blob does. Blobs have no checksums, since reading all weights to check them
+// would take longer than loading them: a damaged blob yields wrong weights.
 //
-// The sum tells what was damaged by accident. What is read is checked as if anybody had written it
-// even so, and nothing is prepared or run before all of it has been.
+// The sum only detects accidental damage. The contents are nevertheless checked as untrusted input,
+// and nothing is prepared or run before the whole head has been checked.
 #pragma once
 
 #include <string>
@@ -23,7 +23,8 @@
 
 namespace flownpu {
 
-// Written beside and renamed. Throws Error if it cannot be, or if a text of the nodes is not UTF-8.
+// Writes the file under a temporary name and renames it. Throws Error if that fails, or if a text
+// of the nodes is not UTF-8.
 void write_context_file(const std::string& path, const std::string& compatibility,
                         const std::vector<Node>& nodes);
 
@@ -32,9 +33,9 @@ struct ContextFile {
   std::vector<Node> nodes;  // In topological order; their constants own the mapping.
 };
 
-// `context`: the node of the model that stands for the partition. Throws Error, which names the
-// file, if it is missing, damaged, of another version, or reads and makes other values than the
-// node has.
+// `context`: the EPContext node that stands for the partition. Throws Error, which names the file,
+// if the file is missing, damaged or of another version, or if its nodes' inputs and outputs are
+// not those of `context`.
 ContextFile read_context_file(const std::string& path, const Node& context);
 
 }  // namespace flownpu

@@ -23,14 +23,15 @@ namespace {
 
 using namespace context_file;  // NOLINT(google-build-using-namespace): the file's format
 
-// Throws Error with what is wrong in the middle of "<file> cannot be read as a compiled partition:
-// <what>; compile the model again".
+// Throws Error with a part of the message "<file> cannot be read as a compiled partition: <part>;
+// compile the model again".
 template <typename... Pieces>
 [[noreturn]] void damaged(const Pieces&... pieces) {
   fail("its head is damaged: ", pieces...);
 }
 
-// Numbers and texts one after the other; every count is checked against what is left.
+// Reads numbers and texts one after the other; every count is checked against the bytes that are
+// left.
 class HeadReader {
  public:
   explicit HeadReader(std::span<const std::byte> head) : head_(head) {}
@@ -43,13 +44,13 @@ class HeadReader {
     at_ += 8;
     return static_cast<std::int64_t>(value);
   }
-  // A number of 0 to `last`, of what messages call `what`.
+  // A number from 0 to `last`; `what` names it in messages.
   std::int64_t number(std::int64_t last, const char* what) {
     const std::int64_t value = number();
     if (value < 0 || value > last) damaged("expected ", what, " of 0 to ", last, ", got ", value);
     return value;
   }
-  // How many items follow, of a byte or more each.
+  // The number of items that follow, each of at least one byte.
   std::size_t count() {
     const std::int64_t value = number();
     if (value < 0 || static_cast<std::size_t>(value) > head_.size() - at_)
@@ -98,7 +99,7 @@ Attribute read_attribute(HeadReader& head) {
   }
 }
 
-// A shape whose unknown dimensions are -1, and whose bytes can be counted.
+// A shape, with -1 for unknown dimensions, whose size in bytes does not overflow.
 Shape read_shape(HeadReader& head, const Value& value) {
   Shape shape;
   auto bytes = static_cast<std::int64_t>(size_of(value.type));
@@ -111,7 +112,7 @@ Shape read_shape(HeadReader& head, const Value& value) {
   return shape;
 }
 
-// A value, and the number of its constant.
+// A value, and the number of its constant's blob, or kNoConstant.
 std::pair<Value, std::int64_t> read_value(HeadReader& head) {
   Value value;
   value.name = head.text();
@@ -217,13 +218,13 @@ class NodeReader {
   std::size_t blobs_begin_;
   std::shared_ptr<const MappedFile> mapping_;
   std::vector<std::span<const std::byte>> blobs_;
-  std::vector<std::int64_t> constants_;  // of all inputs, in order
+  std::vector<std::int64_t> constants_;  // blob numbers of all nodes' inputs, in order
   std::vector<std::int64_t> packed_;
 };
 
-// That every value is one thing to all who name it: an input of the partition, a constant, or what
-// one node makes before others read it. Steps rely on it: they are prepared for what their node
-// says.
+// Checks that all uses of a value agree: a value is an input of the partition, a constant, or the
+// output of one node that comes before its readers, with the same type everywhere. Steps rely on
+// this, because each is prepared for what its own node says.
 class ValueCheck {
  public:
   void inputs(const Node& context) {
@@ -271,7 +272,7 @@ class ValueCheck {
   std::unordered_map<std::string_view, const Value*> known_;
 };
 
-// The head, once it is known to be what was written.
+// The head, after its sum has been checked.
 std::span<const std::byte> checked_head(std::span<const std::byte> file) {
   HeadReader begin(file.first(std::min(file.size(), kHeadBegin)));
   if (static_cast<std::uint64_t>(begin.number()) != kMagic) fail("it is no such file");

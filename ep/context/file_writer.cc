@@ -24,8 +24,8 @@ using namespace context_file;  // NOLINT(google-build-using-namespace): the file
 
 struct Blob {
   std::size_t bytes = 0;
-  const void* data = nullptr;      // a constant's; null for what is packed:
-  const Packed* packed = nullptr;  // it writes itself
+  const void* data = nullptr;      // a constant's bytes, or null and
+  const Packed* packed = nullptr;  // data that writes itself
 };
 
 class HeadWriter {
@@ -108,7 +108,8 @@ class HeadWriter {
     number(value.constant == nullptr ? kNoConstant : constant(value));
   }
 
-  // Its blob's number; several values may be one constant (a table that is embedding and LM head).
+  // The number of the constant's blob. Values may share one (a table that is embedding and LM
+  // head).
   std::int64_t constant(const Value& value) {
     const auto [known, is_new] = numbers_.try_emplace(value.constant, blobs.size());
     if (is_new) {

@@ -11,7 +11,7 @@
 namespace flownpu {
 namespace {
 
-// ORT hands out lists as a count and an array to fill.
+// ORT's API returns a list by a function that gives the count and one that fills an array.
 template <typename Item, typename Owner, typename Count, typename Get>
 std::vector<const Item*> list(const Api& api, const Owner* owner, const Count& count_of,
                               const Get& get) {
@@ -49,7 +49,7 @@ std::vector<std::string> names_of_values(const Api& api,
   return names;
 }
 
-// For messages: ONNX's words for the element types, in the enumeration's order.
+// ONNX's names of the element types, in the enumeration's order, for messages.
 std::string word_of(ort::ONNXTensorElementDataType type) {
   static constexpr std::array kWords{"undefined",  "float",   "uint8",  "int8",   "uint16",
                                      "int16",      "int32",   "int64",  "string", "bool",
@@ -59,7 +59,7 @@ std::string word_of(ort::ONNXTensorElementDataType type) {
                               : "number " + std::to_string(type) + " (float8 or fewer bits)";
 }
 
-// Sets the value's type and shape. Returns what is wrong with them for us, or nothing.
+// Sets the value's type and shape. Returns why no device can take them; empty if one can.
 std::string read_type(const Api& api, const OrtValueInfo* info, Value& value) {
   const OrtTypeInfo* type_info = nullptr;
   const OrtTensorTypeAndShapeInfo* tensor = nullptr;
@@ -89,8 +89,7 @@ std::string read_type(const Api& api, const OrtValueInfo* info, Value& value) {
   return "";
 }
 
-// Two calls: the first, into no space, says how much is needed (its status, an error then, is what
-// it says it by).
+// Calls ReadOpAttr twice: first without memory, which fails but says how many bytes are needed.
 template <typename Element>
 std::vector<Element> read_elements(const Api& api, const OrtOpAttr* attribute,
                                    ort::OrtOpAttrType type) {
@@ -115,7 +114,7 @@ Element read_element(const Api& api, const OrtOpAttr* attribute, ort::OrtOpAttrT
   return element;
 }
 
-// An attribute that is a tensor: a constant value.
+// Reads a tensor attribute as a constant value.
 Value read_tensor(const Api& api, const OrtOpAttr* attribute, std::string name) {
   OrtValue* tensor = nullptr;
   api.call(ort::OpAttr_GetTensorAttributeAsOrtValue, attribute, &tensor);
@@ -159,7 +158,7 @@ std::optional<Attribute> read_attribute(const Api& api, const OrtOpAttr* attribu
   }
 }
 
-// Sets the node's values. Returns why no device can take one of them, or nothing.
+// Appends the values. Returns why no device can take one of them; empty if it can.
 std::string read_values(const Api& api, Initializers& initializers,
                         const std::vector<const OrtValueInfo*>& infos, std::vector<Value>& values) {
   std::string unsupported;
@@ -173,7 +172,8 @@ std::string read_values(const Api& api, Initializers& initializers,
   return unsupported;
 }
 
-// A tensor becomes the node's last input, which a step finds as it finds all constants.
+// Reads the attributes; tensors among them are appended to the node's inputs, as constants. Returns
+// why no device can take one of the attributes; empty if it can.
 std::string read_attributes(const Api& api, const OrtNode* handle, Node& node) {
   std::string unsupported;
   for (const OrtOpAttr* attribute :
@@ -182,7 +182,7 @@ std::string read_attributes(const Api& api, const OrtNode* handle, Node& node) {
     ort::OrtOpAttrType type = ort::ORT_OP_ATTR_UNDEFINED;
     api.call(ort::OpAttr_GetType, attribute, &type);
     if (type == ort::ORT_OP_ATTR_TENSOR) {
-      // An output's name is no other node's.
+      // The name of an output makes the constant's name unique.
       const std::string unique = node.outputs.empty() ? name : node.outputs[0].name + "." + name;
       try {
         node.inputs.push_back(read_tensor(api, attribute, unique));
@@ -193,7 +193,7 @@ std::string read_attributes(const Api& api, const OrtNode* handle, Node& node) {
     } else if (std::optional<Attribute> value = read_attribute(api, attribute)) {
       node.attributes.emplace(name, std::move(*value));
     } else if (node.op_type == kIf && node.domain.empty()) {
-      // read_branches() looks at its graphs.
+      // read_branches() reads the graphs.
     } else {
       unsupported =
           "attribute '" + name + "' is a graph or a list of strings, which no device takes";
@@ -202,8 +202,8 @@ std::string read_attributes(const Api& api, const OrtNode* handle, Node& node) {
   return unsupported;
 }
 
-// The outputs of one branch of an If, behind the node's other inputs. Returns why no device can
-// take them, or nothing.
+// Appends the outputs of one branch of an If, which must be constants, to the node's inputs.
+// Returns why no device can take them; empty if it can.
 std::string read_branch(const Api& api, Initializers& initializers, const OrtGraph* branch,
                         std::string_view name, Node& node) {
   std::string unsupported;
@@ -217,8 +217,8 @@ std::string read_branch(const Api& api, Initializers& initializers, const OrtGra
       unsupported = "its " + std::string(name) + " computes '" + value.name +
                     "'; expected constants, between which it chooses";
     if (!unsupported.empty()) return unsupported;
-    own(value);  // ONNX Runtime lets go of the branches when the node has been compiled.
-    // A branch's names are its own: others may be called the same.
+    own(value);  // ORT frees the branches once the node is compiled.
+    // Names are only unique within a branch.
     value.name = node.name + "." + std::string(name) + "." + value.name;
     node.tensor_attributes.emplace_back(name);
     node.inputs.push_back(std::move(value));
@@ -226,7 +226,7 @@ std::string read_branch(const Api& api, Initializers& initializers, const OrtGra
   return "";
 }
 
-// An If between constants: those of then_branch, then those of else_branch.
+// Reads an If between constants: appends those of then_branch, then those of else_branch.
 std::string read_branches(const Api& api, Initializers& initializers, const OrtNode* handle,
                           Node& node) {
   std::array<const OrtGraph*, 2> graphs{};
@@ -240,7 +240,7 @@ std::string read_branches(const Api& api, Initializers& initializers, const OrtN
   return reason.empty() ? read_branch(api, initializers, graphs[1], names[1], node) : reason;
 }
 
-// The name that the model gives the node, or else that of its first output.
+// The node's name in the model, or, if it has none, that of its first output.
 std::string name_of_node(const Api& api, const OrtNode* handle, const std::vector<Value>& outputs) {
   std::string name = text(api, handle, ort::Node_GetName);
   for (const Value& output : outputs) {

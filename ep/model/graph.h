@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ONNX Runtime's graph in the words of ops/nodes/node.h.
+// Reads ONNX Runtime's graph as nodes of ops/nodes/node.h.
 #pragma once
 
 #include <optional>
@@ -14,30 +14,30 @@ namespace flownpu {
 
 struct GraphNode {
   const OrtNode* handle = nullptr;
-  // A node that the model gives no name has the name of its first output.
+  // A node without a name in the model gets the name of its first output.
   Node node;
-  // If, Loop and Scan have subgraphs, which read these values from the graph the node is in.
+  // Whether the node has subgraphs (If, Loop, Scan), and the values of this graph that they read.
   bool has_subgraphs = false;
   std::vector<std::string> implicit_inputs;
-  // The node is with a provider that the user listed before ours.
+  // Whether a provider that the user listed before this one has taken the node.
   bool is_elsewhere = false;
   // Why no device can take the node, whatever its operator: a subgraph, or a type or attribute that
-  // ops/ has no word for. `node` then lacks these. Empty if it is complete.
+  // `Node` cannot represent, and which `node` then lacks. Empty if `node` is complete.
   std::string unsupported;
 };
 
-// ORT's element type as ours, if there is one.
+// Converts ORT's element type; nullopt if no DataType corresponds to it.
 std::optional<DataType> data_type_of(ort::ONNXTensorElementDataType type);
-// And ours as ORT's, which are ONNX's own numbers.
+// Converts to ORT's element type, whose values are also ONNX's.
 ort::ONNXTensorElementDataType element_of(DataType type);
 
-// The nodes of the graph, in topological order. Their constants are where initializers.h says.
+// The nodes of the graph, in topological order, with constants as initializers.h reads them.
 std::vector<GraphNode> read_graph(const Api& api, const OrtGraph* graph);
 
-// The versions of the domains that the graph's model imports.
+// The domains that the graph's model imports, with their versions.
 OperatorSets operator_sets(const Api& api, const OrtGraph* graph);
 
-// The model's file; empty if it was not read from one.
+// The path of the model's file; empty if the model was not read from a file.
 std::string model_path(const Api& api, const OrtGraph* graph);
 
 // Names of the graph's outputs.

@@ -21,8 +21,8 @@ void copy(Value& value) {
   value.owner = std::move(copied);
 }
 
-// Data that begins between two elements is copied: files may have it anywhere, and steps read whole
-// elements.
+// Copies data whose address is not a multiple of the element size: files may have it at any offset,
+// but steps need aligned elements.
 void align(Value& value) {
   const auto place = reinterpret_cast<std::uintptr_t>(value.constant);
   if (place % size_of(value.type) != 0) copy(value);
@@ -52,7 +52,7 @@ std::string Initializers::read(const OrtValueInfo* info, Value& value) {
     api_.call(ort::ValueInfo_GetInitializerValue, info, &initializer);
     if (initializer == nullptr) fail("no data");
     api_.call(ort::GetTensorData, initializer, &value.constant);
-  } catch (const Error& error) {  // External data that is not there, say.
+  } catch (const Error& error) {  // for instance missing external data
     return "initializer '" + value.name + "' cannot be read" + from + ": " + error.what();
   }
 
@@ -61,15 +61,16 @@ std::string Initializers::read(const OrtValueInfo* info, Value& value) {
   std::size_t rank = 0;
   api_.call(ort::GetTensorElementTypeAndShapeDataReference, initializer, &element, &dims, &rank);
   value.shape = Shape(dims, rank);
-  // An initializer of no elements is a constant all the same; no one reads a byte of it.
+  // An initializer without elements is a constant, too; the byte is never read.
   static constexpr std::byte kNoElements{};
   if (value.constant == nullptr) value.constant = &kNoElements;
   align(value);
   return "";
 }
 
-// False where the tensor is in no file, or not as the model says: ONNX Runtime then has it, from
-// elsewhere, or has the words for what is wrong. `from`: the file, for these.
+// Maps the tensor's external data. Returns false if there is none, or the file does not fit what
+// the model says: ORT's API then returns the data or an error. `from` is set to " from '<file>'"
+// for the error's message.
 bool Initializers::map(const OrtValueInfo* info, Value& value, std::string& from) {
   if (!folder_ || !value.shape) return false;
   OrtExternalInitializerInfo* found = nullptr;
@@ -103,7 +104,7 @@ std::shared_ptr<const MappedFile> Initializers::file(const std::string& path) {
     known->second = MappedFile::shared(path);
     return known->second;
   } catch (const Error&) {
-    return nullptr;  // See map().
+    return nullptr;  // map() then returns false
   }
 }
 

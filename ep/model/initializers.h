@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the bytes of a model's constants are.
+// Finds the bytes of a model's constants.
 #pragma once
 
 #include <filesystem>
@@ -14,18 +14,19 @@
 
 namespace flownpu {
 
-// Copies a constant that ONNX Runtime has, so that the value owns its bytes.
+// Copies a constant that ONNX Runtime owns, so that the value owns its bytes.
 void own(Value& value);
 
 class Initializers {
  public:
-  // `model`: the model's file, beside which its external data are; empty if there is none.
+  // `model`: the path of the model's file, in whose folder its external data are; empty if there is
+  // no file.
   Initializers(const Api& api, const std::string& model);
 
-  // Points `value`, whose type and shape are read, at the initializer's bytes if it is one: in the
-  // file of external data, mapped whole (the value then owns the mapping), or else where ONNX
-  // Runtime has them, as long as its session lives; those that are not aligned to their elements
-  // are copied. Returns what is wrong with them, or nothing.
+  // If the value is a constant initializer, points `value`, whose type and shape must be set, to
+  // its bytes: in the file of external data, which is mapped whole (the value then shares ownership
+  // of the mapping), or else in ONNX Runtime's memory, which is valid as long as its session. Bytes
+  // that are not aligned to their elements are copied. Returns an error message, or an empty text.
   std::string read(const OrtValueInfo* info, Value& value);
 
  private:
@@ -34,7 +35,7 @@ class Initializers {
 
   const Api& api_;
   std::optional<std::filesystem::path> folder_;
-  // By path; null for what cannot be mapped.
+  // Mappings by path; null for a file that cannot be mapped.
   std::map<std::string, std::shared_ptr<const MappedFile>> files_;
 };
 

@@ -17,13 +17,13 @@
 namespace flownpu {
 namespace {
 
-// From onnx.proto. IR version 10 is the first with overloads of functions, and read by every ONNX
-// Runtime that this provider runs in.
+// From onnx.proto. IR version 10 is the first with overloads of functions, and every ONNX Runtime
+// that this provider supports reads it.
 constexpr std::int64_t kIrVersion = 10;
 // AttributeProto's types.
 enum AttributeType : std::uint8_t { kFloat = 1, kInt, kString, kTensor, kGraph, kFloats, kInts };
 
-// A message of Protocol Buffers: fields are a key (number and wire type) and a value.
+// Writes a message of Protocol Buffers: each field is a key (number and wire type) and a value.
 class Message {
  public:
   void integer(int field, std::int64_t value) {
@@ -65,7 +65,7 @@ Message tensor(const Value& value) {
   return message;
 }
 
-// A ValueInfoProto; a shape has no size that is unknown.
+// A ValueInfoProto. `shape` may be null; if it is not, all its dimensions must be known.
 Message value_info(std::string_view name, DataType type, const Shape* shape) {
   Message tensor_type;
   tensor_type.integer(1, element_of(type));
@@ -115,7 +115,7 @@ Message attribute(std::string_view name, const Attribute& attribute) {
   return message;
 }
 
-// A GraphProto without nodes: its outputs are its constants.
+// An attribute with a GraphProto without nodes, whose outputs are the constants.
 Message branch(std::string_view name, std::span<const Value> constants) {
   Message graph;
   graph.text(2, name);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes as an ONNX model: the bytes that a session of ONNX Runtime's is made of.
+// Serialises nodes as an ONNX model, from which an ONNX Runtime session can be made.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace flownpu {
 
-// Domains and their versions.
+// Domains and the versions that a model imports of them.
 using OperatorSets = std::vector<std::pair<std::string, std::int64_t>>;
 
-// A ModelProto of `nodes`, in topological order. `inputs` and `outputs` name values of theirs,
-// whose types it has and whose shapes it leaves open, but for those of `constants`: these are
-// inputs as well, so that a caller passes them from where they are. Throws Error if a name is none
-// of the nodes' values.
+// The bytes of a ModelProto with `nodes`, in topological order. `inputs` and `outputs` are names of
+// the nodes' values; the model declares their types, but shapes only for `constants`. These must be
+// among `inputs`, so that a caller passes constants without copying them into the model. Throws
+// Error if a name is not that of a value of the nodes.
 std::string onnx_model(const std::vector<Node>& nodes, const std::vector<std::string>& inputs,
                        const std::vector<std::string>& outputs,
                        const std::set<std::string>& constants, const OperatorSets& opsets);

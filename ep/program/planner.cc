@@ -8,8 +8,8 @@
 namespace flownpu {
 namespace {
 
-// Bytes that a value takes, as far as it is known before the first run: dimensions that are not
-// count as 1. Only the order of these sizes matters.
+// An estimate of the bytes that a value takes, in which unknown dimensions count as 1. Only the
+// order of these sizes matters.
 std::size_t expected_bytes(const Value& value) {
   std::size_t bytes = size_of(value.type);
   if (value.shape) {
@@ -37,7 +37,7 @@ void Program::Planner::plan(std::vector<Node> nodes) {
   find_lives(nodes);
   for (std::size_t index = 0; index < nodes.size(); ++index) {
     if (index == schedule_.begin) {
-      // What the slices complete together lives from the first of them on.
+      // Outputs that the slices complete together need their memory from the first slice on.
       for (std::size_t i = schedule_.begin; i < schedule_.end; ++i) {
         for (const Value& output : nodes[schedule_.order[i]].outputs) {
           if (!output.name.empty() && !schedule_.sliced.contains(output.name)) write(output);
@@ -65,12 +65,12 @@ void Program::Planner::find_lives(const std::vector<Node>& nodes) {
     const Node& node = nodes[schedule_.order[index]];
     const auto extend = [&](const Value& value) {
       if (value.name.empty()) return;
-      // What is not sliced is read, or written, again by the next slice.
+      // Values that are not sliced are read, or written to, again by the next slice.
       const bool again = in_slices(index) && !schedule_.sliced.contains(value.name);
       last_reader_[value.name] = again ? last_of_slice : index;
     };
     for (const Value& input : node.inputs) extend(input);
-    // A step writes all outputs that its node names, also those that no one reads.
+    // A step writes all outputs that its node names, even if nobody reads them.
     for (const Value& output : node.outputs) extend(output);
   }
   for (const auto& [name, index] : last_reader_) last_read_[index].push_back(name);
@@ -91,7 +91,8 @@ void Program::Planner::add_step(Node node, std::unique_ptr<Step> step, std::size
   program_.steps_.push_back(std::move(planned));
 }
 
-// Values that are there before the steps run: constants and inputs of the program.
+// Finds the values that steps stream. Only constants and inputs of the program can be announced
+// ahead, since they exist before the steps run.
 void Program::Planner::find_streams() {
   std::size_t next = kNowhere;
   for (PlannedStep& step : std::views::reverse(program_.steps_)) {
@@ -180,8 +181,9 @@ void Program::Planner::release(const std::string& name) {
   if (value.home == Home::kSlot) free_slots_.push_back(value.index);
 }
 
-// A step that is run in slices reads its inputs again after outputs of all such steps have been
-// written; but its own outputs may share the memory of its own inputs.
+// Finds, for each output of the program, the inputs that are read after it has been written. Steps
+// that are run in slices read their inputs again after all such steps have written outputs. A
+// step's own inputs do not count: an output may share their memory.
 void Program::Planner::find_late_readers() {
   std::vector<std::vector<std::size_t>> readers(program_.values_.size());
   for (std::size_t step = 0; step < program_.steps_.size(); ++step) {

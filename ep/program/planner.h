@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Program::Planner: gives every value of a program a home.
+// Program::Planner: decides for every value of a program where its memory is (Program::Home).
 #pragma once
 
 #include <exception>
@@ -39,21 +39,22 @@ class Program::Planner {
   std::unordered_map<std::string, std::size_t> input_index_;
   std::unordered_map<std::string, std::size_t> output_index_;
   std::unordered_map<std::string, std::size_t> value_index_;
-  // The last step that reads a value, and the values whose lives end with a step.
+  // For each value the last step that uses it, and for each step the values of which it is the
+  // last.
   std::unordered_map<std::string, std::size_t> last_reader_;
   std::vector<std::vector<std::string>> last_read_;
   std::vector<std::size_t> slot_bytes_;
   std::vector<std::size_t> free_slots_;
 };
 
-// The error's message, with the node if it does not name it.
+// The error's message, preceded by the node's name if the message lacks it.
 inline std::string named(const Node& node, const std::exception& error) {
   std::string message = error.what();
   if (message.find(to_string(node)) != std::string::npos) return message;
   return "[FlowNPU] " + to_string(node) + ": " + message;
 }
 
-// Runs `body`, and names the node in the errors it throws.
+// Runs `body`, and adds the node's name to errors that it throws.
 template <typename Body>
 auto naming(const Node& node, const Body& body) {
   try {

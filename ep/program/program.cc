@@ -22,7 +22,8 @@ std::int64_t now_ns() {
       .count();
 }
 
-// Copies between a value of all tokens [batch, tokens, ..] and a slice of it, dense.
+// Copies between a value of all tokens [batch, tokens, ..] and a dense slice of it: kCut to the
+// slice, kJoin back.
 enum class Copy : std::uint8_t { kCut, kJoin };
 
 void copy(Copy direction, const Tensor& whole, const Tensor& slice) {
@@ -51,11 +52,11 @@ Program::Program(std::shared_ptr<const Device> device, std::vector<Node> nodes,
 
 Program::~Program() = default;
 
-// A constant that ORT does not pass at run time: copied, unless it has an owner, since preparation
-// is the only time it can be seen.
+// A constant that ORT does not pass at run time, and that is only visible during preparation: it is
+// copied, unless it has an owner that keeps it alive.
 Tensor Program::own_constant(const Value& value) {
   Tensor tensor{nullptr, value.type, value.shape.value_or(Shape())};
-  if (value.owner != nullptr) {  // It stays where it is; views are not const, constants are.
+  if (value.owner != nullptr) {  // used in place; tensor views are not const
     owners_.push_back(value.owner);
     tensor.data = const_cast<void*>(value.constant);
     return tensor;
@@ -74,7 +75,7 @@ Program::Workspace Program::make_workspace(ProgramIo& io) const {
   workspace.slices.resize(cut_.size());
   workspace.tensors.reserve(values_.size());
   for (const PlannedValue& value : values_) {
-    // ORT moves its constants when the session has been made; from then on they stay.
+    // ORT's constants move when the session has been made, and stay where they are from then on.
     const bool passed = value.home == Home::kConstant && value.index != kNowhere;
     workspace.tensors.push_back(passed ? io.input(value.index) : value.tensor);
   }
@@ -133,8 +134,8 @@ void Program::run_slices(Workspace& workspace, ProgramIo& io, StepObserver* obse
   for (std::size_t i = 0; i < cut_.size(); ++i) workspace.tensors[cut_[i]] = workspace.wholes[i];
 }
 
-// Where the slice from `first` on ends: as many tokens as the device likes best, and those that the
-// last block needs.
+// The end of the slice that begins with token `first`: as many tokens as the device prefers, and
+// more if the slice would cut a bidirectional block.
 std::int64_t Program::slice_end(const Workspace& workspace, std::int64_t first, std::int64_t tokens,
                                 std::int64_t at_once) const {
   std::int64_t end = first + next_slice(tokens - first, at_once);
@@ -145,8 +146,8 @@ std::int64_t Program::slice_end(const Workspace& workspace, std::int64_t first, 
   return tokens - end < at_once / 4 ? tokens : end;
 }
 
-// [batch, tokens, ..] of the sliced inputs. Null if there are none, or if they do not agree: then
-// steps are run at once, and say what is wrong.
+// The shape [batch, tokens, ..] of a sliced input. Null if there is none, or the inputs disagree:
+// then steps are run without slices, and report what is wrong.
 const Shape* Program::prompt_shape(const Workspace& workspace) const {
   const Shape* first = nullptr;
   for (const std::size_t value : cut_) {
@@ -220,7 +221,7 @@ void Program::expect(std::size_t value, const Workspace& workspace) const {
   device_->expect({&stream, 1});
 }
 
-// The constant that an output is, where that need not be copied; else null.
+// The constant that an output only repeats (Step::same_as), if it need not be copied; else null.
 const Tensor* Program::constant_of(const PlannedStep& step, std::size_t output,
                                    const Workspace& workspace) const {
   if (values_[step.outputs[output]].home != Home::kSlot) return nullptr;
@@ -236,7 +237,7 @@ void Program::place_outputs(const PlannedStep& step, Workspace& workspace, Progr
     Tensor& output = workspace.outputs[i];
     output = {.data = nullptr, .type = step.node.outputs[i].type, .shape = workspace.shapes[i]};
     if (step.outputs[i] == kNowhere) continue;
-    (void)output.bytes();  // Before anything is asked for that no memory holds.
+    (void)output.bytes();  // throws Error before an impossible size is allocated
     const PlannedValue& value = values_[step.outputs[i]];
     if (value.sliced) output.slice = workspace.slice;
     const Tensor* same = constant_of(step, i, workspace);
@@ -249,7 +250,7 @@ void Program::place_outputs(const PlannedStep& step, Workspace& workspace, Progr
       return output.data != nullptr && input.data == output.data;
     });
     workspace.appended = workspace.appended || appended;
-    // 32 rows of logits of a vocabulary of 262144 are.
+    // 32 rows of logits of a vocabulary of 262144 take 32 MiB, for example.
     if (!appended && output.data != nullptr)
       ask_for_large_pages({output.as<const std::byte>(), output.bytes()});
   }
@@ -266,7 +267,7 @@ void* Program::place(std::size_t index, const Tensor& output, Workspace& workspa
   if (value.home == Home::kSlot)
     return workspace.slots[value.index].reserve(*device_, output.bytes());
   if (slice.tokens == 0) return io.output(value.index, output.shape);
-  if (!value.sliced) {  // The first slice's memory is that of all.
+  if (!value.sliced) {  // all slices use the first one's memory
     return slice.first == 0 ? io.output(value.index, output.shape) : workspace.tensors[index].data;
   }
   const std::size_t cut = cut_index(index);
@@ -281,8 +282,8 @@ void* Program::place(std::size_t index, const Tensor& output, Workspace& workspa
                                      static_cast<std::size_t>(slice.first);
 }
 
-// A caller may bind an output to the memory of an input; a KV cache that is appended to in place is
-// that. It must then be an input that no later step still reads.
+// A caller may bind an output to the memory of an input, as it does for a KV cache that is appended
+// to in place. Throws Error if a later step still reads that input.
 void Program::check_memory(const PlannedValue& output, const Workspace& workspace) const {
   const auto memory = [&](std::size_t index) {
     const bool cut = values_[index].sliced && workspace.slice.tokens > 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Program: a partition, compiled: its steps in order and where every value lives. Knows nothing of
-// ONNX Runtime.
+// Program: a compiled partition: its steps in order, and where the memory of every value is.
+// Independent of ONNX Runtime.
 #pragma once
 
 #include <cstddef>
@@ -17,34 +17,34 @@
 
 namespace flownpu {
 
-// What a run reads from and writes to.
+// The inputs and outputs of a run.
 class ProgramIo {
  public:
   virtual ~ProgramIo() = default;
   virtual Tensor input(std::size_t index) = 0;
-  // The memory of an output, for the shape that was inferred for it. Asked for once an output and
-  // run.
+  // The memory of an output, for the shape that was inferred for it. Called once for each output in
+  // a run.
   virtual void* output(std::size_t index, const Shape& shape) = 0;
 };
 
-// Is told of every step of a run, and of what its device is given to do.
+// Receives every step of a profiled run, and the dispatches that its device is given.
 class StepObserver : public DispatchObserver {
  public:
-  // `begin_ns`, `end_ns`: std::chrono::steady_clock. `outputs`: the step's.
+  // Called after each step. `begin_ns`, `end_ns`: std::chrono::steady_clock.
   virtual void ran(const Node& node, std::span<const Tensor> outputs, std::int64_t begin_ns,
                    std::int64_t end_ns) = 0;
 };
 
-// Memory: constants are used where initializers.h finds them, outputs of the program are written
-// where the caller wants them, and every other value lives in a slot. Values whose lives do not
-// overlap share a slot. Slots grow when a run needs more than any before it, and are then kept: a
-// decode step that is no larger than the last allocates nothing.
+// Memory: constants are used in place, outputs of the program are written to the caller's memory,
+// and every other value is in a slot. Values that are not needed at the same time share a slot.
+// Slots grow when a run needs more than any before it, and never shrink: a decode step that is no
+// larger than the last allocates nothing.
 //
-// Long prompts: the steps of the schedule's slices (schedule.h) are run for some hundred tokens, as
-// many as the device likes best, then for the next; slots hold one slice. Where inputs or outputs
-// that are sliced have several rows (a batch), a slice of them is copied.
+// Long prompts: the sliced steps of the schedule (schedule.h) are run for a few hundred tokens, as
+// many as the device prefers, then for the next ones; slots only hold one slice. Slices of the
+// program's inputs and outputs are copied if the batch has several rows.
 //
-// Runs may overlap: each has a workspace of its own, from a list of those not in use.
+// Runs may overlap: each takes a workspace from a list of those not in use.
 class Program {
  public:
   // `nodes` in topological order; `inputs` and `outputs` name the values that ProgramIo passes, in
@@ -53,14 +53,15 @@ class Program {
           const std::vector<std::string>& inputs, const std::vector<std::string>& outputs);
   ~Program();
 
-  // `observer` may be null. Throws Error naming the node that failed.
+  // `observer` may be null. Throws Error naming the node that failed: Unsupported if the device
+  // cannot compute this run and nothing was changed, DeviceFailed if the device takes no more runs.
   void run(ProgramIo& io, StepObserver* observer) const;
 
-  // The inputs that are no constants: ProgramIo's indices.
+  // ProgramIo's indices of the inputs that are not constants.
   std::vector<std::size_t> fed() const;
-  // For one token.
+  // The sum of the steps' multiply-adds for one token.
   std::int64_t multiply_adds() const;
-  // Why long prompts are computed at once; empty if they are not.
+  // Why long prompts are computed at once; empty if they are computed in slices.
   const std::string& why_whole() const { return why_whole_; }
 
  private:
@@ -71,12 +72,12 @@ class Program {
   struct PlannedValue {
     std::string name;
     Home home = Home::kSlot;
-    // The input's, output's or slot's.
+    // The index of the input, output or slot.
     std::size_t index = kNowhere;
     // Set for a constant that ORT does not pass at run time.
     Tensor tensor;
-    // Whether a slice of it is all there is at a time; inputs and outputs of the program among them
-    // are cut.
+    // Whether steps only see one slice of it at a time. Slices of the program's inputs and outputs
+    // are cut out of the whole value.
     bool sliced = false;
     // Inputs of the program that are read after an output has been written: they must not share its
     // memory.
@@ -89,7 +90,7 @@ class Program {
     // Indices of values; kNowhere for an absent input and for an output that is left out.
     std::vector<std::size_t> inputs;
     std::vector<std::size_t> outputs;
-    // The value that the first of the later steps to stream one streams; kNowhere if none does.
+    // The next value that a later step streams (Step::streamed_input); kNowhere if none does.
     std::size_t next_streamed = kNowhere;
   };
 
@@ -125,15 +126,15 @@ class Program {
   // The constants that steps stream, in the order of the steps.
   std::vector<std::size_t> streamed_;
   std::size_t slots_ = 0;
-  // The steps that are run slice by slice, the sliced inputs and outputs of the program, and the
-  // values that tell where slices may be cut.
+  // The range of steps that are run slice by slice; the sliced inputs and outputs of the program;
+  // and the values that say where slices may be cut (Slicing::blocks).
   std::size_t slices_begin_ = 0;
   std::size_t slices_end_ = 0;
   std::vector<std::size_t> cut_;
   std::vector<std::size_t> blocks_;
   std::string why_whole_;
   mutable std::mutex mutex_;
-  // Has room for all workspaces there are, so that giving one back cannot fail.
+  // Its capacity is at least workspaces_, so that giving one back cannot fail.
   mutable std::vector<std::unique_ptr<Workspace>> idle_;
   mutable std::size_t workspaces_ = 0;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ResilientProgram: a program, and another of the same partition that takes over where the first
-// one's device cannot go on.
+// ResilientProgram: a program, and a second one for the same partition on another device, which
+// takes over when the first one's device cannot continue.
 #pragma once
 
 #include <atomic>
@@ -10,17 +10,18 @@
 
 namespace flownpu {
 
-// A run that the device does not take (Unsupported) is computed by the other program, and so is
-// every run after one in which the device failed (DeviceFailed), which itself ends with the error:
-// what it left behind of its outputs is not known. What the device keeps for its caller it gives
-// back first (Device::restore), so that the other goes on where it was.
+// The other program computes a run that the device does not take (Unsupported), and every run after
+// one in which the device failed (DeviceFailed). That run itself ends with the error, since it is
+// not known which of its outputs were written. Before the other program runs, the device writes
+// back what it keeps for the caller (Device::restore), so that the other program continues from the
+// same state.
 class ResilientProgram {
  public:
-  // `other` may be null: then there is none to take over. `device`: the first one's.
+  // `device`: the device of `program`. `other` may be null: then nothing takes over.
   ResilientProgram(std::shared_ptr<const Device> device, std::unique_ptr<const Program> program,
                    std::unique_ptr<const Program> other);
 
-  // As Program::run.
+  // As Program::run. When the device fails, the error also says what happens to later runs.
   void run(ProgramIo& io, StepObserver* observer) const;
 
  private:

@@ -13,7 +13,7 @@ namespace {
 
 using Names = std::unordered_set<std::string>;
 
-// What keeps a prompt whole; caught in make_schedule.
+// Why a prompt cannot be sliced; caught in make_schedule.
 class Whole final : public Error {
  public:
   using Error::Error;
@@ -49,7 +49,7 @@ class Slicer {
   }
 
  private:
-  // Takes a step among those that are run in slices. Returns whether that is new.
+  // Adds a step to those that are run in slices. Returns false if it was one already.
   bool slice(std::size_t index) {
     if (in_slices_[index]) return false;
     const Node& node = nodes_[index];
@@ -65,8 +65,9 @@ class Slicer {
     return true;
   }
 
-  // One round over all steps. An input of the program, which is there whole as well, makes no step
-  // that reads it one of these: its shape may be asked for.
+  // Adds all steps that read or make slices of computed values; returns whether there were any.
+  // Reading a sliced input of the program is no reason to add a step, since that is also available
+  // whole: the step may only want its shape, for instance.
   bool spread() {
     const auto is_slice = [this](const Value& value) {
       return computed_.contains(value.name) && sliced_.contains(value.name);
@@ -81,7 +82,8 @@ class Slicer {
     return more;
   }
 
-  // Sliced values go where slices are expected and nowhere else, and some input has them to cut.
+  // Throws Whole unless sliced values only go to inputs that take slices, and at least one of them
+  // is an input of the program.
   void check_inputs() const {
     bool cut = false;
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
@@ -106,7 +108,7 @@ class Slicer {
   }
 
   Schedule order() {
-    // Values that the slices have to complete first.
+    // Values that are complete only after the last slice.
     Names late;
     std::vector<std::size_t> before;
     std::vector<std::size_t> slices;
@@ -143,7 +145,7 @@ class Slicer {
 
   std::span<const Node> nodes_;
   std::vector<bool> may_be_sliced_;
-  std::vector<Slicing> slicings_;  // Empty for a step that may not.
+  std::vector<Slicing> slicings_;  // empty for a step that may not be sliced
   std::vector<bool> in_slices_;
   Names computed_;
   Names sliced_;

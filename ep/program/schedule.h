@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Schedule: which steps of a program are run slice after slice when a prompt is long.
+// Schedule: which steps of a program are run slice by slice when a prompt is long.
 #pragma once
 
 #include <cstddef>
@@ -14,25 +14,25 @@
 
 namespace flownpu {
 
-// The steps in the order to run them: those before the slices, those of [begin, end) once for each
-// slice, and those that need what all slices made. For a short prompt there is one slice.
+// The order in which steps are run: those before the slices, those in [begin, end) once for each
+// slice, and those that need the results of all slices. A short prompt has one slice.
 //
-// Sliced values are found from the steps that know where tokens are (attention) outwards: a step
-// that takes or makes one must take and make all it lists in its Slicing in slices. Whatever cannot
-// be told keeps the prompt whole.
+// Sliced values are found starting at the steps that know where tokens are (attention): a step that
+// takes or makes a sliced value is sliced too, with all inputs and outputs that its Slicing lists.
+// If a step does not allow that, prompts are not sliced at all.
 struct Schedule {
   std::vector<std::size_t> order;
   std::size_t begin = 0;
   std::size_t end = 0;
-  // Names of the values that are sliced; the inputs of the program among them are cut.
+  // Names of the values that are sliced, including inputs of the program.
   std::unordered_set<std::string> sliced;
-  // Names of the values that tell where slices may be cut (Slicing::blocks).
+  // Names of the values that say where slices may be cut (Slicing::blocks).
   std::unordered_set<std::string> blocks;
   // Why no step is run in slices; empty if some are.
   std::string reason;
 };
 
-// `nodes` in topological order, `steps` made of them.
+// `nodes` in topological order; `steps`: prepared from these, in the same order.
 Schedule make_schedule(std::span<const Node> nodes, std::span<const std::unique_ptr<Step>> steps);
 
 }  // namespace flownpu

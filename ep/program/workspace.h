@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Program::Workspace: what one run of a program needs for itself, kept for the next.
+// Program::Workspace: the memory that one run of a program needs, kept for the next run.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,13 @@
 
 namespace flownpu {
 
-// Memory that grows and is kept. The contents do not survive growing.
+// Memory that grows on demand and never shrinks. Growing loses the contents.
 class GrowingBuffer {
  public:
   std::byte* reserve(const Device& device, std::size_t bytes) {
     if (memory_ == nullptr || bytes > capacity_) {
-      // A value that grows with the context does so by a token each step: a quarter more each time
-      // keeps nearly all steps free of allocations. The least is one cache line, so that the
+      // A value that grows with the context grows by one token in each step: growing by at least a
+      // quarter avoids an allocation in nearly all steps. The least is one cache line, so that the
       // pointer is never null.
       const std::size_t wanted = std::max<std::size_t>({bytes, capacity_ + capacity_ / 4, 64});
       memory_.reset();
@@ -38,25 +38,25 @@ class GrowingBuffer {
 
 struct Program::Workspace {
   std::vector<Tensor> tensors;  // One for each value.
-  // For each of `cut_`: all tokens of it, and, of a batch, memory for a slice.
+  // For each of `cut_`: the tensor of all tokens, and, for a batch, memory for a slice.
   std::vector<Tensor> wholes;
   std::vector<GrowingBuffer> slices;
-  // The slice at hand; of no tokens while all are computed at once.
+  // The current slice; its `tokens` is 0 while all are computed at once.
   TokenSlice slice;
   std::int64_t slice_tokens = 0;
   std::vector<GrowingBuffer> slots;
   GrowingBuffer scratch;
-  // Whether a step has written to the memory of an input, which then is not what it was.
+  // Whether a step has written to the memory of an input, so that the run cannot be repeated.
   bool appended = false;
-  // What the next run streams.
+  // The constants that a run streams, which are announced for the next one.
   std::vector<std::span<const std::byte>> streams;
-  // Arguments of the step at hand.
+  // Arguments of the current step.
   std::vector<Tensor> inputs;
   std::vector<Tensor> outputs;
   std::vector<Shape> shapes;
 };
 
-// A workspace for the time of a run.
+// Takes a workspace for the duration of a run.
 class Program::Lease {
  public:
   Lease(const Program& program, ProgramIo& io) : program_(program) {

@@ -24,7 +24,7 @@ class KernelContextIo final : public ProgramIo {
     const std::optional<DataType> type = data_type_of(element);
     if (!type) fail("[FlowNPU] input ", index, " of the partition has element type ", element);
     Tensor tensor{.data = nullptr, .type = *type, .shape = Shape(dims, rank)};
-    // Not const: an input may be the memory that an output is bound to as well (a KV cache).
+    // Not const: an output may be bound to the same memory (a KV cache).
     api_.call(ort::GetTensorMutableData, const_cast<OrtValue*>(value), &tensor.data);
     return tensor;
   }
@@ -45,7 +45,7 @@ class KernelContextIo final : public ProgramIo {
 
 }  // namespace
 
-// All that a run changes is in the program's workspaces, so that there is no state to create.
+// Everything that a run changes is in the program's workspaces: ORT's per-node state is not used.
 ComputeInfo::ComputeInfo(const Api& api, std::unique_ptr<ResilientProgram> program,
                          std::unique_ptr<CpuProvider> elsewhere)
     : api_(api), program_(std::move(program)), elsewhere_(std::move(elsewhere)) {
@@ -55,8 +55,8 @@ ComputeInfo::ComputeInfo(const Api& api, std::unique_ptr<ResilientProgram> progr
     *state = nullptr;
     return nullptr;
   };
-  // Never ORT_EP_FAIL: on that code onnxruntime's Python session quietly starts again on the CPU
-  // provider.
+  // The error code must not be ORT_EP_FAIL, at which onnxruntime's Python session silently starts
+  // again on the CPU provider.
   Compute = [](OrtNodeComputeInfo* self, void* /*state*/, OrtKernelContext* context) {
     const auto& info = *static_cast<const ComputeInfo*>(self);
     return guard(info.api_, ort::ORT_RUNTIME_EXCEPTION, [&] { info.run(context); });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ComputeInfo: a partition's program as ORT's OrtNodeComputeInfo.
+// ComputeInfo: adapts a partition's program to ORT's OrtNodeComputeInfo.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,8 @@ namespace flownpu {
 
 class ComputeInfo final : public ort::OrtNodeComputeInfo {
  public:
-  // Runs that the program does not take (Unsupported) are `elsewhere`'s, which may be null; one of
-  // the two is there.
+  // `elsewhere` computes runs that the program does not take (Unsupported). Either may be null, but
+  // not both.
   ComputeInfo(const Api& api, std::unique_ptr<ResilientProgram> program,
               std::unique_ptr<CpuProvider> elsewhere);
 

@@ -30,7 +30,7 @@ CpuProvider::CpuProvider(const Api& api, std::vector<Node> nodes, std::vector<st
       outputs_(std::move(outputs)),
       opsets_(std::move(opsets)),
       threads_(threads) {
-  // Constants come with each run; only what is an attribute stays with its node.
+  // ORT passes constants in each run; only tensor attributes stay in the nodes.
   for (Node& node : nodes_) {
     for (Value& input :
          std::span(node.inputs).first(node.inputs.size() - node.tensor_attributes.size())) {
@@ -55,7 +55,7 @@ bool CpuProvider::knows(const std::vector<Node>& nodes) {
 OrtSession* CpuProvider::session() const {
   const std::scoped_lock lock(mutex_);
   if (session_ != nullptr) return session_;
-  // The process has an environment already: this is another hold of it.
+  // The process already has an ORT environment: this adds a reference to it.
   if (environment_ == nullptr)
     api_.call(ort::CreateEnv, ort::ORT_LOGGING_LEVEL_WARNING, "FlowNPU", &environment_);
   OrtSessionOptions* made = nullptr;

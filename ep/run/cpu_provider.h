@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// CpuProvider: a partition on ONNX Runtime's own CPU provider, for runs that no device of ours
-// takes: a shape that is known only at run time, say, though ONNX allows it. With the option
-// on_unsupported=error there is none.
+// CpuProvider: runs a partition on ONNX Runtime's own CPU provider, when the device does not take a
+// run: for example if a shape that is known only at run time is valid in ONNX, but not supported
+// here. Not used with the option on_unsupported=error.
 #pragma once
 
 #include <memory>
@@ -18,19 +18,19 @@ namespace flownpu {
 
 class CpuProvider {
  public:
-  // `nodes` as ONNX Runtime gave them; `inputs` and `outputs`: of the fused node, constants
-  // included, in its order. Its session is made by the first run.
+  // `nodes` as ONNX Runtime gave them; `inputs` and `outputs`: the names of those of the fused
+  // node, constants included, in its order. The session is made by the first run.
   CpuProvider(const Api& api, std::vector<Node> nodes, std::vector<std::string> inputs,
               std::vector<std::string> outputs, OperatorSets opsets, int threads);
   ~CpuProvider();
   CpuProvider(const CpuProvider&) = delete;
   CpuProvider& operator=(const CpuProvider&) = delete;
 
-  // Whether ONNX Runtime's CPU provider knows all the nodes: not those of our own domain, whose
-  // definitions are in the model, nor of compiled partitions.
+  // Whether ONNX Runtime's CPU provider knows all the nodes. It does not know FlowNPU's operators,
+  // whose definitions are in the model, nor the nodes of compiled partitions.
   static bool knows(const std::vector<Node>& nodes);
 
-  // One run of the fused node. Throws Error with ONNX Runtime's message.
+  // Computes one run of the fused node. Throws Error with ONNX Runtime's message.
   void run(OrtKernelContext* context) const;
 
  private:
@@ -44,7 +44,7 @@ class CpuProvider {
   std::set<std::string> constants_;
   OperatorSets opsets_;
   int threads_;
-  mutable std::mutex mutex_;  // for what follows
+  mutable std::mutex mutex_;  // guards the members below
   mutable OrtEnv* environment_ = nullptr;
   mutable OrtSession* session_ = nullptr;
 };

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Profiling: every step of a program as an event of ORT's JSON profile (ORT 1.25 and later call for
-// it).
+// Profiling: adds every step of a program as an event to ORT's JSON profile (ORT 1.25 and later).
 #pragma once
 
 #include <string>
@@ -10,13 +9,13 @@
 
 namespace flownpu {
 
-// A profiler that ORT owns, and releases through its Release slot. `device` is named in every
+// A new profiler, which ORT owns and releases through its Release slot. `device` is named in every
 // event.
 ort::OrtEpProfilerImpl* make_profiler(const Api& api, std::string device);
 
-// The profiler that watches the ORT event now running on this thread; null if none does. ORT
-// brackets the run of a compiled node with StartEvent and StopEvent on the thread that runs it:
-// that is how events of concurrent runs, each with a profiler of its own, are told apart.
+// The observer of the ORT event that is now running on this thread; null if it is not profiled. ORT
+// calls StartEvent and StopEvent around the run of a compiled node, on the thread that runs it,
+// which distinguishes the events of concurrent runs, each of which has a profiler of its own.
 StepObserver* current_observer();
 
 }  // namespace flownpu

@@ -34,9 +34,9 @@ void in_parallel(ThreadPool& pool, std::int64_t elements, const Work& work) {
   });
 }
 
-// How N tensors that broadcast to one output are walked. Neighbouring axes that every tensor has,
-// or lacks, alike are taken as one; along the last of what is left, a run, a tensor's element
-// either moves on with the output's (step 1) or stays (step 0).
+// How N tensors that broadcast to one output are walked. Neighbouring axes along which every tensor
+// advances, or stays, alike are joined. Along the innermost axis of what remains, a run, a tensor
+// either advances with the output (step 1) or stays at one element (step 0).
 template <std::size_t N>
 class Broadcast {
  public:
@@ -87,7 +87,8 @@ class Broadcast {
     Offsets steps{};
   };
 
-  // Outwards. Joined to the axis inside it if every tensor goes on there as it does along that one.
+  // Adds the next axis outwards, or joins it to the axis inside it if every tensor goes on across
+  // both with the same step.
   void add_axis(std::int64_t size, const Offsets& steps) {
     if (axes_ > 0) {
       Axis& inner = axis_[axes_ - 1];

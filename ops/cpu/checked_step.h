@@ -33,7 +33,7 @@ class CheckedStep final : public Step {
   std::int64_t multiply_adds() const override { return step_->multiply_adds(); }
 
  private:
-  Contract contract_;  // of constants
+  Contract contract_;  // its spans view constants
   std::string name_;
   std::unique_ptr<Step> step_;
 };

@@ -17,22 +17,21 @@ namespace {
 
 constexpr std::align_val_t kAlignment{64};
 
-// Rows of a prompt that are computed at once. What lies between the steps of a layer should stay in
-// the third-level cache: its widest value, the gated product of a 1B model, is 768 x 6912 f32 = 21
-// MB, of 32. Reading the weights again for each slice takes a hundredth of the time: 20 ms of
-// memory for 768 x 700 M multiply-adds. (384 to 1152 rows measure alike.)
+// Rows of a prompt that are computed at once. The values between the steps of a layer should stay
+// in the third-level cache: the widest, the gated product of a 1B model, is 768 x 6912 f32 = 21 MB,
+// in a cache of 32 MB. Reading the weights again for each slice takes a hundredth of the time: 20
+// ms of memory for 768 x 700 M multiply-adds. (384 to 1152 rows measure alike.)
 constexpr std::int64_t kPromptRows = 768;
-// Slices are cut in whole tiles of rows, attention's and the matrix products'.
+// Slices are cut in whole tiles of rows, which suits attention and the matrix products.
 constexpr std::int64_t kTileRows = 64;
 
-// What the kernels are for that are faster than plain C++.
+// What a processor must have for the kernels that are faster than plain C++.
 #if defined(__aarch64__)
 constexpr const char* kFasterKernels = "dot products or products of int8 matrices";
 #else
 constexpr const char* kFasterKernels = "AVX2 or AVX-512";
 #endif
 
-// The lists of operators of all files.
 auto operators_by_file() {
   return std::array{cpu::q4nx_operators(),
                     cpu::q4nx_moe_operators(),

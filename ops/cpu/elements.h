@@ -17,8 +17,8 @@
 
 namespace flownpu::cpu {
 
-// Calls work.operator()<T>() for the type to compute in: float, std::int64_t or std::int32_t,
-// kNumbers of a contract.
+// Calls work.operator()<T>() for the type to compute in: float, std::int64_t or std::int32_t (a
+// contract's kNumbers).
 template <typename Work>
 void with_number(DataType type, const Work& work) {
   if (type == DataType::kInt64) return work.template operator()<std::int64_t>();
@@ -47,7 +47,7 @@ bool is_nan(T x) {
   return false;
 }
 
-// Makes a step of the class; for the lists of operators.
+// Makes a step of class Made: the MakeStep for the lists of operators.
 template <typename Made>
 std::unique_ptr<Step> make(const Node& node, const Context& context) {
   return std::make_unique<Made>(node, context);

@@ -25,7 +25,8 @@ inline bool is_given(std::span<const Tensor> inputs, std::size_t index) {
   return index < inputs.size() && inputs[index].present();
 }
 
-// The index, counted from the end if it is negative. Throws Error if it is outside.
+// The index, counted from the end if it is negative. Throws Error naming the node if it is outside
+// [-size, size).
 inline std::int64_t wrap(const std::string& name, std::int64_t index, std::int64_t size) {
   if (index < -size || index >= size)
     fail("[", name, "] expected an index in [-", size, ", ", size, "), got ", index);
@@ -42,8 +43,9 @@ class AxisSet {
   std::array<bool, Shape::kMaxRank> is_{};
 };
 
-// The axes that the tensor's elements name, of a tensor of that rank. Throws Error naming the node
-// if one is outside, and Unsupported if it is there twice, as ONNX Runtime has it in reductions.
+// The axes that the tensor's elements name, in a tensor of that rank. Throws Error naming the node
+// if one is out of range, and Unsupported if one is named twice, which ONNX Runtime's reductions
+// accept.
 inline AxisSet axes_in(const std::string& name, const Tensor& tensor, std::int64_t rank) {
   AxisSet axes;
   for (std::int64_t i = 0; i < tensor.shape.elements(); ++i) {
@@ -55,7 +57,7 @@ inline AxisSet axes_in(const std::string& name, const Tensor& tensor, std::int64
   return axes;
 }
 
-// The same, of axes that are an attribute.
+// The same for axes that are an attribute.
 inline AxisSet axes_in(const std::string& name, const std::vector<std::int64_t>& list,
                        std::int64_t rank) {
   AxisSet axes;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The SIMD face of the CPU device: one table of functions for each instruction set, filled by
-// compiling the sources in kernels/ once for each, and chosen once per device. Call sites have no
-// instruction set.
+// The kernels of the CPU device: one table of functions for each instruction set, filled by
+// compiling the sources in kernels/ once for each, and chosen once per device. Callers do not
+// depend on the instruction set.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,12 @@
 
 namespace flownpu::cpu {
 
-// Columns of which int8 activations of many rows have one scale, on AVX-512: a part, 8 groups of a
-// weight.
+// Columns that share a scale in int8 activations of many rows on AVX-512: a part, which is 8 groups
+// of a weight.
 inline constexpr std::int64_t kPartColumns = 256;
 inline constexpr std::int64_t kGroupsPerPart = kPartColumns / q4nx::kGroup;
 
-// How int8 activations lie, and what they are multiplied with.
+// How int8 activations lie in memory, and what weights they are multiplied with.
 enum class Int8Order : std::uint8_t {
   // Row after row, with a scale for each 32 columns: for weights as they are.
   kGroups,
@@ -30,15 +30,15 @@ enum class Int8Order : std::uint8_t {
   kParts,
 };
 
-// int8 activations of a few rows for Q4NX on AVX-512. What the rows have of a part of 256 columns
-// lies together: x = scale * value.
+// int8 activations of a few rows for Q4NX on AVX-512. All rows of one part of 256 columns lie
+// together: x = scale * value.
 struct Int8Panels {
   std::int64_t rows = 0;
-  // [parts][rows][256]: four columns of a group and the same four of the next one in turn.
+  // [parts][rows][256]: four columns of a group and the same four of the next group in turn.
   std::int8_t* values = nullptr;
   // [parts][rows].
   float* scales = nullptr;
-  // [parts][rows][8]: the sum of a group's rounded x, and -8 times the sum of its values.
+  // [parts][rows][8], for each group: the sum of the rounded x, and -8 times the sum of the values.
   float* sums = nullptr;
   std::int32_t* offsets = nullptr;
 };
@@ -46,20 +46,21 @@ struct Int8Panels {
 // Rows of activations, rounded once for all rows of blocks of a weight. K is padded with zeros to
 // whole parts of 256, which is also what wide blocks of a weight are padded to.
 struct RoundedActivations {
-  // int8 only. In panels there are no values, scales and sums.
+  // int8 only. In the order kPanels, `panels` has the activations, and the pointers below are null.
   Int8Order order = Int8Order::kGroups;
   Int8Panels panels;
   // bf16 [rows][padded_k], or int8 [rows][padded_k].
   const void* values = nullptr;
-  // Columns that share a scale and a sum: 32, a group of the weight; of int8 also kPartColumns.
+  // Columns that share a scale and a sum: 32, a group of the weight; for int8 also kPartColumns.
   std::int64_t part_columns = 32;
   // int8 only: f32 [rows][padded_k / part_columns], x = scale * value.
   const float* scales = nullptr;
   // f32 [rows][padded_k / part_columns]: the sum of the rounded x, which the minima multiply.
   const float* sums = nullptr;
-  // K in whole parts, and its groups of 32; and the groups that have any activation, which is what
-  // products of many rows compute. Those of few rows are as fast as memory is, and compute all that
-  // the weight has stored: reading the padding of wide blocks costs less than jumping over it.
+  // K padded to whole parts; its groups of 32 columns; and the groups that have any activation,
+  // which products of many rows compute. Products of few rows are as fast as memory is, and compute
+  // all groups that the weight stores: reading the padding of wide blocks costs less than jumping
+  // over it.
   std::int64_t padded_k = 0;
   std::int64_t groups = 0;
   std::int64_t filled_groups = 0;
@@ -80,18 +81,17 @@ struct AttentionSweep {
   const float* query = nullptr;
   std::int64_t rows = 0;
   std::int64_t head_size = 0;
-  // Rows [0, keys) of the KV cache, `head_size` elements each (and, of int8 ones, their scale), a
-  // row `row_bytes` after the other, dense; or, for attend_many, in `blocks`, whose first one
-  // begins here.
+  // Rows [0, keys) of the KV cache, `head_size` elements each (and, if they are int8, their scale),
+  // `row_bytes` apart. Without `blocks` nothing lies between them; with `blocks`, which only
+  // attend_many takes, block 0 of the cache begins here.
   const void* key = nullptr;
   const void* value = nullptr;
   std::int64_t row_bytes = 0;
   const CacheBlocks* blocks = nullptr;
   DataType cache_type = DataType::kFloat32;
   std::int64_t keys = 0;
-  // The first of these keys has this position in its sequence: attend_few cuts the keys at
-  // multiples of positions, so that a row has the same bits beside others, which may see earlier
-  // keys.
+  // The position of key 0 in its sequence: attend_few cuts the keys at positions that are multiples
+  // of a chunk, so that a row gets the same bits beside other rows, which may see earlier keys.
   std::int64_t position = 0;
   // A multiple of chunk_keys: no row sees a key before it. For attend_many.
   std::int64_t begin = 0;
@@ -112,22 +112,23 @@ struct AttentionSweep {
   std::byte* scratch = nullptr;
 };
 
-// The largest head that kernels have buffers for: those of the models in sight have 64 to 256.
+// The most elements of a head that kernels have buffers for; the heads of known models have 64 to
+// 256.
 inline constexpr std::int64_t kMaxHeadSize = 512;
 
-// Chunks of keys are cut at multiples of this: whatever a kernel takes together (a pair of keys in
-// bf16, a tile of 16 in registers) divides it.
+// Chunks of keys are cut at multiples of this, which is a multiple of what a kernel takes together
+// (a pair of keys in bf16, a tile of 16 in registers).
 inline constexpr std::int64_t kAttentionKeyStep = 16;
 
 // `row_blocks` rows of blocks (32 rows of the weight each) times `count` rows of activations from
 // row `first` on: out[row_blocks][count][32] = dequantised weight . activations. `scratch` has
-// kMatMulScratchBytes. The layout of the blocks does not change a bit of it.
+// kMatMulScratchBytes. All layouts of the blocks give the same bits.
 using MatMulBlocks = void (*)(const Q4NXRows& weight, std::int64_t row_blocks,
                               const RoundedActivations& activations, std::int64_t first,
                               std::int64_t count, std::byte* scratch, float* out);
 
-// What a kernel unpacks 32 rows of the weight into, 512 columns in bf16 or 1024 in int8, with the
-// scales that 8-bit codes need (1 KB): 32 KB are the L1 data cache of a Zen 4 core.
+// Bytes that a kernel unpacks 32 rows of the weight into: 512 columns in bf16 or 1024 in int8, with
+// the scales that 8-bit codes need (1 KB). 32 KB are the L1 data cache of a Zen 4 core.
 inline constexpr std::size_t kMatMulScratchBytes = 33 * 1024;
 
 // What a dense product multiplies: bf16 or int8 where the instruction set has dot products of them,
@@ -151,20 +152,20 @@ inline constexpr std::int64_t kDenseColumns = 32;
 
 enum class Activation : std::uint8_t { kNone, kGelu, kGeluTanh };
 
-// What becomes of a product x W: y[rows, m] = activation(product + bias) + residual. Null: none.
+// What is made of a product x W: y[rows, m] = activation(product + bias) + residual. Null: none.
 struct ProductEpilogue {
   const float* bias = nullptr;
   Activation activation = Activation::kNone;
   const float* residual = nullptr;
   float* y = nullptr;
   std::int64_t m = 0;
-  // Whether y is written past the caches: where they would have lost it before it is read.
+  // Whether y is written past the caches, because it would have left them before it is read.
   bool streamed = false;
 };
 
 struct Kernels {
-  // "amx", "avx512", "avx2", "generic"; "i8mm", "dotprod", "generic". The first two of each give
-  // the same bits.
+  // On x86 "amx", "avx512", "avx2", "generic"; on Arm "i8mm", "dotprod", "generic". The first two
+  // of each give the same bits.
   const char* isa;
 
   // One row x[k] -> bf16 values[padded_k] (round to nearest even) and sums[groups].
@@ -173,19 +174,21 @@ struct Kernels {
   // One row x[k] -> int8 values[padded_k], with the scale max|x| / 127 and the sum of each part.
   void (*round_to_int8)(const float* x, std::int64_t k, std::int64_t padded_k,
                         std::int64_t part_columns, void* values, float* scales, float* sums);
-  // The order that matmul_int8 wants of `rows` rows in all. Not every instruction set has panels;
-  // round_to_panels, which rounds one row x[k] as the row `row`, is null there.
+  // The order in which matmul_int8 takes activations of `rows` rows in all. Not every instruction
+  // set has panels; round_to_panels, which rounds one row x[k] as the row `row`, is null without
+  // them.
   Int8Order (*int8_order)(std::int64_t rows);
   void (*round_to_panels)(const float* x, std::int64_t k, std::int64_t parts, std::int64_t row,
                           const Int8Panels& panels);
   MatMulBlocks matmul_bf16;
   MatMulBlocks matmul_int8;
-  // The epilogue of product[blocks][count][32], which is rows `first` .. and columns `column` .. of
-  // y; columns beyond its last are left out.
+  // Applies the epilogue to product[blocks][count][32], which is rows `first` .. and columns
+  // `column` .. of y; columns beyond the last of y are left out.
   void (*finish_product)(const float* product, std::int64_t blocks, std::int64_t first,
                          std::int64_t count, std::int64_t column, const ProductEpilogue& epilogue);
 
-  // What products of many rows may round to: kFloat where there are no dot products.
+  // What products of many rows round to: kFloat where there are no dot products. `int8`: whether
+  // activations may be int8.
   DenseRounding (*dense_rounding)(bool int8);
   // 32 columns of a dense weight, from column 32 * block on, in the order in which matmul_dense
   // reads them: dense_block_bytes(k) bytes, 64-byte aligned. Columns past the last are zero.
@@ -197,8 +200,8 @@ struct Kernels {
   void (*matmul_dense)(const std::byte* packed, DenseRounding rounding,
                        const RoundedActivations& activations, std::int64_t first,
                        std::int64_t count, float* out);
-  // One row x[k] times rows [begin, end) of a transposed weight without scales, in f32:
-  // out[row] = x . W[row]. No bit of it depends on `begin` and `end`.
+  // One row x[k] times rows [begin, end) of a transposed weight without scales, in f32: out[row] =
+  // x . W[row]. The bits do not depend on `begin` and `end`.
   void (*dense_dots)(const DenseWeight& weight, const float* x, std::int64_t begin,
                      std::int64_t end, float* out);
   // One row `row` < 32 of a row of blocks, dequantised: out[k].
@@ -233,10 +236,11 @@ struct Kernels {
   // Attention with head elements in the lanes: for up to `few_rows` rows, where reading K and V
   // takes the time.
   void (*attend_few)(const AttentionSweep& sweep);
-  // Attention with query rows in the lanes, `block_rows` at a time: any number of rows. What comes
-  // out for a row depends on its query, on the keys that it sees and on chunk_keys alone: not a bit
-  // of it on the other rows, nor on `keys` and `begin`.
+  // Attention with query rows in the lanes, `block_rows` at a time: any number of rows. The bits of
+  // a row's state depend on its query, on the keys that it sees and on chunk_keys alone, not on the
+  // other rows, nor on `keys` and `begin`.
   void (*attend_many)(const AttentionSweep& sweep);
+  // Bytes of AttentionSweep::scratch.
   std::int64_t (*attention_scratch)(std::int64_t rows, std::int64_t head_size, DataType cache_type,
                                     std::int64_t chunk_keys);
   // Bytes of an element that attend_many multiplies.

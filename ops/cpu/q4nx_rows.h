@@ -13,7 +13,7 @@ struct Q4NXRows {
   // The first row of blocks.
   const std::uint8_t* bytes = nullptr;
   q4nx::Layout layout;
-  // Bytes of each row of blocks; groups that fill up its last block included.
+  // Bytes of a row of blocks, including the groups that pad its last block.
   std::int64_t row_bytes = 0;
   std::int64_t stored_groups = 0;
 
@@ -30,8 +30,8 @@ struct Q4NXRows {
     return rows;
   }
 
-  // Where a group of 32 columns has, in the first row of blocks, 32 scales in bf16, minima (null
-  // where they are -8 times the scales), and its codes in 16 rows.
+  // For a group of 32 columns, in the first row of blocks: its 32 scales and its 32 minima in bf16
+  // (null where minima are -8 times the scales), and its codes of the 16 rows of a strip (0 or 1).
   const std::uint8_t* scales(std::int64_t group) const { return bytes + layout.scales_at(group); }
   const std::uint8_t* minima(std::int64_t group) const {
     return layout.has_minima ? scales(group) + layout.minimum_offset() : nullptr;

@@ -21,19 +21,20 @@ struct Context {
   Activations activations;
 };
 
-// Throws Error for an instruction set that there is not.
+// Throws Error if options.cpu_isa names no available instruction set.
 Context make_context(const DeviceOptions& options);
 
 // Makes the step of one node; throws Error with the reason if this device does not take it.
 using MakeStep = std::unique_ptr<Step> (*)(const Node& node, const Context& context);
 
-// What this device takes of an operator, and how; `make` may refuse more, with the reason.
+// What this device takes of an operator, and how it makes a step of it; `make` may refuse more,
+// with the reason.
 struct Operator {
   Contract contract;
   MakeStep make;
 };
 
-// One list for each source file of this folder.
+// One list for each source file that has operators.
 std::span<const Operator> q4nx_operators();
 std::span<const Operator> q4nx_moe_operators();
 std::span<const Operator> flow_qkv_attention_operators();

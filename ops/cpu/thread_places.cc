@@ -9,10 +9,10 @@
 namespace flownpu::cpu {
 namespace {
 
-// Jobs of fewer tasks a thread say little of how fast it is.
+// Jobs with fewer tasks per thread say little about a thread's speed.
 constexpr std::int64_t kLeastTasks = 4;
-// How much of what a job says is believed: eight jobs of eight tasks a thread, which a product is,
-// tell speeds apart by a hundredth or two.
+// A job moves a thread's speed by 1 / kMemory of the difference that it shows: eight jobs of eight
+// tasks per thread, as a matrix product has, tell speeds apart to within one or two per cent.
 constexpr int kMemory = 8;
 
 }  // namespace
@@ -33,7 +33,8 @@ ThreadPlaces::ThreadPlaces(std::size_t threads, const std::vector<Processor>& pr
     if (cores_.size() <= number) cores_.resize(number + 1, -1);
     cores_[number] = one.core;
   }
-  // A caller on one of the places has it, any other that of the slowest.
+  // The caller has the core that it runs on. Where cores differ in speed, the workers get the
+  // fastest of the others, one each.
   const int number = current_processor();
   const auto here = std::ranges::find(all, number, &Processor::number);
   if (here != all.end()) caller_ = *here;
@@ -75,7 +76,7 @@ void ThreadPlaces::weigh() {
   }
 }
 
-// A thread that did nothing had not woken up.
+// Ignores jobs in which a thread did nothing: it had not woken up.
 void ThreadPlaces::learn(std::span<const std::int64_t> done) {
   const auto threads = static_cast<std::int64_t>(done.size());
   const std::int64_t tasks = std::accumulate(done.begin(), done.end(), std::int64_t{0});

@@ -14,31 +14,33 @@
 namespace flownpu::cpu {
 
 // Threads are numbered; thread 0 is a caller, which runs where the system puts it. The others are
-// workers, each of which is kept on cores that no other worker and, if it can be had, no caller
-// runs on. Left to itself, the system wakes a worker on the core of the caller that wakes it, or on
-// that core's second thread, and has it stand in the caller's way for milliseconds.
+// workers, each of which is kept on cores that no other worker and, if possible, no caller runs on.
+// Left to itself, the system wakes a worker on the core of the caller that wakes it, or on that
+// core's second thread, where it takes time from the caller for milliseconds.
 class ThreadPlaces {
  public:
-  // On computing_processors(processors); with more threads than these, of all processors, each as
-  // if it were a core; with more threads than processors the system decides, and shares are equal.
+  // The places are computing_processors(processors). If there are more threads than these, the
+  // places are all processors, each as if it were a core; if there are more threads than
+  // processors, the system places the threads, and shares are equal.
   ThreadPlaces(std::size_t threads, const std::vector<Processor>& processors);
 
-  // Lets each worker run on its places and nowhere else, if the system does.
+  // Lets each worker run on its places and nowhere else, if the system allows it.
   void keep(std::span<std::thread> workers) const;
-  // Gives a worker the core that the caller has left for one of the worker's. Allocates nothing.
+  // If the caller has moved to a worker's core, gives that worker the core that the caller left.
+  // Allocates nothing.
   void make_room(std::span<std::thread> workers);
 
-  // Where the part of `thread` begins, of [0, whole); that of the number of threads is the end.
+  // Where the part of `thread` in [0, whole) begins; for the number of threads it is `whole`.
   std::uint64_t bound(std::uint64_t whole, std::size_t thread) const {
     return whole * before_[thread].load(std::memory_order_relaxed) /
            before_.back().load(std::memory_order_relaxed);
   }
 
-  // Whether cores differ in speed, so that their parts do: first as the system says, then by what
-  // each did of the jobs before. The parts of cores that do not are equal, since one that did less
-  // had been disturbed.
+  // Whether cores differ in speed, and so in their parts of a job: first as the system reports the
+  // speeds, then by what each did in earlier jobs. Cores of equal speed always get equal parts: one
+  // that did less had been disturbed.
   bool are_uneven() const { return uneven_; }
-  // What each thread did of a job, its tasks.
+  // Learns the threads' speeds from how many tasks of a job each did.
   void learn(std::span<const std::int64_t> done);
 
  private:
@@ -49,11 +51,12 @@ class ThreadPlaces {
 
   bool uneven_ = false;
   Processor caller_;
-  // Dealt out to the workers in turn; one for each where cores differ in speed.
+  // Places, dealt out to the workers in turn; one for each worker where cores differ in speed.
   std::vector<Processor> workers_;
-  // The core of each processor, by its number; -1: not of this process.
+  // The core of each processor, by its number; -1: the process may not run there.
   std::vector<int> cores_;
-  // What the threads before each have of all work; workers read it while a caller changes it.
+  // For each thread, the sum of the weights of those before it. Workers read it while a caller
+  // changes it.
   std::vector<std::atomic<std::uint32_t>> before_;
 };
 

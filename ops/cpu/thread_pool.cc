@@ -16,9 +16,9 @@
 namespace flownpu::cpu {
 namespace {
 
-// Some 220 us of pauses on a Zen 5 (a pause takes 40-140 cycles): with fetching what comes next as
-// long as what passes between two decode steps, so that the next one does not begin by waking
-// workers (50 us), and shorter than what a scheduler's tick would notice.
+// About 220 us of pauses on a Zen 5 (a pause takes 40-140 cycles). Together with the time that
+// fetching ahead takes, this is as long as the time between two decode steps, so that the next step
+// does not begin by waking workers (50 us), and shorter than what a scheduler's tick would notice.
 constexpr int kSpins = 8000;
 
 void pause() {
@@ -31,14 +31,14 @@ void pause() {
 #endif
 }
 
-// The most that all workers fetch ahead: what is read in some 270 us at 30 GB/s, about as long as
-// two decode steps are apart, and a quarter of a third-level cache of 32 MB. Between two jobs of a
-// step there is time for some 256 KB, which its second-level cache holds.
+// The most bytes that all workers together fetch ahead: what is read in some 270 us at 30 GB/s,
+// about the time between two decode steps, and a quarter of a third-level cache of 32 MB. Between
+// two jobs of a step there is time for some 256 KB, which a core's second-level cache holds.
 constexpr std::size_t kFetchedBytes = 8 << 20;
 constexpr std::size_t kCacheLine = 64;
-// Lines that are asked for before a pause: a core that has asked for as many as it can keep track
-// of drops what else it is asked to prefetch. 16 and a pause are 35 GB/s on a Zen 5, of which all
-// were there afterwards; without pauses 80 GB/s, of which little was.
+// Bytes that are prefetched before a pause. A core that already tracks as many requests as it can
+// drops further prefetches. With 16 lines and a pause a Zen 5 fetches 35 GB/s, and all of the lines
+// were in its caches afterwards; without pauses it asked for 80 GB/s, of which little was.
 constexpr std::size_t kFetchedAtOnce = 16 * kCacheLine;
 
 // A share: its first task in the low half, the one after its last in the high half.
@@ -54,7 +54,8 @@ constexpr std::uint64_t kJob = kOpen << 1;
 
 }  // namespace
 
-// A thread's shares of what is expected, as much at a time as a core can keep track of.
+// Prefetches a thread's shares of the expected streams, as much at a time as a core can keep track
+// of.
 class ThreadPool::Fetch {
  public:
   Fetch(const ThreadPool& pool, std::size_t thread)
@@ -62,7 +63,7 @@ class ThreadPool::Fetch {
     take_share();
   }
 
-  // And a pause. False if there was nothing left.
+  // Prefetches the next kFetchedAtOnce bytes and pauses. False if nothing was left.
   bool step() {
     if (at_ == end_) return false;
     constexpr int kSecondLevel = 2;
@@ -80,7 +81,7 @@ class ThreadPool::Fetch {
     const Stream& stream = pool_.expected_[next_++];
     const std::size_t all = stream.bytes.load(std::memory_order_relaxed);
     const std::size_t begin = pool_.places_.bound(all, thread_);
-    // Bounds may change in between.
+    // A caller may move the bounds between the two reads.
     const std::size_t end = std::max(begin, pool_.places_.bound(all, thread_ + 1));
     const std::size_t bytes = std::min(end - begin, left_);
     left_ -= bytes;
@@ -212,7 +213,8 @@ bool ThreadPool::join() {
   return false;
 }
 
-// In this order: a caller who has seen its workers leave does not count them with its next job.
+// The counter before the gate: a caller that has seen its workers leave does not count them with
+// its next job.
 void ThreadPool::leave() {
   computing_.fetch_sub(1, std::memory_order_relaxed);
   gate_.fetch_sub(1, std::memory_order_release);
@@ -228,7 +230,7 @@ void ThreadPool::work(std::size_t thread) {
       while (jobs_.load(std::memory_order_relaxed) == seen && fetch.step()) {
       }
     }
-    // Where all cores compute, spinning would take one from them.
+    // Where all cores compute, a spinning worker would take one from them.
     for (int spin = 0; spin < kSpins && jobs_.load(std::memory_order_acquire) == seen &&
                        computing_.load(std::memory_order_relaxed) < most_;
          ++spin)

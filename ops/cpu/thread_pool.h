@@ -22,13 +22,13 @@ namespace flownpu::cpu {
 
 class ThreadPool {
  public:
-  // The pool of `threads` threads (the caller's included) of this process; 0: one for each core
-  // that computes, within the quota (usable_processors). Sessions with the same number share a
-  // pool, so that two of them do not use more threads than cores.
+  // The process's pool of `threads` threads, the caller's included; 0: one for each core that
+  // computes, within the quota (usable_processors). Sessions with the same number share a pool, so
+  // that two of them do not use more threads than cores.
   static std::shared_ptr<ThreadPool> shared(int threads);
 
   explicit ThreadPool(int threads);
-  // On these processors.
+  // The same, on these processors.
   ThreadPool(int threads, const std::vector<Processor>& processors);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -37,18 +37,18 @@ class ThreadPool {
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Calls task(index), or task(index, thread), for every index in [0, tasks) on all threads, and
-  // returns when all are done. `thread` is below threads(), and another one's while a task runs. A
-  // task must not throw.
+  // returns when all are done. `thread` is below threads(); tasks of a call that run at the same
+  // time get different ones. A task must not throw.
   //
-  // Each thread has a share of consecutive indices, in their order, so that what a kernel fetches
-  // past the end of a task is what the thread reads next; one that is done with its share takes
-  // tasks from the ends of the others'. Shares are equal unless cores differ in speed
-  // (ThreadPlaces).
+  // Each thread takes the indices of its share, a run of consecutive ones, in order, so that what a
+  // kernel prefetches past the end of a task is what its thread reads next. A thread that is done
+  // with its share takes tasks from the ends of the other shares. Shares are equal unless cores
+  // differ in speed (ThreadPlaces).
   //
-  // Callers at the same time, of one pool or of several, do not make more threads compute than
-  // there are cores: workers help while there is a core for them, and leave after their task when a
-  // caller comes that needs it. A caller for whom none is left, or whose pool helps another, does
-  // all tasks alone.
+  // Concurrent callers, of one pool or of several, do not use more threads than there are cores:
+  // workers help while a core is free for them, and leave after their current task when another
+  // caller needs it. A caller that finds no free core, or whose pool is helping another caller,
+  // does all tasks alone.
   template <typename Task>
   void run(std::int64_t tasks, const Task& task) {
     run_erased(
@@ -64,11 +64,11 @@ class ThreadPool {
         &task);
   }
 
-  // From now on `streams` are what coming jobs are taken to read, one after the other, each from
-  // end to end in the order of its tasks; of more than kMostStreams the first. Who has
-  // nothing left to do of a job, a worker also after it, while the caller does what threads cannot
-  // share, fetches its shares of them into its caches. A hint: nothing depends on what is there,
-  // nor on whether it still is.
+  // Announces what coming jobs will read: `streams`, one after the other, each from beginning to
+  // end in the order of its tasks; only the first kMostStreams count. A thread that has nothing
+  // left to do of a job prefetches its shares of them into its caches; a worker does so after the
+  // job as well, while the caller does what threads cannot share. This is a hint: nothing depends
+  // on the contents of that memory, which may even be freed meanwhile.
   static constexpr std::size_t kMostStreams = 16;
   void expect(std::span<const std::span<const std::byte>> streams) {
     for (std::size_t i = 0; i < kMostStreams; ++i) {
@@ -79,10 +79,10 @@ class ThreadPool {
     }
   }
 
-  // Calls task(row) for every row in [0, rows), likewise, but rows that follow one another on one
-  // thread: a core fetches ahead what lies side by side in memory. Runs of 16 rows (of a few KB
-  // each) instead of single ones made rounding a prompt's activations so much faster that the whole
-  // prompt took 4 % less time; few rows are dealt out in four runs a thread.
+  // Calls task(row) for every row in [0, rows) as run() does, but gives each thread runs of
+  // neighbouring rows, because a core fetches ahead what lies side by side in memory. Runs of 16
+  // rows (of a few KB each) instead of single rows made rounding a prompt's activations so much
+  // faster that the whole prompt took 4 % less time; few rows are dealt out in four runs a thread.
   template <typename Task>
   void run_rows(std::int64_t rows, const Task& task) {
     constexpr std::int64_t kMostRows = 16;
@@ -121,7 +121,7 @@ class ThreadPool {
   // cache line of its own.
   struct alignas(64) Share {
     std::atomic<std::uint64_t> range{0};
-    // Tasks that the thread did, of whichever share.
+    // Tasks that the thread has done, from any share.
     std::int64_t done = 0;
   };
 
@@ -132,8 +132,8 @@ class ThreadPool {
   std::vector<Share> shares_;
   std::vector<std::int64_t> done_;
 
-  // Written by a caller while workers may read: one that takes the beginning of a stream and the
-  // length of another fetches what nobody needs, which may be anything.
+  // Written by a caller while workers may read. A worker that combines the beginning of one stream
+  // with the length of another prefetches memory that nobody needs, which does no harm.
   struct Stream {
     std::atomic<const std::byte*> begin{nullptr};
     std::atomic<std::size_t> bytes{0};

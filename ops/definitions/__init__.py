@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model of FlowNPU operators carries with it: their definitions, as model-local functions.
+"""Adds the definitions of FlowNPU's operators to models, as model-local functions.
 
 With them, ONNX Runtime checks and infers the operators, and runs the model with no FlowNPU installed.
 """
@@ -43,15 +43,14 @@ OPERATORS = {
 def add_functions(model: ir.Model) -> None:
     """Gives a model the functions that its FlowNPU nodes need, and no others.
 
-    Sets every such node's `overload` to its variant, the model's opset imports, and an IR version of at least 10.
-    Functions of the domain that were there before are replaced, so that it may be called again after a graph has
-    changed.
+    Also sets the `overload` of every such node to its variant, the model's opset imports, and an IR version of at least
+    10. Existing functions of the domain are replaced, so this may be called again after a graph has changed.
 
     Raises:
         ValueError: A node of the domain has an unknown operator, or attributes or inputs that do not fit it; or the
             model's ONNX opset is older than the functions' bodies.
     """
-    # Whoever inlines a function reads its body with the model's opset, whatever the function imports.
+    # ONNX Runtime inlines a function's body under the model's opset, whatever the function imports.
     if model.opset_imports.get("", OPSET) < OPSET:
         raise ValueError(
             f"[{DOMAIN}] expected a model of ONNX opset {OPSET} or newer, got {model.opset_imports['']}; "
@@ -78,7 +77,7 @@ def add_functions(model: ir.Model) -> None:
 
 
 def _check_signature(node: ir.Node, operator: ModuleType) -> None:
-    """ONNX ignores what a function does not declare; a misspelt attribute would be lost without a word."""
+    """Raises ValueError for undeclared inputs, outputs and attributes, which ONNX would silently ignore."""
     known = [declaration.partition(":")[0] for declaration in operator.ATTRIBUTES]
     unknown = [name for name in node.attributes if name not in known]
     if unknown:

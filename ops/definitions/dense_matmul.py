@@ -3,13 +3,13 @@
 
     Y = activation(X . (W * scale) + bias) + residual               with transposed = 1: W^T, where W is [M, K]
 
-An encoder's projections are these. ONNX Runtime replaces a Cast of a constant by what it makes of it, so a graph that
-casts bfloat16 weights holds them in float32 before any execution provider sees it; this operator keeps them.
+Encoders' projections become this operator. ONNX Runtime replaces a Cast of a constant by its result, so a graph that
+casts bfloat16 weights has them in float32 before any execution provider sees it; this operator keeps the stored type.
 
 Inputs:
     X float32 [..., K]
     W float32, bfloat16, float16 or int8 [K, M], or [M, K] with transposed = 1; a constant
-    scale float32 [M], optional: of an int8 weight, one for each column of the result
+    scale float32 [M], optional: the scales of an int8 weight, one for each column of the result
     bias float32 [M], optional
     residual float32 that broadcasts with the product, optional
 Output: Y float32 [..., M]
@@ -34,15 +34,15 @@ NAME = "DenseMatMul"
 INPUTS = ("X", "W", "scale", "bias", "residual")
 OUTPUTS = ("Y",)
 ATTRIBUTES = ('activation: string = "none"', "transposed: int = 0")
-# Each activation's words among the features, and its statement.
+# The activations, and the attributes of the Gelu node that computes each.
 ACTIVATIONS = {"none": "", "gelu": '<approximate = "none">', "gelu_tanh": '<approximate = "tanh">'}
 
 
 def features(node: ir.Node) -> list[str]:
-    """What this node has of "transposed", "scale", "bias", "gelu" or "tanh", "residual": its variant.
+    """The variant of a node: which of "transposed", "scale", "bias", "gelu" or "tanh", and "residual" it has.
 
     Raises:
-        ValueError: X or W is missing, or an attribute has a value that it cannot have.
+        ValueError: X or W is missing, or an attribute has an invalid value.
     """
     require_inputs(node, INPUTS[:2])
     activation = node.attributes["activation"].value if "activation" in node.attributes else "none"
@@ -103,7 +103,7 @@ def reference(
     activation: str = "none",
     transposed: int = 0,
 ) -> NDArray[np.float64]:
-    """The equation in float64."""
+    """Computes the equation in float64; arguments are the operator's inputs and attributes."""
     w = weight.astype(np.float64)
     if transposed:
         w = w.T

@@ -31,7 +31,7 @@ def function(overload: str) -> ir.Function:
 def reference(
     query: NDArray[Any], *inputs: Any, **attributes: Any
 ) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[Any]]:
-    """The operator in float64.
+    """Computes the operator in float64; arguments and results are those of FlowQKVAttention's reference.
 
     Raises:
         ValueError: `query` has more than one token.

@@ -1,45 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlowQKVAttention: attention of S new tokens over the KV cache, which it appends to.
 
-For a query head h, with keys and values k, v of its group floor(h G / H), positions p of queries and j of keys:
+For a query head h, with the keys k and values v of its KV head floor(h G / H), positions p of queries and j of keys:
 
     s(p, j) = softcap(scale q_p . k_j) + attention_bias(p, j)          softcap(x) = c tanh(x / c), or x where c <= 0
     o_p = sum_j exp(s(p, j) - m_p) v_j / (sum_j exp(s(p, j) - m_p) + exp(head_sink_h - m_p)),   m_p = max_j s(p, j)
                                                                            (Gemma3 on NPU, equations 6 to 12)
 
-over the keys j <= p or in p's block (causal), with j > p - local_window_size (SWA; -1: all), or all keys (causal = 0:
-NCA). Before that, with norm weights, every head of q and k is RMS-normalised; with do_rotary, rotated by its position.
-New keys and values are rounded to the cache's type before anything reads them, so that the result does not depend on
-how a prompt was split into calls.
+over the keys j <= p or in p's block (causal), with j > p - local_window_size (sliding-window attention; -1: no window),
+or over all keys (causal = 0: non-causal attention). Before that, with norm weights, every head of q and k is
+RMS-normalised; then, with do_rotary, rotated by its position. New keys and values are rounded to the cache's type
+before anything reads them, so that the result does not depend on how a prompt was split into calls.
 
-A block is a run of this call's tokens that see one another in both directions, as those of a picture do. A window hides
-what lies behind it from them as from all others: window and (causal or same block), which is what transformers gives
-Gemma3's sliding layers. Tokens of earlier calls and padding are in no block: where a block is cut into calls, its first
-part does not see the second.
+A block is a run of this call's tokens that see one another in both directions, such as those of a picture. The window
+also applies to them: a key is seen if it is in the window, and causal or in the same block, as in the sliding layers of
+transformers' Gemma3. Tokens of earlier calls and padding are in no block: if a block is split into several calls, its
+first part does not see the second.
 
 Inputs (B batch, S new tokens, T tokens so far in the longest row, H query heads, G KV heads, d head size):
     query float32 [B, S, H d], or packed QKV [B, S, (H + 2 G) d] where key and value are absent;  key, value [B, S, G d]
-    past_key, past_value [B, G, P, d], float32, bfloat16 or float16, or int8 [B, G, P, d + 4], rows of codes with a
-        scale each (int8_cache.py), optional; P is their capacity and may be 0
-    seqlens_k int32 [B] or [B, 1], tokens so far of each row, less 1
-    total_sequence_length int32, scalar or [1], T.  Both may be absent where past is: T = S for every row.
+    past_key, past_value [B, G, P, d], float32, bfloat16 or float16, or int8 [B, G, P, d + 4], rows of codes followed by
+        their scale (int8_cache.py), optional; P is their capacity and may be 0
+    seqlens_k int32 [B] or [B, 1], the number of tokens so far in each row, less 1
+    total_sequence_length int32, scalar or [1], T.  Both may be absent without a past: then T = S in every row.
     cos_cache, sin_cache float32 [positions, d/2];  position_ids int64 [B, S], optional: the position of each token;
-        with counted_prompt, the tokens of a first prompt (S = T) count on from position_ids[0, 0] instead, in every row
+        with counted_prompt, a first prompt (S = T) has the positions from position_ids[0, 0] on in every row instead
     attention_bias float32 [B or 1, H or 1, S, T], optional
     q_norm_weight, k_norm_weight float32 [d], optional, only together
     bidirectional_blocks int32 [B, S], optional: the number of each token's block, above 0 and growing from one block to
-        the next in a row; others are in none. Changes nothing where S = 1 or causal = 0.
-    head_sink float32 [H], optional: the score of a key whose value is 0, which every query of the head sees; without
-        it, its term in the denominator is 0.
+        the next in a row; 0 or less for tokens in no block. Changes nothing if S = 1 or causal = 0.
+    head_sink float32 [H], optional: the score of an additional key with value 0, which every query of the head sees;
+        without it, the term in the denominator is 0.
 Outputs:
     output float32 [B, S, H d]
-    present_key, present_value [B, G, max(P, T), as past], in past's type, float32 without past. With
-        sliding_window_cache their capacity is past's, C >= W = local_window_size, and of a row of t tokens they hold
+    present_key, present_value [B, G, max(P, T), last dimension of past], in past's type, float32 without past. With
+        sliding_window_cache their capacity C is past's, C >= W = local_window_size, and for a row of t tokens they hold
         the L newest in order: L = t if t <= C, else t - (C - W + 1) ceil((t - C) / (C - W + 1)).
-        Rows past the last token of a batch row are unspecified.
+        Rows behind the last token of a batch row are unspecified.
 
-Positions: where S = T (a first prompt) nothing has passed in any row, else seqlens_k[b] + 1 - S tokens have. The rows
-of a ragged batch are padded on the right; what the operator gives for padding is unspecified.
+Positions: if S = T (a first prompt) the past is empty in every row, else row b has seqlens_k[b] + 1 - S past tokens.
+The rows of a ragged batch are padded on the right; the output for padding is unspecified.
 
 Attributes: num_heads, kv_num_heads, head_size (integers, required); scale (0: 1/sqrt(d)); softcap (0 and below: none);
 local_window_size (-1: none); causal (1); do_rotary (0); rotary_interleaved (0); qk_norm_epsilon (1e-6);
@@ -104,7 +104,7 @@ PAIRS = (
     ("cos_cache", "sin_cache"),
     ("q_norm_weight", "k_norm_weight"),
 )
-# Attributes that choose a variant, and their defaults.
+# Attributes that change the body of the definition, and their defaults.
 MODES = {"local_window_size": -1, "causal": 1, "do_rotary": 0, "sliding_window_cache": 0, "counted_prompt": 0}
 
 
@@ -152,7 +152,7 @@ def features(node: ir.Node) -> list[str]:
         "windowed": modes["sliding_window_cache"],
         "noncausal": not modes["causal"],
         "sink": has["head_sink"],
-        # All see one another anyway where nothing is causal.
+        # Without a causal mask all tokens see one another anyway.
         "blocks": modes["causal"] and has["bidirectional_blocks"],
     }
     return [name for name, is_there in found.items() if is_there]
@@ -204,7 +204,7 @@ def reference(
     counted_prompt: int = 0,
     chunk: int = 64,
 ) -> tuple[NDArray[np.float64], Array, Array]:
-    """The operator in float64, by equations 6 to 12: online softmax over chunks of `chunk` keys.
+    """Computes the operator in float64, by equations 6 to 12: online softmax over chunks of `chunk` keys.
 
     What the operator leaves unspecified is 0 here.
 
@@ -239,7 +239,7 @@ def reference(
     columns = head_size + (SCALE_BYTES if past_key.dtype == np.int8 else 0)
     present = [np.zeros((batch, kv_num_heads, capacity, columns), past_key.dtype) for _ in range(2)]
     for b, (total, past) in enumerate(zip(totals, pasts, strict=True)):
-        # Every key of this row that is still there, of which the first is that of position `first`.
+        # All keys of this row that the cache still holds, which begin with position `first`, and the new ones.
         resident = resident_tokens(past, past_capacity, local_window_size) if sliding_window_cache else past
         first = past - resident
         keys, values = (
@@ -276,14 +276,14 @@ def reference(
 
 
 def _stored(x: Array, dtype: Any) -> Array:
-    """Rows [.., d] as a cache of that type has them."""
+    """Rows [.., d] converted to a cache's type; with int8 to rows of codes and scale [.., d + 4]."""
     return quantise_rows(x) if dtype == np.int8 else x.astype(dtype)
 
 
 def resident_tokens(tokens: int, capacity: int, window: int) -> int:
-    """L(T): how many of `tokens` positions a window-sized cache of that capacity holds; they are the newest.
+    """L(T): how many of `tokens` positions a window-sized cache of that capacity holds, always the newest.
 
-    When the cache is full, everything but the window is dropped at once: `capacity - window + 1` positions of it.
+    When the cache is full, the `capacity - window + 1` oldest positions are dropped at once.
     """
     dropped_at_once = capacity - window + 1
     return tokens if tokens <= capacity else tokens - dropped_at_once * -(-(tokens - capacity) // dropped_at_once)
@@ -311,14 +311,14 @@ def _online_softmax(
     sink: Array | None,
     chunk: int,
 ) -> Array:
-    """Attends in one batch row: q [H, S, d], keys, values [G, J, d], addend [H, S, J], -inf if masked -> [H, S, d]."""
+    """Attention in one batch row: q [H, S, d], keys, values [G, J, d], addend [H, S, J] (-inf: masked) -> [H, S, d]."""
     heads, new, head_size = q.shape
     keys, values = (
         (dequantise_rows(a) if a.dtype == np.int8 else a).astype(np.float64)[:, None] for a in (keys, values)
     )  # [G, 1, J, d]
-    groups = (len(keys), heads // len(keys), new, -1)  # heads that share keys are one dimension, over which they repeat
+    groups = (len(keys), heads // len(keys), new, -1)  # the heads that share keys are an axis of their own
     q, addend = q.reshape(groups), addend.reshape(groups)
-    # A sink is a key whose value is 0, seen before all others.
+    # A sink is a key with value 0, which is processed before all others.
     unseen = np.full(heads, -np.inf) if sink is None else sink.astype(np.float64)
     m_left = np.broadcast_to(unseen[:, None, None], (heads, new, 1)).reshape(groups)
     l_left = np.full(m_left.shape, float(sink is not None))
@@ -328,7 +328,7 @@ def _online_softmax(
         s = scale * q @ keys[:, :, part].swapaxes(2, 3)  # (6)
         s = (softcap * np.tanh(s / softcap) if softcap > 0 else s) + addend[..., part]
         m = np.maximum(s.max(axis=-1, keepdims=True), m_left)  # (7)
-        shift = np.where(np.isfinite(m), m, 0.0)  # nothing was visible yet
+        shift = np.where(np.isfinite(m), m, 0.0)  # -inf: no key was visible so far
         f = np.exp(s - shift)  # (8)
         c = np.exp(m_left - shift)  # (9)
         l_left = c * l_left + f.sum(axis=-1, keepdims=True)  # (10)

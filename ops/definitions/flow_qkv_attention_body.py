@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The body of FlowQKVAttention's definition, in ONNX's textual syntax: what stock ONNX Runtime runs.
 
-What has a name without an underscore is also in the body of PagedAttention's.
+Parts whose names do not begin with an underscore are also used in PagedAttention's definition.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from flownpu.ops.definitions.int8_cache import dequantised, quantised
 
 __all__ = ["NORM", "NO_NORM", "NO_ROTARY", "ROTARY", "SCORES", "WEIGHTS", "body"]
 
-# The body's steps. q0..q3, k0..k4 and v0..v4 are the queries, keys and values after each of them.
+# The steps of the body. q0..q3, k0..k4 and v0..v4 are the queries, keys and values after successive steps.
 _SHAPES = """
     minus_one = Constant <value_ints = [-1]> ()
     zero = Constant <value_ints = [0]> ()
@@ -54,8 +54,9 @@ _LENGTHS = """
     lengths = Reshape (seqlens_k, minus_one)
     total = Reshape (total_sequence_length, minus_one)
 """
-# Max of one value, not Identity: where S is known, ONNX carries its value on from Shape as int64, whatever it is cast
-# to, and the inference of GroupQueryAttention fails on that type. It carries none through Max.
+# Max of one value instead of Identity: if S is known, ONNX's shape inference propagates its value from Shape as int64
+# even through a Cast, and the inference of GroupQueryAttention fails on that type. It does not propagate values through
+# Max.
 _NO_LENGTHS = """
     batch = Shape <start = 0, end = 1> (q2)
     one = Constant <value = int32 {1}> ()
@@ -63,7 +64,7 @@ _NO_LENGTHS = """
     lengths = Expand (last, batch)
     total = Max (new)
 """
-# How many tokens each row of the batch had before, [batch, 1], and the new ones' places behind them, [tokens].
+# The number of past tokens of each row, [batch, 1], and the offsets of the new tokens from there, [tokens].
 _PAST_TOKENS = """
     one32 = Constant <value = int32[1] {1}> ()
     is_first_prompt = Equal (new, total)
@@ -83,7 +84,7 @@ _PAST_TOKENS = """
 _POSITIONS = """
     positions = Add (past_column, offsets)
 """
-# The positions that are given, or, of a first prompt, the first of them and those that follow it.
+# The positions that are given, or, for a first prompt with counted_prompt, the first of them and those that follow it.
 _GIVEN_POSITIONS = """
     positions = Identity (position_ids)
 """
@@ -102,7 +103,8 @@ NO_ROTARY = """
     q3 = Identity (q2)
     k3 = Identity (k2)
 """
-# Rounding through the cache's type, there and back. GroupQueryAttention's CPU kernels have no bfloat16.
+# Rounds keys and values by a Cast to the cache's type, and casts them and the past back to float32, because
+# GroupQueryAttention's CPU kernels have no bfloat16.
 _CAST = """
     k_stored = CastLike (k3, past_key)
     v_stored = CastLike (v2, past_value)
@@ -111,7 +113,7 @@ _CAST = """
     past_k32 = Cast <to = 1> (past_key)
     past_v32 = Cast <to = 1> (past_value)
 """
-# In int8 each head's row by itself.
+# For an int8 cache, the same by quantising and dequantising each head's row.
 _INT8 = "".join(
     [
         """
@@ -128,14 +130,15 @@ _INT8 = "".join(
         dequantised("past_value", "past_v32"),
     ]
 )
-# ONNX Runtime takes present's capacity for past's, by its name, and would put a present that grows into the memory of a
-# past that was cast: a Reshape to -1 has no name.
+# ONNX Runtime takes the capacities of past and present for equal if their symbolic names are, and would put a present
+# that grows into the memory of the cast past. A dimension that Reshape infers from -1 has no name, which prevents that.
 _PAST = """
     cache_shape = Concat <axis = 0> (zero, zero, minus_one, channels)
     past_k = Reshape (past_k32, cache_shape)
     past_v = Reshape (past_v32, cache_shape)
 """
-# GroupQueryAttention's CPU kernel continues a prompt (S > 1 after a past) in one batch row only; the operator in any.
+# GroupQueryAttention's CPU kernel can continue a prompt (S > 1 after a past) only for a batch of 1, the operator for
+# any.
 _ATTENTION = """
     {output}, present_k, present_v = com.microsoft.GroupQueryAttention <
         num_heads: int = @num_heads, kv_num_heads: int = @kv_num_heads, scale: float = @scale,
@@ -146,16 +149,16 @@ _PRESENT = """
     present_key = CastLike (present_k, past_key)
     present_value = CastLike (present_v, past_value)
 """
-# Rows that came out of an int8 cache are the same when they go back.
+# Quantising rows that came out of an int8 cache gives the same rows again.
 _INT8_PRESENT = quantised("present_k", "present_key") + quantised("present_v", "present_value")
 _NO_PRESENT = """
     present_key = Identity (present_k)
     present_value = Identity (present_v)
 """
 
-# GroupQueryAttention keeps the cache, but cannot look ahead in blocks: this computes the output beside it, over the P
-# rows of the past, of which L are there, and the new keys behind them. A key's place is its position, counted from the
-# first new token on: -L .. -1 in the past.
+# With bidirectional blocks GroupQueryAttention only appends to the cache, since it has no such mask: the output is
+# computed here, over the P rows of the past, of which the first L hold tokens, and the new keys behind them. A key's
+# place is its position relative to the first new token: -L .. -1 in the past.
 _BLOCK_HEADS = """
     by_group = Concat <axis = 0> (zero, zero, kv_heads, minus_one, channels)
     q_split = Reshape (q3, by_group)
@@ -179,7 +182,7 @@ _BLOCK_HEADS = """
     is_in_row = Less (new_places, row_tokens)
     new_blocks = Where (is_in_row, bidirectional_blocks, zero32)
 """
-# L tokens of the past are there: all, or what a window-sized cache holds.
+# `held` is L: all past tokens, or those that a window-sized cache holds.
 _ALL_HELD = """
     held = Identity (past_column)
 """
@@ -197,7 +200,7 @@ _BLOCK_CAPACITY = """
     capacity_1 = Shape <start = 2, end = 3> (past_key)
     capacity = Reshape (capacity_1, empty_shape)
 """
-# What lies behind the L rows is unspecified: no query sees it, and its values count as 0.
+# The contents behind the L rows are unspecified: no query sees them, and their values are replaced by 0.
 _BLOCK_PAST = """
     past_rows = Range (start, capacity, step)
     past_places = Sub (past_rows, held)
@@ -259,7 +262,7 @@ SCORES = """
     capped = Mul (bent, divisor)
     s0 = Where (is_capped, capped, scaled)
 """
-# attention_bias by key: its columns are positions.
+# Gathers attention_bias, whose columns are positions, for each key.
 _BLOCK_BIAS = """
     at = Add (places, past_column)
     last_total = Sub (total, one32)
@@ -286,7 +289,7 @@ WEIGHTS = """
     weights = Softmax <axis = -1> (s2)
     o_alone = MatMul (weights, values)
 """
-# What the sink leaves to the keys: l / (l + e^sink) is the sigmoid of log l - sink.
+# Scales the output by the share that the sink leaves to the keys: l / (l + e^sink) = sigmoid(log l - sink).
 _BLOCK_SINK = """
     last_axis = Constant <value_ints = [-1]> ()
     log_sum = ReduceLogSumExp <keepdims = 1> (s2, last_axis)
@@ -307,17 +310,17 @@ _BLOCK_OUTPUT = """
 
 
 def body(overload: str, tokens: int = 0) -> str:
-    """The statements of one variant.
+    """The statements of one variant's definition, in ONNX's textual syntax.
 
     Args:
-        overload: Its features.
-        tokens: The only S that it takes; 0 for any.
+        overload: The variant's features, joined by "_".
+        tokens: The only number of new tokens S that the variant takes; 0 for any.
     """
     found = set(overload.split("_"))
     past = "past" in found
     positions = _COUNTED_POSITIONS if "counted" in found else _GIVEN_POSITIONS if "positions" in found else _POSITIONS
     needs_past = positions != _GIVEN_POSITIONS and "rotary" in found
-    # One token is a block of its own.
+    # For a single token blocks change nothing.
     has_blocks = "blocks" in found and tokens != 1
     k, v = ("k4", "v4") if past else ("k3", "v2")
     inputs = ["q3", k, v, *(("past_k", "past_v") if past else ("", ""))]
@@ -325,7 +328,7 @@ def body(overload: str, tokens: int = 0) -> str:
     inputs += ["", "", "", "attention_bias" if "bias" in found else "", "head_sink" if "sink" in found else ""]
     while not inputs[-1]:
         inputs.pop()
-    # Attributes that older releases of ONNX Runtime do not know are there only where they are needed.
+    # Attributes that older releases of ONNX Runtime do not know are only written where they are needed.
     more = (", sliding_window_cache = 1" if "windowed" in found else "") + (
         ", causal = 0" if "noncausal" in found else ""
     )

@@ -3,7 +3,7 @@
 
     y_acc += dequant(w) . a        over the blocks w of W and the parts a of X        (Gemma3 on NPU, equation 15)
 
-Inputs, output and attributes are those of Q4NXMatMul; the product of X's leading dimensions is 1.
+Inputs, output and attributes are those of Q4NXMatMul; the product of X's leading dimensions must be 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["ATTRIBUTES", "INPUTS", "NAME", "OUTPUTS", "features", "function", "h
 
 NAME = "FusedDQP"
 
-# More than one row would make the reshaped row longer than K, and the product fail.
+# With more than one row the reshaped row is longer than K, so that the product fails.
 _ONE_ROW = """
     one_row = Constant <value_ints = [1, -1]> ()
     row = Reshape (X, one_row)
@@ -43,7 +43,7 @@ def function(overload: str) -> ir.Function:
 
 
 def reference(x: NDArray[Any], blocks: NDArray[np.uint8], *inputs: Any, **attributes: Any) -> NDArray[np.float64]:
-    """The equation in float64.
+    """Computes the operator in float64; arguments are those of Q4NXMatMul's reference.
 
     Raises:
         ValueError: `x` has more than one row.

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of an int8 KV cache: the d codes of a head's key or value, then their scale, four bytes of a float32.
+"""Rows of an int8 KV cache: the d codes of a head's key or value, then their scale as the four bytes of a float32.
 
     scale = bf16(max |x| / 127),   code = round(x / scale),   x' = scale * code          (to nearest, ties to even)
 
 so |x - x'| <= scale / 2, which is at most max |x| / 253: the scale's own rounding, 2^-9 of it, leaves the largest
-element the code 127 or -127. A scale of 8 bits times a code of 7 is exact in float32, and a row that came out of a
-cache is the same row when it is rounded again. Scales below 2^-126 are 0. A row with what is not finite is NaN.
+element the code 127 or -127. A scale of 8 significant bits times a code of 7 bits is exact in float32, and a
+dequantised row gives the same row when it is quantised again. Scales below 2^-126 are 0. A row with a NaN or an
+infinity gets the scale NaN.
 
 The scale's bytes are little-endian, as float32 lies in memory; the lower two are 0.
 """
@@ -30,7 +31,7 @@ _SMALLEST_SCALE = 2.0**-126
 
 
 def quantise_rows(x: Array) -> NDArray[np.int8]:
-    """Float [.., d] -> int8 [.., d + 4]."""
+    """Quantises rows: float [.., d] -> int8 [.., d + 4]."""
     x = np.asarray(x, np.float32)
     with np.errstate(invalid="ignore"):
         raw = np.abs(x).max(axis=-1, keepdims=True, initial=0) / np.float32(_LARGEST_CODE)
@@ -41,18 +42,18 @@ def quantise_rows(x: Array) -> NDArray[np.int8]:
 
 
 def dequantise_rows(rows: NDArray[np.int8]) -> NDArray[np.float32]:
-    """int8 [.., d + 4] -> float32 [.., d], exactly."""
+    """Dequantises rows exactly: int8 [.., d + 4] -> float32 [.., d]."""
     scale = np.ascontiguousarray(rows[..., -SCALE_BYTES:]).view(np.float32)
     return np.asarray(rows[..., :-SCALE_BYTES].astype(np.float32) * scale, np.float32)
 
 
 def quantised(x: str, rows: str) -> str:
-    """Statements that make `rows` of the value `x`, as `quantise_rows`, in ONNX's textual syntax.
+    """Statements in ONNX's textual syntax that compute the value `rows` from the value `x`, as `quantise_rows` does.
 
-    Take `minus_one` from those before them, the integers [-1]. ONNX has no operator for the bits of a float before
-    opset 26: the exponent is how many powers of two the scale reaches.
+    They use the value `minus_one`, the integers [-1], which earlier statements must define. Before opset 26 ONNX has no
+    operator for the bits of a float: the exponent is found by counting the powers of two that the scale reaches.
     """
-    # Times 0: NaN where something is not finite.
+    # {rows}_zeros, x times 0, is NaN where x is not finite.
     return f"""
     {rows}_powers = Constant <value = float[254] {{{", ".join(f"{2.0**e:.9e}" for e in range(-126, 128))}}}> ()
     {rows}_codes_most = Constant <value = float {{{_LARGEST_CODE}}}> ()
@@ -107,9 +108,10 @@ def quantised(x: str, rows: str) -> str:
 
 
 def dequantised(rows: str, x: str) -> str:
-    """Statements that make the float32 value `x` of `rows`, as `dequantise_rows`.
+    """Statements in ONNX's textual syntax that compute the float32 value `x` from `rows`, as `dequantise_rows` does.
 
-    Take `minus_one`, `zero` and `channels` from those before them: the integers [-1], [0] and [d].
+    They use the values `minus_one`, `zero` and `channels`, the integers [-1], [0] and [d], which earlier statements
+    must define.
     """
     powers = ", ".join(["0", *(f"{2.0**e:.9e}" for e in range(-126, 128)), "0"])
     return f"""

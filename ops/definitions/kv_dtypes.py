@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of past and present that FlowQKVAttention takes, by the names that users give them."""
+"""The types of KV caches that FlowQKVAttention takes, by the names that users write (`--kv-dtype`)."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ KV_DTYPES = {
 
 
 def cache_columns(dtype: ir.DataType, head_size: int) -> int:
-    """Elements of a row of a KV cache of that type: those of a head, and the bytes of an int8 row's scale."""
+    """The number of elements in a row of a KV cache: the head size, and with int8 the bytes of the row's scale."""
     return head_size + (SCALE_BYTES if dtype == ir.DataType.INT8 else 0)

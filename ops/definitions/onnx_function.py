@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX functions written as text: the form in which every operator of FlowNPU is defined.
+"""Builds ONNX functions from text, the form in which every operator of FlowNPU is defined.
 
-One operator has several *variants*: with and without a bias, with packed or separate queries, keys and values, and so
-on. A function's body cannot ask whether an optional input is there, so each variant is a function of its own. All
-variants of an operator share domain and name, and differ in their `overload` (IR version 10), which names the
-features that the variant has: "bias_residual". A node says in its own `overload` which of them it means; execution
-providers see domain, name, inputs and attributes, the same as ever.
+An operator has several *variants*: with and without a bias, with packed or separate queries, keys and values, and so
+on. A function's body cannot ask whether an optional input is present, so each variant is a function of its own. All
+variants of an operator share domain and name, and differ in their `overload` (IR version 10), which names the features
+that the variant has: "bias_residual". A node's own `overload` selects its variant. To execution providers it makes no
+difference: they look at domain, name, inputs and attributes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 DOMAIN = "ai.flownpu"
 VERSION = 1
-# `overload` came with IR version 10.
+# The first IR version with `overload`.
 IR_VERSION = 10
-# The bodies use no operator that changed between this opset and 26, and none that is newer: Gelu came with 20. A low
-# number lets the function into older models too, GenAI's exports among them (21).
+# The bodies use only operators that exist in this opset (the newest, Gelu, since 20) and did not change up to opset 26.
+# A low number allows the functions in older models, too, such as GenAI's exports (opset 21).
 OPSET = 21
 _OPSETS = f'["": {OPSET}, "com.microsoft": 1, "{DOMAIN}": {VERSION}]'
 
@@ -40,11 +40,11 @@ def build(
 
     Args:
         name: The operator's name.
-        overload: The variant; empty for the plain one.
+        overload: The variant's features, joined by "_"; empty for the variant without any.
         attributes: Names of required attributes ("M"), and declarations of those with a default ("causal: int = 1").
-        inputs: All inputs of the operator, those that this variant does not use included.
+        inputs: All inputs of the operator, including those that this variant does not use.
         outputs: All outputs of the operator.
-        body: Statements, one a line.
+        body: The statements of the body, one on each line.
     """
     header = f'<domain: "{DOMAIN}", overload: "{overload}", opset_import: {_OPSETS}>'
     signature = f"{name} <{', '.join(attributes)}>" if attributes else name
@@ -56,7 +56,7 @@ def integer(node: ir.Node, name: str) -> int:
     """A required integer attribute of a node.
 
     Raises:
-        ValueError: It is missing, or no integer.
+        ValueError: The attribute is missing, or no integer.
     """
     attribute = node.attributes.get(name)
     if attribute is None or attribute.type != ir.AttributeType.INT:
@@ -70,7 +70,7 @@ def positive(node: ir.Node, name: str) -> int:
     """A required integer attribute of a node that is at least 1.
 
     Raises:
-        ValueError: It is missing, no integer, or less than 1.
+        ValueError: The attribute is missing, no integer, or less than 1.
     """
     found = integer(node, name)
     if found < 1:
@@ -79,15 +79,15 @@ def positive(node: ir.Node, name: str) -> int:
 
 
 def has_input(node: ir.Node, index: int) -> bool:
-    """Whether an optional input is there."""
+    """Whether the optional input at `index` is present."""
     return index < len(node.inputs) and node.inputs[index] is not None
 
 
 def require_inputs(node: ir.Node, names: Sequence[str]) -> None:
-    """Checks that the first inputs of a node are there.
+    """Checks that the first inputs of a node, those called `names`, are present.
 
     Raises:
-        ValueError: One is missing.
+        ValueError: An input is missing.
     """
     for i, name in enumerate(names):
         if not has_input(node, i):

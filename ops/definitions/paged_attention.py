@@ -1,30 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """PagedAttention: attention of the new tokens of several sequences in one call, over a KV cache in blocks.
 
-What each token sees and what comes out is FlowQKVAttention's (causal, with or without a window): QK-norm and RoPE of
-every head at the token's position, keys and values rounded to the cache's type before anything reads them, and
+Each token attends as in FlowQKVAttention (causal, with or without a window): QK-norm and RoPE of every head at the
+token's position, keys and values rounded to the cache's type before anything reads them, and
 
     o_p = sum_j exp(s(p, j) - m_p) v_j / sum_j exp(s(p, j) - m_p),   s(p, j) = softcap(scale q_p . k_j),
     m_p = max_j s(p, j)                                              (Gemma3 on NPU, equations 6 to 12)
 
-over the keys j <= p of the token's own sequence, with j > p - local_window_size where there is a window. The new tokens
-of all sequences stand one after the other; a sequence may bring a whole prompt, a part of one, or the token that it was
-given last. A token's output does not depend on the other sequences of the call, nor on how its own was cut into calls.
+over the keys j <= p of the token's own sequence, with j > p - local_window_size if there is a window. The new tokens of
+all sequences are concatenated; those of a sequence may be a whole prompt, a part of one, or the token that was
+generated last. A token's output does not depend on the other sequences of the call, nor on how its own sequence was
+split into calls.
 
-Key and value of position j of sequence b are row j % S of block block_table[b, j // S], which the new ones are written
-to. Sequences may share blocks that they only read: a common prefix. That is ORT GenAI's contract for paged models.
+The key and value of position j of sequence b are in row j % S of block block_table[b, j // S]; new ones are written
+there. Sequences may share blocks that they only read, those of a common prefix. This follows ORT GenAI's contract for
+paged models.
 
 Inputs (N new tokens, B sequences, P blocks of S rows, M blocks of a sequence, H query heads, G KV heads, d head size):
     query float32 [N, (H + 2 G) d], packed QKV
     key_cache, value_cache [P, S, G, d], float32, bfloat16 or float16
-    cumulative_sequence_lengths int32 [B + 1]: sequence b brings tokens [c[b], c[b + 1]); from 0 to N
-    past_sequence_lengths int32 [B]: tokens of each sequence that are in the cache
-    block_table int32 [B, M]; what stands behind a sequence's last block is not looked at
+    cumulative_sequence_lengths int32 [B + 1]: c, from 0 to N; tokens c[b] .. c[b + 1] - 1 are those of sequence b
+    past_sequence_lengths int32 [B]: the number of tokens of each sequence that are in the cache already
+    block_table int32 [B, M]; entries behind a sequence's last block are ignored
     cos_cache, sin_cache float32 [positions, d/2], with do_rotary
     q_norm_weight, k_norm_weight float32 [d], optional, only together
 Outputs:
     output float32 [N, H d]
-    key_cache_out, value_cache_out: the caches with the new rows; the same memory, where the caller binds it so
+    key_cache_out, value_cache_out: the caches with the new rows; the caller may bind them to the caches' own memory
 
 Attributes: num_heads, kv_num_heads, head_size (integers, required); scale (0: 1/sqrt(d)); softcap (0 and below: none);
 local_window_size (-1: none); do_rotary (0); rotary_interleaved (0); qk_norm_epsilon (1e-6).
@@ -72,7 +74,7 @@ ATTRIBUTES = (
     "qk_norm_epsilon: float = 0.000001",
 )
 
-# The sequence of each token, and its position in it, [N].
+# The sequence of each token, and the token's position in its sequence, [N].
 _POSITIONS = """
     minus_one = Constant <value_ints = [-1]> ()
     zero = Constant <value_ints = [0]> ()
@@ -99,7 +101,7 @@ _POSITIONS = """
     position = Add (past, place)
     positions = Unsqueeze (position, axis_0)
 """
-# Queries, keys and values, [1, N, heads d], as FlowQKVAttention's body has them.
+# Queries, keys and values, [1, N, heads, d], under the names that the parts of FlowQKVAttention's body use.
 _HEADS = """
     num_heads_scalar = Constant <value_int: int = @num_heads> ()
     kv_num_heads_scalar = Constant <value_int: int = @kv_num_heads> ()
@@ -117,8 +119,8 @@ _FLAT = """
     q2 = Reshape (q1, by_token)
     k2 = Reshape (k1, by_token)
 """
-# The caches as rows [P S, G, d]; in float32, for not every build of ONNX Runtime scatters bfloat16. Rounding through
-# the cache's type, there and back, is exact for what was in the cache.
+# Writes the new rows to the caches as rows [P S, G, d], in float32, because not every build of ONNX Runtime has
+# ScatterND for bfloat16. Casting the old rows to float32 and back does not change them.
 _STORE = """
     rows_1 = Shape <start = 1, end = 2> (key_cache)
     rows = Reshape (rows_1, no_axes)
@@ -151,8 +153,8 @@ _STORE = """
     key_cache_out = CastLike (k_out, key_cache)
     value_cache_out = CastLike (v_out, value_cache)
 """
-# For each token all rows that its sequence's part of the table names, [N, M S]: a key's position is its place there.
-# What the token does not see is unspecified, and its value counts as 0.
+# For each token, reads all rows of the blocks in its sequence's row of the table, [N, M S]: a key's index there is its
+# position. Rows that the token does not see may hold anything, so their values are replaced by 0.
 _READ = """
     zero_float = Constant <value = float {0}> ()
     token_table = Gather (table, sequence)
@@ -253,7 +255,7 @@ def reference(
     head_size: int,
     **attributes: Any,
 ) -> tuple[NDArray[np.float64], Array, Array]:
-    """The operator in float64: of each sequence, FlowQKVAttention over its blocks, one after the other.
+    """Computes the operator in float64: for each sequence in turn, FlowQKVAttention over its blocks.
 
     Returns:
         output [N, H d], and the caches in their type.

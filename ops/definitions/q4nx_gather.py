@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Q4NXGather: rows of a Q4NX table, as an embedding is read. Tied embeddings share the LM head's initializer.
+"""Q4NXGather: looks up rows of a Q4NX table, as an embedding does. Tied embeddings share the LM head's initializer.
 
     Y[..., :] = dequant(W)[indices[...], :]
 
@@ -29,9 +29,9 @@ INPUTS = ("W", "indices")
 OUTPUTS = ("Y",)
 ATTRIBUTES = ("M", "K")
 
-# Only the rows that are asked for are dequantised: for each its row of blocks is gathered, and out of that the scales,
-# minima and nibbles of the one row in 32. An index is looked up in 0..M-1, so that one outside fails rather than reads
-# padding; a negative one, which Gather would count from the end, becomes M first.
+# Only the requested rows are dequantised: for each, its row of blocks is gathered, and from that the scales, minima and
+# nibbles of the one row in 32. Indices are looked up in the list 0..M-1, so that one outside fails instead of reading
+# padding; a negative one, which Gather would count from the end, is first replaced by M.
 _BODY = """
     minus_one = Constant <value_ints = [-1]> ()
     zero = Constant <value = int64 {0}> ()
@@ -91,7 +91,7 @@ _BODY = """
 
 
 def features(node: ir.Node) -> list[str]:
-    """None: the operator has one variant.
+    """The variant of a node: always the only one, without features.
 
     Raises:
         ValueError: M or K is missing or invalid.
@@ -103,7 +103,7 @@ def features(node: ir.Node) -> list[str]:
 
 
 def function(overload: str) -> ir.Function:
-    """The definition."""
+    """The definition; `overload` is always empty."""
     return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, _BODY)
 
 
@@ -113,9 +113,9 @@ def helpers() -> list[ir.Function]:
 
 
 def reference(blocks: NDArray[np.uint8], indices: NDArray[Any], *, rows: int, columns: int) -> NDArray[np.float64]:
-    """The equation, with the float32 weights that the blocks hold.
+    """Computes the operator: float64 [*indices.shape, columns], exactly the float32 weights that the blocks stand for.
 
     Raises:
-        IndexError: An index outside 0..rows-1.
+        IndexError: An index is outside 0..rows-1.
     """
     return q4nx.gather(blocks, indices, rows, columns).astype(np.float64)

@@ -57,7 +57,7 @@ ACTIVATION = {
 
 
 def features(node: ir.Node) -> list[str]:
-    """What this node has of "bias", "geglu", "swiglu", "residual": its variant.
+    """The variant of a node: which of "geglu" or "swiglu", "bias" and "residual" it has.
 
     Raises:
         ValueError: M, K or gating is missing or invalid, or gating comes with a bias.
@@ -84,7 +84,7 @@ def function(overload: str) -> ir.Function:
 
 
 def body(overload: str, x: str, y: str) -> str:
-    """The statements that compute `y` from `x` [rows, K] and the function's other inputs."""
+    """The statements that compute the value `y` from the value `x` [rows, K] and the function's other inputs."""
     found = overload.split("_")
     activation = next((ACTIVATION[name] for name in found if name in ACTIVATION), None)
     statements = [_GATED.format(x=x, activation=activation) if activation else _PLAIN.format(x=x)]
@@ -111,7 +111,7 @@ def reference(
     columns: int,
     gating: str = "none",
 ) -> NDArray[np.float64]:
-    """The equation in float64, with the float32 weights that the blocks hold."""
+    """Computes the equation in float64, from the float32 weights that the blocks stand for."""
     x = x.astype(np.float64)
     if gating == "none":
         y = x @ q4nx.dequantize(blocks, rows, columns).T.astype(np.float64)

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Q4NXMoE: a mixture of experts, each a gated feed-forward with Q4NX weights, of which a router chooses some a row.
+"""Q4NXMoE: a mixture of experts. Each is a gated feed-forward with Q4NX weights; a router chooses some for each row.
 
     logits = X . router^T, or router_logits
-    T      = the k experts of the largest logits; of equal ones, those of lower numbers
+    T      = the k experts with the largest logits; among equal ones, those with the lower numbers
     p_e    = softmax over T of logits[e],               with normalize_routing_weights = 1
              softmax over all experts of logits[e],     otherwise
     Y      = sum over e in T of p_e (act(X . gate_e^T) * (X . up_e^T)) . down_e^T         act = GELU (tanh) or SiLU
 
-(Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer", 2017. Weights that
-are divided by their sum after a softmax over all experts are the softmax over the chosen ones.)
+(Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer", 2017. A softmax over
+all experts whose chosen weights are then divided by their sum is the same as the softmax over the chosen ones.)
 
-Inputs, of E experts with D = hidden_size and I = expert_size:
+Inputs, with E = num_experts, D = hidden_size and I = expert_size:
     X float32 [..., D]
     router float32 or bfloat16 [E, D], or absent
-    gate_up uint8, Q4NX blocks in any layout (see `q4nx`): expert by expert those of gate [I, D], then those of up
-    down uint8, likewise those of down [D, I]
-    router_logits float32 [..., E], where there is no router: what another node made of X
+    gate_up uint8, Q4NX blocks in any layout (see `q4nx`): for each expert those of gate [I, D], then those of up [I, D]
+    down uint8, likewise: for each expert those of down [D, I]
+    router_logits float32 [..., E], only without a router: the logits, which another node has computed
 Output: Y float32 [..., D]
 Attributes: num_experts, experts_per_token (k), hidden_size, expert_size (integers, required);
 normalize_routing_weights = 0 or 1 (default); gating = "swiglu" (default) or "geglu".
@@ -56,8 +56,8 @@ _WEIGHTS = {
     "all": "probabilities = Softmax <axis = -1> (logits)  routing = GatherElements <axis = 1> (probabilities, experts)",
 }
 
-# One trip a chosen expert, in their order: its rows of X are gathered, and what it makes of them added to theirs of Y.
-# The weights of the others are not multiplied.
+# One iteration for each expert that a row has chosen: gathers these rows of X, and adds the expert's results to the
+# same rows of Y. The weights of other experts are not multiplied.
 _BODY = """
     any = Constant <value_ints = [-1]> ()
     zero = Constant <value_ints = [0]> ()
@@ -122,10 +122,10 @@ _BODY = """
 
 
 def features(node: ir.Node) -> list[str]:
-    """The variant: what a node has of "all" (weights are of a softmax over all experts), "geglu" and "logits".
+    """The variant of a node: which of "all" (a softmax over all experts), "geglu" and "logits" it has.
 
     Raises:
-        ValueError: an input or a size is missing, or an attribute has a value that it cannot have.
+        ValueError: An input or a size is missing, or an attribute has an invalid value.
     """
     has = {name: has_input(node, i) for i, name in enumerate(INPUTS)}
     for name in ("X", "gate_up", "down"):
@@ -176,7 +176,7 @@ def helpers() -> list[ir.Function]:
 def route(
     logits: NDArray[np.float64], experts_per_token: int, *, normalize: bool = True
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The experts that rows of logits [..., E] choose, best first, and their weights; both [..., k]."""
+    """The experts that each row of logits [..., E] chooses, best first, and their weights p; both [..., k]."""
     order = np.argsort(-logits, axis=-1, kind="stable")[..., :experts_per_token]
     chosen = np.take_along_axis(logits, order, -1)
     top = logits.max(-1, keepdims=True)
@@ -198,7 +198,7 @@ def reference(
     normalize_routing_weights: int = 1,
     gating: str = "swiglu",
 ) -> NDArray[np.float64]:
-    """The equation in float64, with the float32 weights that the blocks hold."""
+    """Computes the operator in float64, from the float32 weights that the blocks stand for."""
     rows = x.reshape(-1, hidden_size).astype(np.float64)
     if router is not None:
         logits = rows @ router.astype(np.float64).T

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Q4NX weights in ONNX: functions that the bodies of the operators call. Execution providers take those operators.
+"""Q4NX weights in ONNX: functions that the operators' definitions call, which only run without FlowNPU.
 
-Q4NXProject: the product of activations X and a weight, of whose unpacked form rows first .. first + M - 1 are taken
+Q4NXProject: the product of activations X and rows first .. first + M - 1 of an unpacked weight
 
     Y = sum_k (d code_k + m) X_k = sum_k d (code_k - 8) X_k + sum_groups (m + 8 d) sum_{k in group} X_k
 
     The first sum is com.microsoft.MatMulNBits, which has kernels for 4-bit codes with a zero point of 8; the second is
-    a product with one column for each group of 32. In stock ONNX Runtime weights thus stay 4-bit; dequantised to
-    float32 they would be folded into constants, eight times as large.
+    a product with one column for each group of 32. In stock ONNX Runtime weights thus keep 4 bits; if they were
+    dequantised to float32, constant folding would make them eight times as large.
 
 Q4NXUnpack: W uint8 [R, C, bytes of a block] -> codes uint8 [32 R, C G, 16] in MatMulNBits' order (byte i has column 2i
     of a group in its low nibble, column 2i + 1 in its high nibble), scale and minimum float32 [32 R, C G]. `q4nx`
     describes W, whose last dimension tells G, the groups of a block, and whether it has minima.
 
-Q4NXFields: rows of W's blocks, uint8 [R, C, bytes of a block], and W -> parameters uint8 [R, 32, C G, 2 or 1, 2], the
+Q4NXFields: R rows of W's blocks, uint8 [R, C, bytes of a block], and W -> parameters uint8 [R, 32, C G, 2 or 1, 2], the
     bytes of scale and minimum, or of the scale alone; codes uint8 [R, C, 2, 32 G, 8]; groups int64 [1], C G
 
-Q4NXParameters: bytes uint8 [..., 2 or 1, 2] -> scale, minimum float32 [..., 1]; the minimum that is not there is -8
-    times the scale
+Q4NXParameters: bytes uint8 [..., 2 or 1, 2] -> scale, minimum float32 [..., 1]; if there is no minimum, it is -8 times
+    the scale
 
-ONNX Runtime folds all of this when it loads a model, and holds every intermediate result until it is done: the steps
-are chosen so that there are few of them (about 8 bytes a weight in all), and bytes are moved while they are bytes.
+ONNX Runtime folds all of this when it loads a model, and keeps every intermediate result until it is done. The steps
+are therefore chosen to have few results (about 8 bytes a weight in all), and to permute bytes before they are widened.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from flownpu.ops.definitions.onnx_function import build
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# A block has 640 bytes for each of its groups, or 576 where it has one and no minima: 512 of codes, and 64 of scales
-# and as many of minima. These numbers are W's, a constant's, so that they are folded; of blocks that are gathered R may
-# be 0, and Reshape cannot find out a dimension then. (It takes over one of 0.)
+# A block has 640 bytes for each of its groups (512 of codes, 64 of scales and 64 of minima), or 576 if it has one group
+# and no minima. The sizes are computed from the shape of W, a constant, so that they can be folded, and so that Reshape
+# need not infer a dimension: it cannot if no blocks are gathered and R is 0. (It copies a dimension that is given as
+# 0.)
 _FIELDS = """
     missing_minima = Constant <value_ints = [64]> ()
     group_bytes = Constant <value_ints = [640]> ()
@@ -69,8 +70,8 @@ _FIELDS = """
     codes = Reshape (code_part, strip_shape)
 """
 
-# A table of all 65536 values. ONNX's BitCast is too new (opset 26) for the models this travels in, so sign, exponent
-# and fraction are taken apart by integer division, and put together as
+# Converts bf16 with a table of all 65536 values. ONNX's BitCast is too new (opset 26) for the models that contain this
+# function, so sign, exponent and fraction are separated by integer division, and combined as
 #     (-1)^sign * (128 [exponent > 0] + fraction) * 2^(max(exponent, 1) - 134),    134 = bias 127 + 7 fraction bits,
 # every factor of which is exact in float32, and so is the product. (Infinity comes out as 2^128 = infinity.)
 _PARAMETERS = """

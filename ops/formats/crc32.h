@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CRC-32 of zip and zlib (ISO 3309), by which files of ours are told to be what was written:
-// those of a folder of artifacts, and the head of a compiled partition.
+// The CRC-32 of zip and zlib (ISO 3309), which detects damage in the files of an artifacts folder
+// and in the head of a compiled partition's file.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace flownpu {
 
-// For each byte, what it does to the remainder; the polynomial's bits in reverse.
+// The remainder that each byte value contributes; for the polynomial with its bits reversed.
 inline constexpr std::array<std::uint32_t, 256> kCrc32Table = [] {
   std::array<std::uint32_t, 256> table{};
   for (std::uint32_t byte = 0; byte < table.size(); ++byte) {
@@ -22,7 +22,8 @@ inline constexpr std::array<std::uint32_t, 256> kCrc32Table = [] {
   return table;
 }();
 
-// CRC-32 of bytes that follow others, whose sum is `before`.
+// CRC-32 of `bytes`, or, with `before`, of a longer sequence that ends in `bytes` and whose
+// preceding part has the CRC-32 `before`.
 inline std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before = 0) {
   std::uint32_t remainder = ~before;
   for (const std::byte byte : bytes) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The 16-bit floating-point formats, as bits.
+// Conversion between float and the bits of the 16-bit floating-point formats bf16 and IEEE half.
 #pragma once
 
 #include <bit>

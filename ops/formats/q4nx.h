@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Q4NX (Gemma3 paper, section 3.1.1): where the bytes of a 4-bit weight W[M,K] are.
+// Q4NX (Gemma3 paper, section 3.1.1): the layout in memory of a 4-bit weight W[M,K].
 //
-// W is cut into blocks of 32 rows and some groups of 32 columns, stored row of blocks by row of
+// W is cut into blocks of 32 rows by 1 or 8 groups of 32 columns, stored row of blocks by row of
 // blocks. A block of G groups:
 //     offset     0: 32 G bf16 scales, [k / 32][row]
 //     offset  64 G: 32 G bf16 minima, likewise
@@ -10,10 +10,11 @@
 // Byte j of a column holds row 2j of the 16 in its low nibble and row 2j+1 in its high nibble.
 // w[row, k] = minimum + scale * code (eq. 3). M is padded to 32 and K to whole blocks with zeros.
 //
-// The papers' blocks, and those of `.q4nx` files and of the NPU, are wide: G = 8, 5120 bytes. Those
-// of converted models are narrow, G = 1: they are read in one stream, and a K that is no multiple
-// of 256 has no padding. Narrow blocks hold no minima (576 bytes, not 640) where each minimum is -8
-// times its scale: symmetric weights, as in GGUF's Q4_0 or MatMulNBits without zero points.
+// Wide blocks, of the papers, of `.q4nx` files and of the NPU, have G = 8 and 5120 bytes. Narrow
+// blocks, of converted models, have G = 1: they are read in one stream, and need no padding where K
+// is a multiple of 32 but not of 256. Symmetric blocks are narrow blocks without minima (576 bytes
+// instead of 640), for weights whose minima are all -8 times their scales, as in GGUF's Q4_0 or
+// MatMulNBits without zero points.
 #pragma once
 
 #include <cstddef>
@@ -29,23 +30,23 @@ inline constexpr std::int64_t kStripRows = 16;
 // Columns that share a scale and a minimum.
 inline constexpr std::int64_t kGroup = 32;
 inline constexpr int kLargestCode = 15;
-// What a code of 8 stands for in a weight without minima is 0.
+// The minimum of a symmetric weight in units of its scale: a code of 8 stands for 0.
 inline constexpr float kMinimumOfSymmetric = -8;
 
-// Two codes a byte.
+// A column of a strip: 16 codes, two in each byte.
 inline constexpr std::int64_t kColumnBytes = kStripRows / 2;
-// Bytes of one group: the scales (or minima) of 32 rows; the codes of a strip.
+// Sizes in bytes of one group: the scales (or minima) of 32 rows; the codes of one strip.
 inline constexpr std::int64_t kParameterBytes = kBlockRows * 2;
 inline constexpr std::int64_t kGroupStripBytes = kGroup * kColumnBytes;
 
-// For every a of 0 and more; a + b - 1 might overflow.
+// a / b, rounded up, for any a of at least 0; written without a + b - 1, which might overflow.
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return a / b + (a % b != 0 ? 1 : 0);
 }
 constexpr std::int64_t row_blocks(std::int64_t m) { return ceil_div(m, kBlockRows); }
 constexpr std::int64_t groups_of(std::int64_t k) { return ceil_div(k, kGroup); }
 
-// Where things are within a block, and within a row of blocks.
+// Offsets within a block, and within a row of blocks.
 struct Layout {
   // log2(G): kernels ask for many groups, and a shift is cheaper than a division.
   int group_bits = 3;
@@ -62,7 +63,7 @@ struct Layout {
   constexpr std::int64_t column_blocks(std::int64_t k) const {
     return ceil_div(k, block_columns());
   }
-  // Groups of a row of blocks, padding included, and its bytes.
+  // The number of groups in a row of blocks, padding included, and the size of the row in bytes.
   constexpr std::int64_t stored_groups(std::int64_t k) const {
     return column_blocks(k) << group_bits;
   }
@@ -102,7 +103,8 @@ inline Shape blocks_shape(std::int64_t m, std::int64_t k, const Layout& layout) 
   return Shape{row_blocks(m), layout.column_blocks(k), layout.block_bytes()};
 }
 
-// The layout of a uint8 tensor [row of blocks, block, byte], told by the bytes of its blocks.
+// The layout of a uint8 tensor [row of blocks, block, byte], told by its last dimension; nullopt if
+// no layout has blocks of that size.
 inline std::optional<Layout> layout_of(const Shape& weight) {
   if (weight.rank() != 3) return std::nullopt;
   for (const Layout& layout : {kWide, kNarrow, kSymmetric}) {

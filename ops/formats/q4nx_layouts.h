@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Q4NX weights from one layout of blocks to another.
+// Converts Q4NX weights from one layout of blocks to another.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,10 @@
 
 namespace flownpu::q4nx {
 
-// A row of blocks, 32 rows of `columns` weights, in `to_layout`: the bytes that packing the same
-// codes, scales and minima so would give. Weights without minima get those that they stand for, -8
-// times the scales; of the rows from `rows` on, which are padding, 0 (and not -0). A layout without
-// minima is only made of one without.
+// Converts one row of blocks (32 rows of `columns` weights) to `to_layout`, with the same bytes
+// that packing the codes, scales and minima in that layout would give. Minima that `from_layout`
+// does not store are written as -8 times the scales; those of the padding rows from `rows` on as 0
+// (and not -0). `to_layout` may lack minima only if `from_layout` does.
 void convert_row(const std::byte* from, const Layout& from_layout, std::byte* to,
                  const Layout& to_layout, std::int64_t columns, std::int64_t rows = kBlockRows);
 

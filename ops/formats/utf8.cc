@@ -7,9 +7,10 @@
 namespace flownpu {
 namespace {
 
-// Bytes of the character that the text begins with; 0 if it begins with none.
+// The number of bytes of the text's first character; 0 if the text does not begin with a valid one.
 std::size_t character_bytes(std::string_view text) {
-  // The least code points of two, three and four bytes: a shorter one could have been used below.
+  // The smallest code points that need two, three and four bytes: an encoding of a smaller one is
+  // longer than necessary, hence invalid.
   constexpr std::uint32_t kLeast[] = {0x80, 0x800, 0x10000};
   const std::uint32_t first = static_cast<unsigned char>(text[0]);
   if (first < 0x80) return 1;

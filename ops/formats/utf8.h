@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// UTF-8: what ONNX says its texts are, and what Python takes a message to be.
+// UTF-8: the encoding that ONNX prescribes for strings, and that Python expects of messages.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace flownpu {
 
 bool is_utf8(std::string_view text);
 
-// The text with each byte that belongs to no character written "\xNN".
+// The text with each byte that is no part of a valid character replaced by "\xNN".
 std::string as_utf8(std::string_view text);
 
 }  // namespace flownpu

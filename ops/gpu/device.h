@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device `gpu`: operators by themselves on an OpenCL device. The host, an inner cpu device,
-// checks them; it computes none.
+// The device `gpu` for operators by themselves, on an OpenCL device. An inner cpu device, the host,
+// checks nodes and infers shapes; it computes nothing but what comes before attention
+// (operators/attention.cc).
 #pragma once
 
 #include <memory>
@@ -25,19 +26,20 @@ class GpuDevice final : public Device {
   std::string unsupported(const Node& node, const Producer& producer) const override;
   std::string unsupported_in_file(const Node& node, const Producer& producer) const override;
   std::unique_ptr<Step> prepare(const Node& node) const override;
-  // Those of the operators that it has.
+  // Contracts of the operators that this device computes.
   std::vector<Contract> contracts() const override;
   Memory allocate(std::size_t bytes) const override { return host_->allocate(bytes); }
   void wait() const override {}
 
-  // The last one that was opened: after a device has failed, nodes are prepared for a new one.
+  // The context that was opened last: after a device has failed, nodes are prepared for a new
+  // context.
   std::shared_ptr<Context> context() const;
 
  private:
   std::shared_ptr<Context> open() const;
 
   DeviceOptions options_;
-  mutable std::mutex mutex_;  // for what follows
+  mutable std::mutex mutex_;  // guards context_
   mutable std::shared_ptr<Context> context_;
   std::unique_ptr<Device> host_;
 };
@@ -46,7 +48,7 @@ class GpuDevice final : public Device {
 
 namespace flownpu {
 
-// Throws OpenClError, as the constructor does.
+// A GpuDevice. Throws OpenClError, as its constructor does.
 std::unique_ptr<Device> make_gpu_operators(const DeviceOptions& options);
 
 }  // namespace flownpu

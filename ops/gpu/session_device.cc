@@ -15,7 +15,8 @@ namespace flownpu {
 namespace gpu {
 namespace {
 
-// Version of the order of a lowered node's constants: what another version has kept is made anew.
+// Version of the order of a lowered node's constants: nodes that another version kept in a file are
+// lowered anew.
 constexpr std::string_view kLayout = "decoder layers 1, operators 1";
 
 }  // namespace

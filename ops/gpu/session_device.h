@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device `gpu` of a session: the layers of a decoder, or the products and attention of a graph
-// without a KV cache, run on an OpenCL device, other nodes on the host, an inner cpu device.
+// The device `gpu` of a session. An OpenCL device runs the layers of a decoder, or the products and
+// attention of a graph without a KV cache; other nodes run on the host, an inner cpu device.
 #pragma once
 
 #include <memory>
@@ -30,12 +30,13 @@ class SessionDevice final : public layers::DeviceWithHost {
   // Throws Error for a tensor that stands for a KV cache that is gone.
   void restore(std::span<const Tensor> tensors) const override;
 
-  // What the device was given to do so far; nothing before it was opened.
+  // What the OpenCL device was given to do so far; nothing if none was opened.
   std::optional<Counts> counts() const;
 
  private:
-  // Throws OpenClError.
+  // Opens the device unless it is open. Throws OpenClError.
   std::shared_ptr<Context> open() const;
+  // Null if the device is not open.
   std::shared_ptr<Context> opened() const;
   std::string describe(const std::vector<Node>& nodes) const;
 
@@ -47,7 +48,7 @@ class SessionDevice final : public layers::DeviceWithHost {
   std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
                                             const std::string& reason) const override;
 
-  mutable std::mutex mutex_;  // for what follows
+  mutable std::mutex mutex_;  // guards context_
   mutable std::shared_ptr<Context> context_;
 };
 

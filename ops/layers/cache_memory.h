@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CacheMemory: where a device keeps the keys and values of one sequence.
+// CacheMemory: the memory in which a device keeps the keys and values of one sequence.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,9 @@
 
 namespace flownpu::layers {
 
-// Rows of a KV cache, `count` positions from `first` on of one KV head, of which each has as many
-// elements as the head, and of int8 a scale. `part`: 2 x layer, + 1 for values.
+// `count` rows of a KV cache: the positions from `first` on of one KV head. A row has as many
+// elements as the head; in int8 its scale follows. `part`: 2 x layer for keys, 2 x layer + 1 for
+// values.
 struct CacheRows {
   std::size_t part = 0;
   std::int64_t head = 0;
@@ -18,23 +19,23 @@ struct CacheRows {
   std::int64_t count = 0;
 };
 
-// Rows are moved from and to tensors of the graph, where they lie one behind the other, as float,
-// float16, bfloat16 or, where the device has such caches (DecoderLimits), int8. All throw
-// DeviceFailed.
+// Rows are copied from and to tensors of the graph, in which the rows of a CacheRows are
+// contiguous: float, float16, bfloat16 or, if the device supports it (DecoderLimits), int8. All
+// functions throw DeviceFailed.
 class CacheMemory {
  public:
   virtual ~CacheMemory() = default;
 
-  // Makes room for so many positions, and keeps what there is. Throws Unsupported, with nothing
-  // changed, if there is none.
+  // Makes room for that many positions, and keeps the contents. Throws Unsupported, with nothing
+  // changed, if there is not enough memory.
   virtual void reserve(std::int64_t positions) = 0;
-  // write() for all parts and heads of some positions, then written() once.
+  // Usage: write() for all parts and heads of some positions, then written() once for these.
   virtual void write(const CacheRows& rows, const std::byte* from, DataType type) = 0;
   virtual void written(std::int64_t first, std::int64_t count) = 0;
-  // fetch() once for the positions of a part from 0 on, then read().
+  // Usage: fetch() once for positions 0 .. count - 1 of a part, then read() from these.
   virtual void fetch(std::size_t part, std::int64_t count) = 0;
   virtual void read(const CacheRows& rows, std::byte* to, DataType type) = 0;
-  // Positions from 0 on out of another cache of the same device.
+  // Copies positions 0 .. count - 1 from another cache of the same device.
   virtual void copy(CacheMemory& from, std::int64_t count) = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a device checks of a node that it made for itself, or that was kept in a file since.
+// Checks of a node that a device made for itself, which may have been read back from a file.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace flownpu::layers {
 
-// A required attribute that is a size. Throws Error unless it is 1 to `most`.
+// The value of a required attribute that is a size. Throws Error unless it is 1 to `most`.
 std::int64_t size_attribute(const Node& node, std::string_view attribute, std::int64_t most);
 
-// Throws Error unless the nodes's inputs (or outputs) are all there, as many as `types`, and each
-// of one of its types. `what`: "input", "output".
+// Throws Error unless the node's inputs (or outputs) are as many as `types`, all present, and each
+// of one of the types listed for it. `what`: "input" or "output".
 void check_values(const Node& node, const char* what, const std::vector<Value>& values,
                   const std::vector<std::vector<DataType>>& types);
 

@@ -35,7 +35,7 @@ SequenceTokens tokens_of(const DecoderSizes& sizes, std::span<const Tensor> inpu
   const std::int64_t length =
       std::int64_t{inputs[kTokensBeforeLast].as<std::int32_t>()[sequence]} + 1;
   SequenceTokens tokens;
-  // GroupQueryAttention's rule: a call that brings all tokens so far is a first prompt.
+  // GroupQueryAttention's rule: a call with as many tokens as there are so far is a first prompt.
   tokens.past = given == total ? 0 : length - given;
   tokens.count = length - tokens.past;
   if (tokens.past < 0 || tokens.count < 1 || tokens.count > given || length > total) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the inputs of a run of DecoderLayers say (decoder_sizes.h): tokens, and shapes of outputs.
+// Reads the inputs of a run of a node DecoderLayers (decoder_sizes.h): token counts, and the shapes
+// of outputs.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,8 @@
 
 namespace flownpu::layers {
 
-// Tokens of a sequence: `past` before the run, `count` new ones (a prompt may be padded on the
-// right).
+// Token counts of a sequence: `past` before the run, `count` new ones without padding (a prompt may
+// be padded on the right).
 struct SequenceTokens {
   std::int64_t past = 0;
   std::int64_t count = 0;
@@ -19,15 +20,16 @@ struct SequenceTokens {
   std::int64_t total() const { return past + count; }
 };
 
-// Throws Error unless hidden states, lengths and blocks are of the shapes that a run has.
+// Throws Error unless the hidden states, lengths and bidirectional_blocks have valid shapes.
 void check_call(const DecoderSizes& sizes, std::span<const Tensor> inputs);
 
-// Lengths, read from an input that check_call took. Throws Error for lengths that do not fit it,
-// and for positions that the rotary tables lack.
+// The token counts of the sequence with index `sequence`; check_call() must have accepted `inputs`.
+// Throws Error for lengths that do not fit the hidden states, and for positions beyond the rotary
+// tables.
 SequenceTokens tokens_of(const DecoderSizes& sizes, std::span<const Tensor> inputs,
                          std::int64_t sequence);
 
-// Throws Error for pasts of other shapes.
+// Sets the shapes of all outputs. Throws Error if a past key or value has the wrong shape.
 void infer_outputs(const DecoderSizes& sizes, std::span<const Tensor> inputs,
                    std::span<Shape> outputs);
 

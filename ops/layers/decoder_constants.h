@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a model has the constants of a decoder.
+// Pointers to the constants of a decoder in its model.
 #pragma once
 
 #include <array>
@@ -9,21 +9,21 @@
 
 namespace flownpu::layers {
 
-// Where the model has the constants of a layer: Q4NX weights, and f32 vectors, of which null stands
-// for zeros.
+// The constants of a layer: Q4NX weights, and f32 vectors, where null stands for zeros.
 struct LayerConstants {
   Q4NXWeight qkv;
   const float* qkv_bias = nullptr;  // [(H + 2 G) d]
   Q4NXWeight output;
   Q4NXWeight gate_up;
   Q4NXWeight down;
-  // Weights of the norms at both entries of the residual stream, entry_norms() each, [D].
+  // Weights [D] of the norms at the layer's two entries to the residual stream (before attention
+  // and before the feed-forward), entry_norms() for each.
   std::vector<const float*> norms;
   // Weights of the norms of queries and keys, [d].
   std::array<const float*, 2> qk_norm{};
 };
 
-// Both are null for layers without RoPE, whose heads no angle turns: cosines of 1, sines of 0.
+// Both are null for layers without RoPE, which is the same as cosines of 1 and sines of 0.
 struct RotaryTable {
   const float* cosine = nullptr;  // [positions, d/2]
   const float* sine = nullptr;

@@ -14,8 +14,8 @@
 namespace flownpu::layers {
 namespace {
 
-// A pass over the residual stream: what comes in is added (normalised first, with post-norms), and
-// the sum is normalised.
+// An entry to the residual stream: the output of attention or feed-forward is added (in a model
+// with post-norms it is normalised first), and the sum is normalised for the next projection.
 struct Entry {
   const Node* norm = nullptr;
   std::string_view sum;         // the residual stream
@@ -50,8 +50,7 @@ class Matcher : public FoundDecoder {
                      bool gated = false) const;
   const float* norm_weight(const Node& node, std::size_t input, std::int64_t size) const;
   void check_epsilon(const Node& node, float epsilon);
-  // The number of the table that turns an attention's heads; of layers without RoPE one without
-  // names or numbers.
+  // The index of the rotary table that an attention uses; layers without RoPE share an empty one.
   std::int64_t table_of(const Node& attention);
   std::int64_t table_of(const TableNames& names, const RotaryTable& table);
 
@@ -63,7 +62,7 @@ class Matcher : public FoundDecoder {
 
 void Matcher::take(const Node& node) { taken.insert(&node); }
 
-// `biased`: whether it may have a bias.
+// The projection that is the only reader of `x`. `biased`: whether it may have a bias.
 const Node& Matcher::projection(std::string_view x, const char* what, bool biased) {
   const Node& node = graph_.only_reader(x, what);
   if (node.op_type == "Q4NXMoE") {
@@ -101,7 +100,8 @@ const float* Matcher::norm_weight(const Node& node, std::size_t input, std::int6
   return static_cast<const float*>(weight->constant);
 }
 
-// The bias of a QKV projection; null stands for zeros, as where other layers have one.
+// The bias of a QKV projection; null if it has none, which counts as zeros if other layers have
+// one.
 const float* Matcher::qkv_bias(const Node& projection) {
   const Value* bias = projection.input(kProductBias);
   if (bias == nullptr) return nullptr;
@@ -130,7 +130,7 @@ std::int64_t Matcher::table_of(const Node& attention) {
     if (found == nullptr || value->constant == nullptr || value->type != DataType::kFloat32 ||
         found->rank() != 2 || (*found)[1] != sizes.head_size / 2 ||
         (sizes.positions != 0 && (*found)[0] != sizes.positions)) {
-      // An exporter's table has the dimensions alone that are turned.
+      // Exporters' tables only cover the dimensions of a head that are rotated.
       const bool partial = found != nullptr && value->constant != nullptr && found->rank() == 2 &&
                            (*found)[1] < sizes.head_size / 2;
       fail(to_string(attention), ": expected cos_cache and sin_cache to be initializers, float [",
@@ -191,7 +191,7 @@ void Matcher::read_attention_sizes(const Node& attention) {
   }
 }
 
-// What the device's attention does not do.
+// Throws Error for what the device's attention does not support.
 void Matcher::check_attention(const Node& attention) const {
   const auto expect = [&](bool fits, const std::string& what) {
     if (!fits) fail(to_string(attention), ": expected ", what);
@@ -220,7 +220,7 @@ void Matcher::check_attention(const Node& attention) const {
     expect(attention.input(length) != nullptr, "seqlens_k and total_sequence_length");
   for (const std::size_t present : {kPresentKey, kPresentValue}) {
     expect(attention.has_output(present), "present_key and present_value");
-    // They are known once all layers have run.
+    // All layers become one node, whose outputs are complete only when all have run.
     expect(graph_.readers(attention.outputs[present].name).empty(),
            "that nothing in the graph reads present_key and present_value");
   }
@@ -288,7 +288,7 @@ Entry Matcher::first_entry(const Node& attention) {
           .weights = {norm_weight(*norm, 1, sizes.hidden)}};
 }
 
-// The norm of a projection's output before it is added, or null.
+// The norm that is applied to a projection's output before it is added; null if there is none.
 const Node* Matcher::post_norm(const Node& projection) {
   const Node& reader = graph_.only_reader(projection.outputs[0].name, "a norm with the residual");
   const bool found = is_norm(reader);
@@ -361,7 +361,7 @@ Entry Matcher::layer(const Entry& entry) {
   layer.gate_up = read_q4nx_weight(gate_up);
   layer.down = read_q4nx_weight(down);
   layer.norms = entry.weights;
-  // Nothing was added before the first layer.
+  // Nothing is added before the first layer, so that there is no post-norm.
   if (sizes.post_norms && layer.norms.size() == 1) layer.norms.insert(layer.norms.begin(), nullptr);
   layer.norms.insert(layer.norms.end(), middle.weights.begin(), middle.weights.end());
   constants.layers.push_back(std::move(layer));
@@ -372,7 +372,7 @@ Entry Matcher::layer(const Entry& entry) {
 
 // --- After the layers ----------------------------------------------------------------------------
 
-// index = min(seqlens_k, S - 1), whatever shapes it goes through.
+// Throws Error unless the index is min(seqlens_k, S - 1); Reshapes on the way do not matter.
 void Matcher::check_last_token(const Node& selection) const {
   const auto refuse = [&](const char* what) {
     fail(to_string(selection),
@@ -423,7 +423,8 @@ void Matcher::finish(const Entry& entry) {
   constants.final_norms = entry.weights;
   if (!entry.sum.empty() && !graph_.readers(entry.sum).empty())
     fail(to_string(*entry.norm), ": expected that nothing reads the sum after the last layer");
-  // A vocabulary is padded with rows of zeros, whose logits nobody reads.
+  // The vocabulary need not be a multiple: it is padded with rows of zeros, whose logits nobody
+  // reads.
   for (const auto& [node, name, rows] :
        {std::tuple(first_norm, "hidden size", sizes.hidden),
         std::tuple(attentions.front(), "head size", sizes.head_size)}) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds a decoder in the nodes of a partition, in a graph of any origin:
+// Finds a decoder among the nodes of a partition, whichever tool wrote the graph:
 //
 //   norm -> layers -> norm -> last token -> LM head
 //
 // where a layer is: packed QKV projection, attention (QK-norm and RoPE inside), output projection,
 // (norm,) norm with the residual, gate/up projection, down projection, (norm,) norm with the
-// residual. Sizes, activation and which norms there are must be the same in all layers; windows,
+// residual. Sizes, activation and the presence of norms must be the same in all layers; windows,
 // rotary tables and caches may differ.
 #pragma once
 
@@ -22,36 +22,36 @@
 
 namespace flownpu::layers {
 
-// What a device that computes decoders does not, and how messages call it.
+// What a device supports in a decoder, and how messages refer to the device.
 struct DecoderLimits {
   std::string who;    // "the array"
-  std::string means;  // that computes: "the array's designs"
+  std::string means;  // what computes on it: "the array's designs"
   bool softcap = false;
   bool batches = false;  // several sequences at once
   bool int8_caches = false;
-  bool without_rope = false;  // layers that turn no heads, among those that do
-  bool qkv_bias = false;      // of QKV projections
-  // The hidden size and that of heads are multiples of it.
+  bool without_rope = false;  // layers without RoPE, among layers with it
+  bool qkv_bias = false;      // a bias of the QKV projection
+  // The hidden size and the head size must be multiples of it.
   std::int64_t multiple = 1;
 };
 
-// Points into the nodes.
+// A decoder that was found; points into the nodes.
 struct FoundDecoder {
   DecoderSizes sizes;
   DecoderConstants constants;
-  // The nodes that the decoder is made of; of these the first norm, the attentions in the order of
-  // their layers, and the LM head.
+  // All nodes that the decoder consists of; then, of these, the first norm, the attentions in the
+  // order of their layers, and the LM head.
   std::unordered_set<const Node*> taken;
   const Node* first_norm = nullptr;
   std::vector<const Node*> attentions;
   const Node* head = nullptr;
 
-  // DecoderLayers in a device's domain: what decoder_sizes.h says, without constants.
+  // The decoder as a node DecoderLayers in a device's domain (decoder_sizes.h), without constants.
   Node node(std::string_view domain) const;
 };
 
-// `graph`: of `nodes`. Throws Error where there is no such decoder: which node is in the way, and
-// what was expected.
+// `graph`: the walk over `nodes`. Throws Error if there is no such decoder; the message says which
+// node is in the way, and what was expected.
 FoundDecoder find_decoder(const std::vector<Node>& nodes, const GraphWalk& graph,
                           const DecoderLimits& limits);
 

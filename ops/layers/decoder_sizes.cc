@@ -9,9 +9,9 @@
 namespace flownpu::layers {
 namespace {
 
-// The largest sizes that are read: some ten times those of the largest models there are. All bytes
-// that are computed of them are below 2^26 rows / 32 x 2^20 columns / 256 x 5120 < 2^46 a
-// projection.
+// The largest sizes that are accepted: some ten times those of the largest models there are. They
+// keep the bytes of a projection below 2^26 rows / 32 x 2^20 columns / 256 x 5120 < 2^46, so that
+// computing sizes cannot overflow.
 constexpr std::int64_t kMostHeads = 1 << 12;
 constexpr std::int64_t kMostHeadSize = 1 << 12;
 constexpr std::int64_t kMostHidden = 1 << 20;
@@ -98,7 +98,7 @@ std::int64_t DecoderSizes::tables() const {
   return last + 1;
 }
 
-// As the model has them: without what a device pads.
+// For the model's own sizes, without a device's padding.
 std::int64_t DecoderSizes::multiply_adds() const {
   const std::int64_t layer = packed_heads() + heads * head_size + 3 * feed_forward;
   return (layer * layer_count() + vocabulary) * hidden;

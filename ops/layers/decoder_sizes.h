@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DecoderSizes: of which sizes the layers of a decoder are, and what they do; as attributes of the
-// node that a device makes of them.
+// DecoderSizes: the sizes and properties of a decoder's layers, which are stored as attributes of
+// the node DecoderLayers that a device makes of the layers.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace flownpu::layers {
 
-// The node that a decoder's layers become, in a domain of the device's own.
+// The operator type of the node that a decoder's layers become; its domain is the device's own.
 inline constexpr std::string_view kDecoderLayers = "DecoderLayers";
 
-// What differs between layers.
+// The properties that may differ between layers.
 struct LayerKind {
-  std::int64_t window = 0;  // keys that a token sees, its own included; 0: all
-  std::int64_t table = 0;   // which rotary table turns its heads
+  std::int64_t window = 0;  // how many keys a token sees, its own included; 0: all
+  std::int64_t table = 0;   // the index of its rotary table
   bool window_sized_cache = false;
 
   bool operator==(const LayerKind&) const = default;
@@ -31,34 +31,34 @@ struct DecoderSizes {
   std::int64_t head_size = 0;     // d
   std::int64_t feed_forward = 0;  // I, the model's
   std::int64_t vocabulary = 0;
-  std::int64_t positions = 0;  // of a rotary table
+  std::int64_t positions = 0;  // that a rotary table covers
   std::string activation;      // "geglu", "swiglu"
-  bool post_norms = false;     // outputs of attention and feed-forward are normalised, then added
+  bool post_norms = false;     // outputs of attention and feed-forward get a norm before the sum
   bool qk_norm = false;
-  bool qkv_bias = false;  // of the QKV projection
+  bool qkv_bias = false;  // the QKV projection has a bias
   bool blocks = false;    // attention has bidirectional_blocks
-  float epsilon = 0;      // of all norms
-  float scale = 0;        // of the scores
-  float softcap = 0;      // of the scores; 0: none
+  float epsilon = 0;      // the same in all norms
+  float scale = 0;        // factor of the attention scores
+  float softcap = 0;      // limit of the attention scores; 0: none
   std::vector<LayerKind> layers;
 
-  // From and to the attributes of a node DecoderLayers. Throws Error if one is missing, or of a
-  // size that no decoder has.
+  // Converts from and to the attributes of a node DecoderLayers. read() throws Error if one is
+  // missing or out of range.
   static DecoderSizes read(const Node& node);
   void write(Node& node) const;
 
   std::int64_t layer_count() const { return static_cast<std::int64_t>(layers.size()); }
   std::int64_t tables() const;
-  // Rows of the QKV projection.
+  // The number of rows of the QKV projection.
   std::int64_t packed_heads() const { return (heads + 2 * kv_heads) * head_size; }
-  // Norm weights of an entry of the residual stream.
+  // The number of norm weights at an entry to the residual stream.
   std::int64_t entry_norms() const { return post_norms ? 2 : 1; }
-  // For one token, without attention's.
+  // Multiply-adds for one token, without those of attention.
   std::int64_t multiply_adds() const;
 };
 
-// Throws Error unless the node DecoderLayers begins as all devices' do, `extra` of its inputs left
-// out:
+// Throws Error unless the values of a node DecoderLayers are the following, which are the same for
+// all devices. The last `extra` inputs are a device's own and not checked:
 //   inputs   hidden f32 [B, S, D]; total_sequence_length int32; seqlens_k int32 [B]; past key, past
 //            value of each layer; with blocks, bidirectional_blocks int32 [B, S] of all layers
 //   outputs  logits f32 [B, 1, V]; present key, present value of each layer

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device that makes one node of a model's layers, which it computes, and gives other nodes to an
-// inner cpu device, its host.
+// A device that fuses a model's layers into one node, which it computes, and gives all other nodes
+// to its host, an inner CPU device.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,9 @@ class DeviceWithHost : public Device {
     return host_->unsupported_in_file(node, producer);
   }
   std::vector<Contract> contracts() const override { return host_->contracts(); }
-  // Exported operators become ours first, then this device's own. What is in the way, an obstacle
-  // in the graph or an Error of lower_own() or describe(), leaves all of them on the host.
+  // First the host lowers exported operators to FlowNPU's, then lower_own() makes this device's own
+  // nodes of them. An obstacle in the graph, or an Error of describe(), leaves all nodes to the
+  // host.
   Lowered lower(std::vector<Node> nodes, const Lowering& lowering) const override;
   std::int64_t tokens_at_once(std::int64_t batch) const override {
     return host_->tokens_at_once(batch);
@@ -33,17 +34,19 @@ class DeviceWithHost : public Device {
   explicit DeviceWithHost(const DeviceOptions& options)
       : options_(options), host_(make_cpu_device(options)) {}
 
-  // Whether this device computes the node: layers as one node, or an operator for it alone.
+  // Whether this device computes the node itself: layers as one node, or a single operator.
   virtual bool is_own(const Node& node) const = 0;
-  // The nodes with what this device computes as nodes of its own; `outputs`: names of the values
-  // that leave the partition. Where there is nothing for it, the nodes as they are, and why.
+  // Replaces what this device computes by nodes of its own; `outputs`: names of the values that
+  // leave the partition. If there is nothing for it, returns the nodes unchanged, with the reasons
+  // in Lowered::on_host.
   virtual Lowered lower_own(std::vector<Node> nodes,
                             const std::vector<std::string>& outputs) const = 0;
-  // Says for the placement line how those nodes are computed that are its own. Throws Error if the
-  // device does not compute them.
+  // How the device computes its own nodes, for the placement summary. Throws Error if it cannot
+  // compute them.
   virtual std::string describe(const std::vector<Node>& nodes,
                                const std::string& model_folder) const = 0;
-  // The operators that it would compute as a part of layers, with one reason why it does not.
+  // The operators that the device would compute as a part of layers, all with the same reason why
+  // it does not.
   virtual std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
                                                     const std::string& reason) const = 0;
 

@@ -73,7 +73,7 @@ std::vector<Node> with_one_node(const std::vector<Node>& nodes, const GraphWalk&
   for (auto node = nodes.rbegin(); node != nodes.rend(); ++node) {
     if (&*node == last) rest.push_back(one);
     if (taken.contains(&*node)) continue;
-    // What no node ever read leaves the partition.
+    // A value that no node reads leaves the partition.
     const auto wanted = [&](const Value& value) {
       return !value.name.empty() &&
              (needed.contains(value.name) || graph.readers(value.name).empty());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GraphWalk: who makes and who reads the values of some nodes.
+// GraphWalk: finds the producer and the readers of each value of some nodes.
 #pragma once
 
 #include <string>
@@ -12,21 +12,22 @@
 
 namespace flownpu::layers {
 
-// Points into `nodes`, which must stay as they are.
+// Points into `nodes`, which must not change during its lifetime.
 class GraphWalk {
  public:
-  // `outputs`: names of the values that others than these nodes read.
+  // `outputs`: names of the values that are also read outside of these nodes.
   GraphWalk(const std::vector<Node>& nodes, const std::vector<std::string>& outputs);
 
-  // Null if none of the nodes makes it.
+  // The node that makes the value; null if none of the nodes does.
   const Node* producer(std::string_view value) const;
   const std::vector<const Node*>& readers(std::string_view value) const;
-  // Throws Error that says `expected` if there are others or none.
+  // The only reader of the value. Throws Error, which quotes `expected`, if there are none or
+  // several, or the value is an output.
   const Node& only_reader(std::string_view value, std::string_view expected) const;
-  // The same, of those that read more of it than its shape.
+  // The same, but Shape nodes, which do not read the value's elements, do not count.
   const Node& only_computing_reader(std::string_view value, std::string_view expected) const;
 
-  // The value before Casts, Reshapes and Unsqueezes of it.
+  // Goes back from `value` through Cast, Reshape and Unsqueeze nodes to the value that these got.
   std::string_view value_through_reshapes(std::string_view value) const;
   const Node* producer_through_reshapes(std::string_view value) const {
     return producer(value_through_reshapes(value));
@@ -41,9 +42,9 @@ class GraphWalk {
   std::unordered_set<std::string_view> outputs_;
 };
 
-// The nodes with `one` in the place of those that are `taken`, where `last` of them was; without
-// the nodes that made values for these alone. `outputs`: names of the values that leave the
-// partition. Throws Error if another node reads what is not computed any more.
+// Replaces the nodes `taken` by `one`, at the place of `last`, and removes nodes that only made
+// values for these. `outputs`: names of the values that leave the partition. Throws Error if
+// another node reads a value that is then no longer computed.
 std::vector<Node> with_one_node(const std::vector<Node>& nodes, const GraphWalk& graph,
                                 const std::unordered_set<const Node*>& taken, const Node* last,
                                 const Node& one, const std::vector<std::string>& outputs);

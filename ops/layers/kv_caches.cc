@@ -37,7 +37,7 @@ Tensor sequence_of(const Tensor& cache, std::int64_t row) {
   return sequence;
 }
 
-// What a tensor holds at the place of position 0.
+// What a tensor holds in the place of its first row.
 struct KvCaches::Ticket {
   std::uint64_t magic = kMagic;
   std::uint64_t cache = 0;
@@ -55,7 +55,7 @@ struct KvCaches::Ticket {
 };
 
 std::int64_t KvCache::untouched_since(std::uint64_t version, bool finished) const {
-  for (const Write& write : writes_) {  // The first of those after has the smallest position.
+  for (const Write& write : writes_) {  // positions rise with versions
     if (write.version > version && (!finished || write.version <= finished_)) return write.first;
   }
   return std::numeric_limits<std::int64_t>::max();
@@ -64,7 +64,7 @@ std::int64_t KvCache::untouched_since(std::uint64_t version, bool finished) cons
 KvCaches::KvCaches(const DecoderSizes& sizes, Maker make)
     : sizes_(sizes), make_(std::move(make)), random_(std::random_device{}()) {}
 
-// The position that row 0 of a tensor holds when there are `total`.
+// The position whose key or value row 0 of a tensor holds when there are `total` tokens.
 std::int64_t KvCaches::first_row(const Tensor& tensor, std::size_t layer,
                                  std::int64_t total) const {
   const LayerKind& kind = sizes_.layers[layer];
@@ -72,9 +72,9 @@ std::int64_t KvCaches::first_row(const Tensor& tensor, std::size_t layer,
   return total - resident(total, tensor.shape[2], kind.window);
 }
 
-// Calls move(rows of the cache, their place in the tensor) for each head, of positions from .. to -
-// 1 that the tensor has room for; `part`: as in a ticket; `total`: tokens that the tensor stands
-// for.
+// For each head, calls move(rows of the cache, address of these rows in the tensor) for those of
+// the positions from .. to - 1 that the tensor has room for. `part`: as in a ticket; `total`: the
+// number of tokens that the tensor stands for.
 template <typename Move>
 void KvCaches::for_rows(const Tensor& tensor, std::size_t part, std::int64_t from, std::int64_t to,
                         std::int64_t total, const Move& move) const {
@@ -109,7 +109,7 @@ void KvCaches::upload(KvCache& cache, std::span<const Tensor> pasts, std::int64_
   cache.memory().written(from, to - from);
 }
 
-// The ticket that all of a run's pasts have; nothing if none has one.
+// The ticket that all of a run's pasts share; nullopt if none has one. Throws Error if they differ.
 std::optional<KvCaches::Ticket> KvCaches::ticket_of(std::span<const Tensor> pasts) const {
   const std::optional<Ticket> first = Ticket::read(pasts.front());
   for (std::size_t part = 0; part < pasts.size(); ++part) {
@@ -134,7 +134,7 @@ std::shared_ptr<KvCache> KvCaches::find(std::uint64_t id) {
   return caches_.back();
 }
 
-// The cache whose latest ticket a tensor has, or null.
+// The cache whose most recent ticket is in one of the tensors; null if there is none.
 std::shared_ptr<KvCache> KvCaches::find_newest(std::span<const Tensor> tensors) {
   for (const Tensor& tensor : tensors) {
     const std::optional<Ticket> ticket = Ticket::read(tensor);
@@ -152,7 +152,8 @@ std::shared_ptr<KvCache> KvCaches::make() {
   if (caches_.size() < kMost || idle == caches_.end()) {
     memory = make_();
   } else {
-    // What the least recently used one holds are numbers, which is all that a cache must.
+    // Reuses the memory of the least recently used idle cache as it is: the rows of a cache that
+    // are not yet written may hold any numbers.
     memory = std::move((*idle)->memory_);
     caches_.erase(idle);
   }
@@ -241,7 +242,8 @@ bool KvCaches::restore(const Tensor& tensor) {
          cache->untouched_since(ticket->version, true),
          " on by a run that went back to there and on from there: pass that run's present");
   }
-  // A run that failed has written the positions that it was to compute, and will again.
+  // A failed run may have overwritten positions that it was to compute; its repetition will write
+  // these again.
   const std::int64_t held = std::min(length, cache->untouched_since(ticket->version, false));
   const std::size_t part = ticket->part;
   cache->memory().fetch(part, held);

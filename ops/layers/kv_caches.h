@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The KV caches of a session whose device keeps them in memory of its own.
+// The KV caches of a session whose device keeps them in its own memory.
 //
-// A conversation's keys and values stay there (cache_memory.h). The tensors of the graph, past and
-// present, stand for it: at the place of position 0 they hold a
-// *ticket*, which says which cache it is and what it held when the run that wrote the ticket ended.
-// So callers may copy, rewind and branch as they do with the keys and values themselves:
+// A conversation's keys and values stay in that memory (cache_memory.h). The graph's past and
+// present tensors refer to it: in the place of their first row they hold a *ticket*, which says
+// which cache it is, and which state it was in when the run that wrote the ticket ended. So callers
+// may copy, rewind and branch as they do with tensors that hold the keys and values themselves:
 //
-//   a past that is the latest        the run goes on in place, at any position up to its length
-//   a past that others went on from  what it held is copied to a cache of its own, a branch
-//   a past without a ticket          its keys and values are moved to a cache, once
-//   no past                          a new cache; that of the tensors' ticket, if they have one
+//   a past that is the latest        the run continues in place, at any position up to its length
+//   a past that others continued     a branch: what it held is copied to a new cache
+//   a past without a ticket          its keys and values are uploaded to a new cache
+//   no past                          a new cache, or that of the tensors' ticket if there is one
 //
-// Positions that the cache never got (a caller that samples a token and does not run it) are taken
-// from the tensor, as any other device would. Present tensors hold nothing but the ticket.
+// Positions that were never written to the cache (for a token that a caller sampled, but did not
+// run) are read from the tensor, as any other device would do. Present tensors hold nothing but the
+// ticket.
 #pragma once
 
 #include <cstddef>
@@ -31,11 +32,11 @@
 
 namespace flownpu::layers {
 
-// Tokens that a tensor of `capacity` rows, made for a window, holds of `total`: L(T) of the
+// How many of `total` tokens a window-sized cache tensor of `capacity` rows holds: L(T) in the
 // documentation of com.microsoft.GroupQueryAttention.
 std::int64_t resident(std::int64_t total, std::int64_t capacity, std::int64_t window);
 
-// One sequence of a past or present [B, G, P, d], as [1, G, P, d].
+// The view [1, G, P, d] of sequence `row` of a past or present [B, G, P, d].
 Tensor sequence_of(const Tensor& cache, std::int64_t row);
 
 class KvCache {
@@ -48,52 +49,58 @@ class KvCache {
  private:
   friend class KvCaches;
 
-  // A run wrote positions `first` and on.
+  // The run `version` wrote the positions from `first` on.
   struct Write {
     std::uint64_t version;
     std::int64_t first;
   };
 
-  // Positions from 0 on that no run after `version` wrote; `finished`: runs that ended well only.
+  // The first position that a run after `version` wrote; the largest integer if none did.
+  // `finished`: whether to count only runs that succeeded.
   std::int64_t untouched_since(std::uint64_t version, bool finished) const;
 
   std::uint64_t id_;
   std::unique_ptr<CacheMemory> memory_;
-  // Runs so far, and the last that ended well.
+  // The versions of the last run and of the last run that succeeded; runs are counted from 1.
   std::uint64_t version_ = 0;
   std::uint64_t finished_ = 0;
-  // Both members rise: of two writes an earlier one that began later counts no more.
+  // Both members increase along the list: a write removes earlier ones that began at the same
+  // position or later.
   std::vector<Write> writes_;
 };
 
 class KvCaches {
  public:
-  // Caches that are kept, of conversations under way or given up, which cannot be told apart, and
-  // more while a run holds as many. One of 32768 positions of a 1B model is 0.9 GB.
+  // How many caches are kept; those of ongoing and of abandoned conversations cannot be told apart.
+  // There are more only while runs hold all of them. A cache of 32768 positions of a 1B model is
+  // 0.9 GB.
   static constexpr std::size_t kMost = 4;
-  // Bytes of a ticket: no row of a key or value may have fewer.
+  // The size of a ticket in bytes, which a row of a key or value must have at least.
   static constexpr std::int64_t kTicketBytes = 32;
 
   using Maker = std::function<std::unique_ptr<CacheMemory>()>;
 
   KvCaches(const DecoderSizes& sizes, Maker make);
 
-  // The caches that the tensors stand for: while they are held, none of them is given to another.
+  // The caches that the tensors' tickets refer to (null for one that is gone). While a caller holds
+  // them, they are not reused for other conversations.
   std::vector<std::shared_ptr<KvCache>> hold(std::span<const Tensor> tensors);
-  // The cache that holds positions 0 .. past - 1 of what `pasts` stand for, for a run that writes
-  // those from `past` on, with room for `room` in all. `pasts`, `presents`: key and value of each
-  // layer, [1, G, P, d]. Throws Error if the keys and values are not to be had any more, and what
-  // CacheMemory throws.
+  // Returns the cache for a run that writes the positions from `past` on. It holds positions 0 ..
+  // past - 1 of what `pasts` stand for, and has room for `room` positions in all. `pasts`,
+  // `presents`: key and value of each layer, [1, G, P, d]. Throws Error if the keys and values are
+  // no longer available, and whatever CacheMemory throws.
   std::shared_ptr<KvCache> begin(std::span<const Tensor> pasts, std::span<const Tensor> presents,
                                  std::int64_t past, std::int64_t room);
-  // The run ended well, with positions 0 .. total - 1; writes the tickets.
+  // To be called when the run has succeeded, with positions 0 .. total - 1 in the cache; writes the
+  // tickets to `presents`.
   void finish(KvCache& cache, std::span<const Tensor> presents, std::int64_t total);
 
-  // Puts keys or values in the place of the ticket of a tensor of one sequence. False if it has
-  // none of these caches. Throws Error if they were overwritten.
+  // Writes the keys or values that the ticket of a tensor of one sequence stands for into the
+  // tensor. Returns false if it has no ticket of one of these caches. Throws Error if the keys or
+  // values were overwritten since.
   bool restore(const Tensor& tensor);
 
-  // Whether a tensor has a ticket, of whichever caches.
+  // Whether a tensor holds a ticket, even one of another KvCaches.
   static bool has_ticket(const Tensor& tensor);
 
   std::size_t count() const;
@@ -118,16 +125,16 @@ class KvCaches {
   Maker make_;
   mutable std::mutex mutex_;
   std::mt19937_64 random_;
-  // The most recently used last.
+  // The most recently used cache is last.
   std::vector<std::shared_ptr<KvCache>> caches_;
 };
 
-// The caches of the steps that a device prepared; they go when their step does.
+// The caches of all steps that a device prepared, held weakly: they are freed with their step.
 class CachesOfSteps {
  public:
   void add(const std::shared_ptr<KvCaches>& caches);
-  // Device::restore of tensors of any number of sequences. Throws Error for one that stands for a
-  // cache that is gone.
+  // Implements Device::restore, for tensors of any number of sequences. Throws Error for a ticket
+  // whose cache is gone.
   void restore(std::span<const Tensor> tensors);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators that the layers of decoders and encoders are made of.
+// Recognises the operators that the layers of decoders and encoders consist of.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace flownpu::layers {
 
-// Inputs of DenseMatMul, after X and W (ops/definitions/dense_matmul.py).
+// Positions of DenseMatMul's inputs after X and W (ops/definitions/dense_matmul.py).
 enum DenseInput : std::uint8_t { kDenseScale = 2, kDenseBias = 3, kDenseResidual = 4 };
 
 inline constexpr std::string_view kMicrosoft = "com.microsoft";

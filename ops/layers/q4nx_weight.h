@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Q4NX weight of a graph, in any layout of ops/formats/q4nx.h.
+// The Q4NX weight of a product in a graph, in any layout of ops/formats/q4nx.h.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,13 @@ struct Q4NXWeight {
   q4nx::Layout layout;
   std::int64_t rows = 0;     // M
   std::int64_t columns = 0;  // K
-  bool gated = false;        // the gate's rows of blocks, then the up projection's: M rows each
+  bool gated = false;        // the gate's M rows, padded to whole blocks, then the up projection's
 
   std::int64_t row_blocks() const { return q4nx::row_blocks(rows) * (gated ? 2 : 1); }
 };
 
-// W of a Q4NXMatMul. Throws Error that names the node if W is no initializer of its M and K.
+// Reads W of a Q4NXMatMul. Throws Error that names the node unless W is an initializer whose shape
+// fits M, K and gating.
 Q4NXWeight read_q4nx_weight(const Node& product);
 
 }  // namespace flownpu::layers

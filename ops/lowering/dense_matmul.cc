@@ -2,7 +2,7 @@
 // Products with a constant weight, and what follows them, -> DenseMatMul:
 //
 //   MatMul(X, W), Gemm(X, W, C)                          -> DenseMatMul(X, W, -, C)
-//   W = Cast(constant), DequantizeLinear(constant, s)    -> the constant where it lies, and s
+//   W = Cast(constant), DequantizeLinear(constant, s)    -> the constant itself, and its scale s
 //   Reshape(DenseMatMul(Reshape(X, [-1, K]), ..), ..)    -> DenseMatMul(X, ..)
 //   Add(DenseMatMul(..), bias), Gelu(DenseMatMul(..)), Add(DenseMatMul(..), residual)
 //                                                        -> DenseMatMul with bias, activation,
@@ -17,7 +17,7 @@ namespace {
 
 enum Input : std::uint8_t { kX, kWeight, kScale, kBias, kResidual, kInputs };
 
-// The shape of a constant; null if it is none.
+// The shape of a constant; null if `value` is no constant, or its shape is unknown.
 const Shape* constant_shape(const Value* value) {
   if (value == nullptr || value->constant == nullptr || !value->shape) return nullptr;
   return &*value->shape;
@@ -29,7 +29,8 @@ bool is_vector(const Value& value, std::int64_t elements) {
          shape->elements() == elements && (*shape)[-1] == elements;
 }
 
-// A weight as it lies in the file; no name if it is none that DenseMatMul takes.
+// A weight as the file stores it, of K rows and M columns (or transposed). `value` has no name if
+// DenseMatMul does not take the weight.
 struct Weight {
   Value value;
   Value scale;
@@ -37,7 +38,7 @@ struct Weight {
   std::int64_t m = 0;
 };
 
-// Whether this is DequantizeLinear(x, scale[M]) along `axis`, without a zero point but 0.
+// Whether this is DequantizeLinear(x, scale[M]) along `axis` whose zero points are all 0.
 bool is_symmetric(const Node& node, int axis) {
   const Value* x = node.input(0);
   const Value* scale = node.input(1);
@@ -103,7 +104,7 @@ void gemm(Graph& graph, Node& node) {
   become_product(node, weight, transposed, bias);
 }
 
-// The product that makes `value` for one reader alone.
+// The DenseMatMul that makes `value`, if nothing but one node reads it; null otherwise.
 Node* product_of(Graph& graph, const Value& value) {
   return graph.only_producer(value.name, "DenseMatMul", kDomain);
 }
@@ -111,7 +112,8 @@ Node* product_of(Graph& graph, const Value& value) {
 bool has(const Node& product, Input input) { return product.input(input) != nullptr; }
 bool is_activated(const Node& product) { return product.text("activation", "none") != "none"; }
 
-// `node` stands after all that `product` reads: it takes its place, and keeps its own output.
+// Turns `node`, which reads the product's output, into the product, with the node's own output.
+// This keeps the topological order, since `node` comes after all that `product` reads.
 void take_over(Graph& graph, Node& node, const Node& product) {
   node.name = product.name;
   node.op_type = product.op_type;
@@ -123,8 +125,8 @@ void take_over(Graph& graph, Node& node, const Node& product) {
   graph.changed();
 }
 
-// Whether [.., K] with its last axis replaced by M is `to`, as far as is known: of axes of unknown
-// length there may be one, whose length follows from the others'.
+// Whether `to` is the shape `from` = [.., K] with its last axis replaced by M, as far as is known.
+// At most one of the other axes may have an unknown length, which then follows from the others.
 bool is_product_shape(const std::optional<Shape>& from, const std::optional<Shape>& to) {
   if (!from || !to || from->rank() != to->rank()) return false;
   int unknown = 0;
@@ -135,7 +137,8 @@ bool is_product_shape(const std::optional<Shape>& from, const std::optional<Shap
   return unknown <= 1;
 }
 
-// ORT's MatMulAddFusion makes two axes of more, for Gemm, and more of two.
+// Removes the Reshapes around a product: ORT's MatMulAddFusion reshapes X to two axes for Gemm, and
+// the result back.
 void flattened(Graph& graph, Node& node) {
   Node* product = product_of(graph, node.inputs[0]);
   if (product == nullptr || has(*product, kResidual)) return;
@@ -153,7 +156,7 @@ void flattened(Graph& graph, Node& node) {
   node.inputs[kX] = x;
 }
 
-// The other operand of an Add whose one operand is a product; null if none is.
+// An Add of a product and another operand; both null if neither operand is a product.
 struct Sum {
   Node* product = nullptr;
   const Value* addend = nullptr;
@@ -168,7 +171,7 @@ Sum sum_of(Graph& graph, const Node& node, bool (*fits)(const Node& product, con
   return {};
 }
 
-// Whether the sum has the product's axes: a bias [1,1,M] makes three axes of two.
+// Whether the sum has as many axes as the product: a bias [1,1,M] would make three axes of two.
 bool adds_no_axes(const Value& product, const Value& addend) {
   const int added = addend.shape.value_or(Shape()).rank();
   return added == 1 || added <= product.shape.value_or(Shape()).rank();

@@ -23,7 +23,7 @@ void fast_gelu(Graph& graph) {
     if (!violation(kFastGelu, node).empty()) return;
     node.op_type = "Gelu";
     node.domain.clear();
-    node.since_version = 20;  // of ONNX, the first with Gelu
+    node.since_version = 20;  // the first ONNX version with Gelu
     node.attributes = {{"approximate", std::string("tanh")}};
   });
 }

@@ -17,7 +17,8 @@
 namespace flownpu::lowering {
 namespace {
 
-// GroupQueryAttention's inputs where FlowQKVAttention has them; it has neither k_scale nor v_scale.
+// For each input of GroupQueryAttention, its position in FlowQKVAttention, which has neither
+// k_scale nor v_scale.
 constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
 constexpr std::array<std::size_t, 16> kPlaces{kQuery,
                                               kKey,
@@ -35,19 +36,19 @@ constexpr std::array<std::size_t, 16> kPlaces{kQuery,
                                               kNowhere,
                                               kQNormWeight,
                                               kKNormWeight};
-// The input of GroupQueryAttention that has the sinks.
+// The position of head_sink in GroupQueryAttention.
 constexpr std::size_t kSink = 11;
 
-// Those that mean the same in both.
+// Attributes that mean the same in both.
 constexpr std::array<std::string_view, 10> kSharedAttributes{
     "num_heads",       "kv_num_heads",        "scale",     "softcap",
     "causal",          "local_window_size",   "do_rotary", "rotary_interleaved",
     "qk_norm_epsilon", "sliding_window_cache"};
-// d, from the width of the query, which holds H heads, or H + 2 G where keys and values are packed
-// behind it; 0 if that is not known.
+// The head size d, from the width of the query, which holds H heads, or H + 2 G where keys and
+// values are packed behind the queries; 0 if it is not known.
 std::int64_t head_size(const Node& node) {
   const Value* query = node.input(kQuery);
-  // As many as ONNX Runtime can count.
+  // The most heads that ONNX Runtime can count.
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   std::int64_t heads = std::clamp<std::int64_t>(node.integer("num_heads", 0), 0, kMost);
   if (node.input(kKey) == nullptr)
@@ -57,8 +58,8 @@ std::int64_t head_size(const Node& node) {
   return width > 0 && width % heads == 0 ? width / heads : 0;
 }
 
-// smooth_softmax = 1 adds e^0 to the denominator: a sink of zeros, where none is given. Of other
-// values ONNX Runtime makes nothing.
+// smooth_softmax = 1 adds e^0 to the denominator, as a sink of zeros does; a head_sink that is
+// given comes first. ONNX Runtime ignores other values.
 Value head_sink(Graph& graph, const Node& node) {
   Value sink = input_or_none(node, kSink);
   if (!sink.name.empty() || node.integer("smooth_softmax", 0) != 1) return sink;
@@ -149,7 +150,7 @@ void flow_qkv_attention(Graph& graph) {
     }
     attributes.emplace("head_size", d);
     if (node.integer("do_rotary", 0) == 0) {
-      inputs[kPositionIds] = Value{};  // They are for the rotation.
+      inputs[kPositionIds] = Value{};  // position_ids are only used for the rotation.
     } else if (node.input(kPositionIds) != nullptr) {
       attributes.emplace("counted_prompt", std::int64_t{1});
     }

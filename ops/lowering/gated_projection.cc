@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gate and up projection run over the same input, and the epilogue joins them:
+// Gate and up projection of the same input become one product, whose epilogue joins them:
 //
 //   act(Q4NXMatMul(X, Wg)) * Q4NXMatMul(X, Wu) -> Q4NXMatMul(X, [Wg; Wu]; gating)
 //
 // gating = "geglu" for act = GELU with the tanh approximation, "swiglu" for act(g) = g sigmoid(g).
-// Each weight is padded to whole blocks of 32 rows, so any number of rows will do.
+// Each weight is padded to whole blocks of 32 rows, so the number of rows is arbitrary.
 #include <string>
 #include <utility>
 
@@ -19,7 +19,7 @@ struct Activated {
   const Node* activation = nullptr;
   const Node* gate = nullptr;
   const char* gating = nullptr;
-  // Whether nothing else reads what lies between the gate and the product.
+  // Whether nothing else reads the values between the gate's projection and the Mul.
   bool alone = false;
 };
 
@@ -46,7 +46,7 @@ Activated activated(Graph& graph, const std::string& value) {
   return {};
 }
 
-// Why gate and up cannot be one; empty if they can.
+// Why gate and up cannot become one product; empty if they can.
 std::string obstacle_of(Graph& graph, const RepackedWeights& weights, const Activated& found,
                         const Node& up) {
   const Node& activation = *found.activation;
@@ -78,7 +78,7 @@ void gated_projection(Graph& graph, RepackedWeights& weights) {
       if (found.gate == nullptr || up == nullptr) continue;
       if (std::string reason = obstacle_of(graph, weights, found, *up); !reason.empty())
         return graph.missed("gated_projection", node, std::move(reason));
-      // It stands where the product stood: after all that it reads.
+      // The new product takes the place of the Mul, which comes after all that it reads.
       node.name = found.gate->name;
       node.op_type = "Q4NXMatMul";
       node.domain = kDomain;

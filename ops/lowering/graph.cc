@@ -38,7 +38,7 @@ void Graph::look() {
   producers_.clear();
   readers_.clear();
   for (const std::string& output : outputs_) ++readers_[output];
-  // Backwards, as in take(): what a rule has left without readers is no reader itself.
+  // Backwards, as in take(): a node whose outputs nobody reads any more does not count as a reader.
   for (Node& node : std::views::reverse(nodes_)) {
     bool is_read = false;
     for (const Value& output : node.outputs) {
@@ -97,7 +97,7 @@ std::size_t Graph::readers(std::string_view value) {
   return found == readers_.end() ? 0 : found->second;
 }
 
-// Backwards, so that what only a node without readers reads is found to have none as well.
+// Backwards, so that nodes that are read only by removed nodes are removed as well.
 std::vector<Node> Graph::take() {
   std::unordered_set<std::string_view> read(outputs_.begin(), outputs_.end());
   std::vector<Node> kept;
@@ -108,7 +108,7 @@ std::vector<Node> Graph::take() {
     for (const Value& input : node->inputs) {
       if (!input.name.empty()) read.insert(input.name);
     }
-    kept.push_back(*node);  // A copy: `read` looks at the names.
+    kept.push_back(*node);  // a copy: `read` points to the names
   }
   std::ranges::reverse(kept);
   return kept;

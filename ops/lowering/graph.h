@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graph: the nodes of a model, or of a partition of it, while rules change them; and what the rules
-// report.
+// Graph: the nodes of a model, or of a partition of it, while lowering rules change them; and the
+// rules' report.
 #pragma once
 
 #include <functional>
@@ -18,15 +18,15 @@
 
 namespace flownpu::lowering {
 
-// A place where a rule nearly applied: what was expected there, and what it is.
+// A node to which a rule nearly applied, and why it did not: what was expected, and what is there.
 struct Miss {
   std::string rule;
   std::string node;
   std::string reason;
 };
 
-// How often rules applied, where they nearly did, and what of that is no model that anyone could
-// run.
+// How often each rule applied, where rules nearly did, and which of these nodes are damaged, so
+// that nobody could run the model.
 struct Report {
   std::map<std::string, int, std::less<>> applied;
   std::vector<Miss> misses;
@@ -35,41 +35,41 @@ struct Report {
 
 class Graph {
  public:
-  // `nodes` in topological order; `outputs`: names of the values that others read; `taken`: names
-  // that no new value may have, beside those of the nodes' values.
+  // `nodes` in topological order; `outputs`: names of the values that are read outside of the
+  // graph; `taken`: names that no new value may have, beside those of the nodes' values.
   Graph(std::vector<Node> nodes, const std::vector<std::string>& outputs,
         const std::vector<std::string>& taken = {});
 
-  // From now on leaves nodes alone that have an input, an output or an attribute of which their
-  // operator's contract knows nothing, and reports them: a rule that draws nodes together would
-  // lose it. Those that lack an input, too: rules look at it.
+  // From now on leaves nodes alone that have an input, an output or an attribute that their
+  // operator's contract does not list, and reports them as misses: a rule that fuses nodes would
+  // drop it. The same for nodes that lack a required input, which rules would read.
   void leave_unknown(std::span<const Contract> contracts);
 
-  // Calls visit(node) for each node of the operator, in order; it may change the node, and others
-  // through the functions below.
+  // Calls visit(node) for each node of the operator, in order. `visit` may change the node, and
+  // other nodes that it gets from the functions below.
   void each(std::string_view op_type, std::string_view domain,
             const std::function<void(Node&)>& visit);
 
-  // Null if none of the nodes makes it, or one that is left alone.
+  // The node that makes the value; null if there is none, or it is left alone (leave_unknown).
   Node* producer(std::string_view value);
-  // The same, if it is of this operator.
+  // The same, or null if the node is of another operator.
   Node* producer(std::string_view value, std::string_view op_type, std::string_view domain);
-  // The same, if `value`, its first output, is read once.
+  // The same, or null unless `value` is the node's first output and has exactly one reader.
   Node* only_producer(std::string_view value, std::string_view op_type, std::string_view domain);
-  // How many inputs of nodes are this value, of those that something needs; an output of the graph
-  // counts as one more.
+  // How many inputs of nodes are this value; nodes whose results nobody needs do not count, and an
+  // output of the graph counts as one more.
   std::size_t readers(std::string_view value);
-  // `name`, or with a number behind it if there is such a value.
+  // `name`, with a number appended if a value has that name already.
   std::string unique_name(const std::string& name);
 
-  // To be called after inputs or outputs of nodes were changed.
+  // Must be called after the inputs or outputs of nodes were changed.
   void changed() { known_ = false; }
-  // The nodes in order, without those of whose outputs none is read.
+  // The nodes in order, without those whose outputs are all unread.
   std::vector<Node> take();
 
   void applied(std::string_view rule) { ++report_.applied[std::string(rule)]; }
   void missed(std::string_view rule, const Node& node, std::string reason);
-  // The same, of a node that is damaged.
+  // The same for a node that is damaged (Report::damage).
   void damaged(std::string_view rule, const Node& node, const std::string& reason);
   const Report& report() const { return report_; }
 
@@ -89,7 +89,7 @@ class Graph {
 // The input, or a value without a name where it is absent.
 Value input_or_none(const Node& node, std::size_t index);
 
-// The constant's integers (int64 or int32), or none if it is no such constant.
+// The elements of a constant of int64 or int32; empty if `value` is no such constant.
 std::vector<std::int64_t> constant_integers(const Value* value);
 
 // "[0, -1, 16]".

@@ -21,7 +21,8 @@ struct Rule {
   std::string_view name;
   void (*apply)(Graph& graph, RepackedWeights& weights);
   For whom = For::kAll;
-  // Only for a rule that takes one operator: what it takes, and what a contract cannot say.
+  // Only for a rule that takes one operator: its contract, and a function that returns why a node
+  // is not taken for reasons that a contract cannot express.
   const Contract* contract = nullptr;
   std::string (*more)(const Node& node) = nullptr;
 };
@@ -50,7 +51,8 @@ constexpr Rule kRules[] = {
     {"unread_present", of_graph<unread_present>, For::kSession},
 };
 
-// No more is asked of them than what they have: unknown_part.
+// Only for unknown_part(): the operators' numbers of inputs and outputs, and that they have no
+// attributes.
 constexpr Port kOne[] = {{.name = "X"}};
 constexpr Contract kPlain[] = {{.domain = "", .op_type = "Cos", .inputs = kOne, .outputs = kOne},
                                {.domain = "", .op_type = "Sin", .inputs = kOne, .outputs = kOne}};
@@ -91,7 +93,8 @@ Node lowered_alone(const Node& node, const Producer& producer, ContractCheck che
   const Rule& rule = *rule_of(node);
   for (const std::string& reason : {check(*rule.contract, node), rule.more(node)})
     if (!reason.empty()) throw Error(reason);
-  // With those that a rule may look through: what makes constants of constants, and Reshape.
+  // Includes the producers that a rule may look through: Reshapes, and nodes that read constants
+  // only.
   std::vector<Node> nodes;
   for (const Value& input : node.inputs) {
     const Node* maker = input.name.empty() || !producer ? nullptr : producer(input.name);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rewriting of exported graphs: operators that hold weights or attend become those of `ai.flownpu`,
-// and the nodes around them are drawn in. When a session is built, so that a model runs as it was
-// exported; and, through flownpu._native, when a file is converted.
+// Rewrites exported graphs: operators with weights, and attention, become operators of
+// `ai.flownpu`, into which nodes around them are fused. This happens when a session is built, so
+// that exported models run without conversion, and, through flownpu._native, when a file is
+// converted.
 //
-// One rule a file:
+// There is one rule in each file:
 //
 //   q4nx_matmul         MatMulNBits -> Q4NXMatMul
 //   projection_bias     Add of a constant behind a projection -> inside it
@@ -14,10 +15,10 @@
 //   split_qkv           Split before the attention -> packed query, key and value
 //   packed_qkv          three projections of the attention -> one
 //   gated_projection    gate and up projection with their activation -> one
-// and, for a session alone,
+// and, in a session only,
 //   fast_gelu           FastGelu -> Gelu with the tanh approximation, where no projection took it
 //   dense_matmul        MatMul and Gemm with a constant weight, and what follows -> DenseMatMul
-//   unread_present      presents of an encoder's attention that nobody reads -> none
+//   unread_present      presents of an encoder's attention that nobody reads -> absent
 #pragma once
 
 #include <map>
@@ -36,45 +37,47 @@
 
 namespace flownpu::lowering {
 
-// Whether a rule is for the node's operator.
+// Whether some rule replaces nodes of this node's operator one by one.
 bool is_lowered(const Node& node);
-// What becomes of such a node by itself; its constants have no bytes yet. Throws Error with the
-// reason if the rule does not take it. `producer`: as Device::unsupported has it; `check`: what is
-// asked of the node's contract.
+// What such a node becomes by itself; the constants of the result have no bytes yet. Throws Error
+// with the reason if the rule does not take the node. `producer`: as in Device::unsupported;
+// `check`: violation() or violation_in_file().
 Node lowered_alone(const Node& node, const Producer& producer, ContractCheck check);
-// What rules take of operators.
+// The contracts of the operators that rules replace.
 std::vector<const Contract*> contracts();
 
-// The nodes after all rules. Nodes that no rule takes stay as they are.
+// Applies all rules, and repacks the weights of the result. Nodes that no rule takes stay as they
+// are.
 Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs);
-// Constants that are to be made, by the names that nodes have for them.
+// Constants whose bytes are still to be made, by their names in the graph.
 using Promised = std::map<std::string, const Q4NXConstant*>;
-// The same, but no constant has its bytes: for who asks what becomes of a graph, and runs nothing.
+// As lower(), but constants get no bytes: for callers that only ask what a graph becomes.
 std::vector<Node> outline(std::vector<Node> nodes, const std::vector<std::string>& outputs,
                           const Promised& promised);
 
-// Those of all contracts whose operators rules draw together: rules must know all that these have.
+// The rules' own contracts, and those in `all` of operators that rules fuse: a rule must know every
+// input, output and attribute of such a node.
 std::vector<Contract> of_rules(std::span<const Contract> all);
-// Contracts of operators that plain graphs are written with, and that no device takes: for the
-// rules of graph_rewrites/, which fold such graphs.
+// Contracts of operators (Cos and Sin) that no device takes, but that graphs exported in standard
+// operators contain: for the rules of graph_rewrites/, which fold such graphs.
 std::span<const Contract> plain_contracts();
-// The rules that a file is converted with, in their order.
+// The names of the rules that apply when a file is converted, in their order.
 std::vector<std::string> conversion_rules();
-// Applies some of the rules, by name, in their order. Throws Error, which lists them, if there is
-// no such rule.
+// Applies the rules with these names, in the order of the list above. Throws Error, which lists all
+// rules, for an unknown name.
 void rewrite(Graph& graph, RepackedWeights& weights, std::span<const std::string> rules);
 
 // --- The rules --------------------------------------------------------------------------------
 
-// Why a node is not within the contract, or what that cannot say; empty if it is taken.
+// Why the node does not fit the contract, or else what `more` returns; empty if the node is taken.
 std::string obstacle(const Contract& contract, std::string (*more)(const Node& node),
                      const Node& node);
-// Why a Q4NXMatMul cannot be joined with another because of what it does behind its product; empty
-// if it can. `biased`: whether it may have a bias.
+// Why the epilogue of a Q4NXMatMul (bias, residual or gating) keeps it from being joined with
+// another product; empty if it does not. `biased`: whether a bias is allowed.
 std::string epilogue_of(const Node& projection, bool biased);
 
-// A rule that takes one operator has a contract, and tells why it does not take a node beyond what
-// the contract can say; empty if it does.
+// A rule that takes one operator has a contract, and a function that returns why a node is not
+// taken for reasons that a contract cannot express; empty if there are none.
 
 extern const Contract kMatMulNBits;
 std::string q4nx_matmul_obstacle(const Node& node);

@@ -4,7 +4,7 @@
 //   FlowQKVAttention(Q4NXMatMul(X, Wq[, bq]), Q4NXMatMul(X, Wk[, bk]), Q4NXMatMul(X, Wv[, bv]), ..)
 //       -> FlowQKVAttention(Q4NXMatMul(X, [Wq; Wk; Wv][, [bq; bk; bv]]), -, -, ..)
 //
-// The weights are stacked by whole blocks of 32 rows: rows of Wq and Wk must fill theirs.
+// The weights are stacked in whole blocks of 32 rows, so Wq and Wk must have multiples of 32 rows.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -29,7 +29,7 @@ bool is_biased(const Node* projection) {
          bias->shape && bias->shape->elements() == projection->required_integer("M");
 }
 
-// Why the three cannot be one; empty if they can.
+// Why the three products cannot become one; empty if they can.
 std::string obstacle_of(Graph& graph, const RepackedWeights& weights, const Node& node,
                         const Projections& projections) {
   const std::int64_t d = node.required_integer("head_size");
@@ -57,7 +57,7 @@ std::string obstacle_of(Graph& graph, const RepackedWeights& weights, const Node
   return weights.join_obstacle({projections.begin(), projections.end()});
 }
 
-// The biases one after the other.
+// A constant of the three biases, one after the other.
 Value joined_bias(Graph& graph, const Projections& projections) {
   Value joined = projections[0]->inputs[kProductBias];
   std::int64_t size = 0;
@@ -91,7 +91,7 @@ void packed_qkv(Graph& graph, RepackedWeights& weights) {
     std::int64_t rows = 0;
     for (const Node* projection : projections) rows += projection->required_integer("M");
     Value weight = weights.join({projections.begin(), projections.end()}, "qkv_proj.weight");
-    // The last of them in the graph comes after what all read, and before whoever reads it.
+    // The value projection becomes the packed product: it comes after X, which all three read.
     Node& packed = *projections[kValue];
     if (is_biased(&packed)) packed.inputs[kProductBias] = joined_bias(graph, projections);
     packed.inputs[kProductWeight] = std::move(weight);

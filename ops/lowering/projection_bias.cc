@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A projection adds its bias itself:
+// Moves the Add of a bias into the projection:
 //
 //   Add(Q4NXMatMul(X, W), b)  ->  Q4NXMatMul(X, W, b)      b: a constant [M]
 #include <string>
@@ -28,7 +28,7 @@ void projection_bias(Graph& graph) {
           !is_bias(bias, *projection)) {
         continue;
       }
-      // The Add stands after all that the product reads: it takes its place, and keeps its output.
+      // The product takes the place and the output of the Add, which comes after all that it reads.
       Node biased = *projection;
       biased.inputs.resize(kProductBias + 1);
       biased.inputs[kProductBias] = bias;

@@ -2,8 +2,8 @@
 // GatherBlockQuantized(Reshape(codes, [M, K/2]), indices, scales[, zero_points]) -> Q4NXGather(W,
 // indices; M, K)
 //
-// An index outside 0..M-1 is an error of Q4NXGather, where GatherBlockQuantized counts -M..-1 from
-// the end and gives zeros for what is further out; token ids are neither.
+// The two differ for indices outside 0..M-1, which token ids never are: Q4NXGather fails, while
+// GatherBlockQuantized counts -M..-1 from the end and gives zeros for indices further out.
 #include <string>
 #include <utility>
 
@@ -14,7 +14,8 @@ namespace {
 
 enum Input : std::uint8_t { kCodes, kIndices, kScales, kZeroPoints };
 
-// The table whose scales are [M, K / block_size].
+// The table; its size is taken from the scales, [M, K / block_size]. 0 rows if their shape is not
+// known.
 QuantizedWeight weight_of(const Node& node, const Value& codes) {
   QuantizedWeight weight{.codes = codes,
                          .scales = input_or_none(node, kScales),
@@ -29,7 +30,7 @@ QuantizedWeight weight_of(const Node& node, const Value& codes) {
   return weight;
 }
 
-// The codes themselves, where they are reshaped first: the bytes are the same.
+// The node's codes, or the constant that a Reshape makes them of: the bytes are the same.
 Value codes_of(Graph& graph, const Node& node) {
   const Node* reshape = graph.producer(node.inputs[kCodes].name);
   const bool through = reshape != nullptr && reshape->op_type == "Reshape" &&
@@ -59,7 +60,7 @@ constexpr Contract kGatherBlockQuantized{
 
 namespace {
 
-// What the attributes and the scales say.
+// Why the attributes or the scales do not fit; empty if they do. The codes are not checked.
 std::string table_obstacle(const Node& node) {
   const std::int64_t gather_axis = node.integer("gather_axis", 0);
   const std::int64_t quantize_axis = node.integer("quantize_axis", 1);
@@ -76,7 +77,7 @@ std::string table_obstacle(const Node& node) {
 std::string q4nx_gather_obstacle(const Node& node) {
   std::string reason = table_obstacle(node);
   const QuantizedWeight weight = weight_of(node, input_or_none(node, kCodes));
-  // The codes may come out of a Reshape, which another node does.
+  // Codes that are no constant may come out of a Reshape: q4nx_gather() checks them.
   if (!reason.empty() || weight.codes.constant == nullptr) return reason;
   reason = weight.obstacle();
   return reason.empty() ? weight.damage() : reason;

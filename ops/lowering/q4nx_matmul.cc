@@ -2,7 +2,7 @@
 // MatMulNBits(X, codes, scales[, zero_points][, g_idx][, bias]; K, N) -> Q4NXMatMul(X, W[, bias]; M
 // = N, K)
 //
-// `accuracy_level` has no counterpart: how activations are held is an option of the provider.
+// `accuracy_level` has no counterpart: how activations are rounded is an option of the provider.
 #include <string>
 #include <utility>
 
@@ -39,7 +39,7 @@ constexpr Port kInputs[] = {
      .advice = "Q4NX groups are 32 columns in order; export without reordering (act-order)"},
     {.name = "bias", .types = kFloat, .presence = Presence::kOptional, .shape = "[N]"}};
 constexpr Port kOutputs[] = {{.name = "Y", .types = kFloat, .shape = "[..,N]"}};
-// `accuracy_level` says how others hold activations: see above.
+// `accuracy_level` is ignored: see above.
 constexpr AttributeRule kAttributes[] = {
     required(count("K", 1)),
     required(count("N", 1)),

@@ -2,12 +2,13 @@
 // QMoE(X, router_probs, gate_up, scales, , down, scales; k) -> Q4NXMoE(X, , gate_up, down,
 // router_logits)
 //
-// What QMoE calls probabilities are logits: of the k largest ONNX Runtime's CPU kernel takes the
-// softmax, whatever `normalize_routing_weights` says. They have a row for each row of X; behind a
-// Reshape to [-1, experts], as exporters write it, is a value with the axes of X.
+// What QMoE calls router_probs are logits: ONNX Runtime's CPU kernel takes the softmax of the k
+// largest, whatever `normalize_routing_weights` says. They have two axes, while Q4NXMoE's
+// router_logits have the axes of X: these are the input of the Reshape to [-1, experts] that
+// exporters write.
 //
-// Rows of gate and up take turns (`swiglu_fusion` 1), or gate is above up (2). Biases must be 0:
-// exporters write such ones where a model has none.
+// Rows of gate and up alternate (`swiglu_fusion` 1), or all rows of the gate come first (2). Biases
+// must be 0, which exporters write for models that have none.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -106,8 +107,8 @@ constexpr Contract kQMoE{"com.microsoft", "QMoE", 1, 1, kInputs, kOutputs, kAttr
 
 namespace {
 
-// The weights of all experts below one another; without a block_size a row has one scale. Of codes
-// [E, rows, bytes of a row].
+// The weights of all experts as one weight, from codes [E, rows, bytes of a row]. Without a
+// block_size a row has one scale.
 QuantizedWeight weight_of(const Node& node, Input codes, Input scales, Input zero_points) {
   QuantizedWeight weight{.codes = input_or_none(node, codes),
                          .scales = input_or_none(node, scales),
@@ -139,7 +140,7 @@ bool is_zero(const Value* bias) {
   return std::all_of(values, values + bias->shape->elements(), [](float b) { return b == 0; });
 }
 
-// Why its weights are none of a Q4NXMoE; empty if they are.
+// Why the node's weights and biases do not fit Q4NXMoE; empty if they do.
 std::string weight_obstacle(const Node& node) {
   for (const Input bias : {kGateUpBias, kDownBias}) {
     if (!is_zero(node.input(bias)))
@@ -160,7 +161,8 @@ std::string weight_obstacle(const Node& node) {
   return "";
 }
 
-// The logits with the axes of X, before a Reshape to [-1, experts]; nothing if they are no such.
+// The logits with the axes of X: the input of a Reshape to [-1, experts], or those given if X has
+// two axes; else a value without a name.
 Value logits_of(Graph& graph, const Node& node, std::int64_t experts) {
   const Value& given = node.inputs[kLogits];
   const Node* reshape = graph.producer(given.name, "Reshape", "");

@@ -20,12 +20,12 @@ namespace {
 
 constexpr float kDefaultEpsilon = 1e-5F;  // SimplifiedLayerNormalization's
 
-// What query or key comes through; null where that is another node.
+// The nodes that query or key passes through before the attention; null for those that differ.
 struct HeadNorm {
   const Node* apart = nullptr;
   const Node* norm = nullptr;
   const Node* joined = nullptr;
-  // Whether nothing else reads what lies between them.
+  // Whether nothing else reads the values between these nodes.
   bool alone = false;
 
   bool found() const { return apart != nullptr; }
@@ -47,8 +47,8 @@ HeadNorm head_norm(Graph& graph, const Value& value) {
   return head;
 }
 
-// Whether two Reshapes cut [B, S, heads d] into heads and restore it: as [B, S heads, d] or
-// [B, S, heads, d].
+// Whether two Reshapes split [B, S, heads d] into heads, [B, S heads, d] or [B, S, heads, d], and
+// join these again.
 bool is_over_heads(const std::vector<std::int64_t>& apart, const std::vector<std::int64_t>& joined,
                    std::int64_t heads, std::int64_t d) {
   using Dims = std::vector<std::int64_t>;
@@ -57,7 +57,7 @@ bool is_over_heads(const std::vector<std::int64_t>& apart, const std::vector<std
   return by_head && (joined == Dims{0, 0, -1} || joined == Dims{0, 0, heads * d});
 }
 
-// Why this is no norm over each of the heads, that the attention may do; empty if it is.
+// Why this is not a norm over each head that the attention can compute; empty if it is.
 std::string obstacle_of(const HeadNorm& head, const std::string& name, std::int64_t heads,
                         std::int64_t d) {
   for (const Node* reshape : {head.apart, head.joined}) {
@@ -66,7 +66,7 @@ std::string obstacle_of(const HeadNorm& head, const std::string& name, std::int6
   }
   const std::vector<std::int64_t> apart = constant_integers(head.apart->input(1));
   const std::vector<std::int64_t> joined = constant_integers(head.joined->input(1));
-  // Other reshapes might not go to heads and back, but mix tokens.
+  // Other Reshapes might mix elements of different tokens.
   const auto& before = head.apart->inputs[0].shape;
   if (!is_over_heads(apart, joined, heads, d) || !before || before->rank() != 3 ||
       (*before)[2] != heads * d) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention reads query, key and value where they are:
+// The attention reads packed query, key and value in place, without a Split:
 //
 //   FlowQKVAttention(*Split(packed, [H d, G d, G d]; axis = -1), ..)
 //       -> FlowQKVAttention(packed, -, -, ..)
@@ -24,7 +24,8 @@ const Node* split_of(Graph& graph, const Node& node) {
   return split;
 }
 
-// Why the parts are not query, key and value of the attention's heads; empty if they are.
+// Why the Split's parts are not the query, key and value of the attention's heads; empty if they
+// are.
 std::string obstacle_of(const Node& node, const Node& split) {
   const std::int64_t d = node.required_integer("head_size");
   const std::int64_t query = node.required_integer("num_heads") * d;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FlowQKVAttention(causal = 0) -> output, present_key, present_value; where nobody reads the
-// presents, as in an encoder, which has no cache -> output, -, -
+// Drops the outputs present_key and present_value of FlowQKVAttention(causal = 0) where nobody
+// reads them, as in an encoder, which has no KV cache.
 #include "ops/lowering/lowering.h"
 
 namespace flownpu::lowering {

@@ -20,7 +20,7 @@ std::string words(const Pieces&... pieces) {
   return text.str();
 }
 
-// Letters are A to Z, which ASCII tells by their last five bits.
+// Capital letters differ in the last five bits of their ASCII codes.
 constexpr std::size_t kLetters = 32;
 std::size_t place_of(char letter) { return static_cast<unsigned char>(letter) % kLetters; }
 
@@ -33,7 +33,8 @@ class Lengths {
  public:
   Lengths() { lengths_.fill(kUnknown); }
 
-  // Why the shape does not fit, or an empty text. Dimensions of -1 fit any.
+  // Whether the shape fits; the first length found for a letter is remembered. Dimensions of -1 fit
+  // any length.
   bool fit(const ShapePattern& pattern, const Shape& shape) {
     if (pattern.any()) return true;
     if (pattern.open() ? shape.rank() < pattern.rank() : shape.rank() != pattern.rank())
@@ -45,7 +46,7 @@ class Lengths {
     return true;
   }
 
-  // "[B,S,8]": what of the pattern is known by now.
+  // The pattern with the lengths that are known by now in the place of their letters: "[B,S,8]".
   std::string text(const ShapePattern& pattern) const {
     std::string text = pattern.open() ? "[.." : "[";
     for (int axis = 0; axis < pattern.rank(); ++axis) {
@@ -71,14 +72,15 @@ class Lengths {
   std::array<std::int64_t, kLetters> lengths_{};
 };
 
-// The port of the value at `index`: the last of a variadic list stands for all that follow.
+// The port of the value at `index`: a variadic last port stands for all that follow. Null if there
+// is none.
 const Port* port_at(std::span<const Port> ports, std::size_t index) {
   if (index < ports.size()) return &ports[index];
   if (!ports.empty() && ports.back().presence == Presence::kVariadic) return &ports.back();
   return nullptr;
 }
 
-// Checks the inputs, or the outputs, of one node; `in_file`: see violation_in_file.
+// Checks the inputs and the outputs of one node; `in_file`: as violation_in_file() does.
 class PortChecker {
  public:
   explicit PortChecker(bool in_file) : in_file_(in_file) {}
@@ -147,7 +149,7 @@ std::string_view kind_text(AttributeRule::Kind kind) {
   return kKinds[static_cast<std::size_t>(kind)];
 }
 
-// The kinds of Attribute's alternatives; lists of numbers are of none.
+// The kinds of Attribute's alternatives, in their order; no kind corresponds to a list of floats.
 constexpr AttributeRule::Kind kKindOf[] = {AttributeRule::Kind::kInteger,
                                            AttributeRule::Kind::kNumber, AttributeRule::Kind::kText,
                                            AttributeRule::Kind::kIntegers};
@@ -170,7 +172,7 @@ struct ValueText {
   }
 };
 
-// Why the value is not taken, or an empty text.
+// Why the value is not accepted; empty if it is.
 struct ValueChecker {
   const AttributeRule& rule;
 
@@ -231,7 +233,7 @@ std::string attribute_violation(const Contract& contract, const Node& node) {
   return "";
 }
 
-// All but the version.
+// Checks everything but the version.
 std::string part_misfit(const Contract& contract, const Node& node, bool in_file) {
   PortChecker ports(in_file);
   if (std::string reason = ports.check("input", contract.inputs, node.inputs); !reason.empty())

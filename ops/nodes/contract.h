@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contract: what a device takes of an operator, said once. Opsets, inputs, outputs, attributes,
-// element types and shapes; a node with anything else is not taken, and the reason says what that
-// is. docs/operators.md has the table that is made of these.
+// Contract: what a device accepts of an operator: versions, inputs, outputs, attributes, element
+// types and shapes. A node with anything else is not taken, and the reason names what does not fit.
+// The table in docs/operators.md is generated from the contracts.
 #pragma once
 
 #include <array>
@@ -45,19 +45,20 @@ inline constexpr Types kIntegers{DataType::kInt64, DataType::kInt32};
 inline constexpr Types kNumbers{DataType::kFloat32, DataType::kInt64, DataType::kInt32};
 inline constexpr Types kBytes{DataType::kInt8, DataType::kUInt8};
 inline constexpr Types kFloats{DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16};
-// A KV cache's: int8 has a scale in each row (ops/nodes/flow_qkv_attention.h).
+// The types of a KV cache: rows of int8 contain their scale (ops/nodes/flow_qkv_attention.h).
 inline constexpr Types kCacheTypes{DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16,
                                    DataType::kInt8};
 inline constexpr Types kAnyType{DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16,
                                 DataType::kInt64,   DataType::kInt32,   DataType::kInt8,
                                 DataType::kUInt8,   DataType::kBool};
 
-// A shape in capital letters: "[N,C,H,W]", "[..,K]" (any axes before), "[B,S,?]" (any length),
-// "[B,1]", "" (any shape). A letter stands for one length in all shapes of a contract.
+// A pattern for shapes: "[N,C,H,W]", "[..,K]" (any number of axes before the last), "[B,S,?]" (any
+// length), "[B,1]", "" (any shape). A capital letter stands for the same length in all shapes of a
+// contract.
 class ShapePattern {
  public:
   constexpr ShapePattern() = default;
-  // A constant; whatever is no pattern does not compile.
+  // For constants only: a malformed pattern does not compile.
   consteval ShapePattern(const char* text) : text_(text) {  // NOLINT(google-explicit-constructor)
     if (text_.empty()) return;
     if (text_.front() != '[' || text_.back() != ']') throw std::invalid_argument("expected [..]");
@@ -76,10 +77,10 @@ class ShapePattern {
 
   constexpr std::string_view text() const { return text_; }
   constexpr bool any() const { return text_.empty(); }
-  // Axes that are named, and whether there may be more before them.
+  // The number of axes that the pattern names, and whether more may come before them.
   constexpr int rank() const { return rank_; }
   constexpr bool open() const { return open_; }
-  // A letter, a digit or '?'.
+  // The axis's length: a letter, a digit or '?'.
   constexpr char axis(int index) const { return axes_[static_cast<std::size_t>(index)]; }
 
  private:
@@ -92,9 +93,9 @@ class ShapePattern {
 enum class Presence : std::uint8_t {
   kRequired,
   kOptional,
-  // It and any number more of its kind; the last of a list.
+  // Any number of values of this kind; only for the last port of a list.
   kVariadic,
-  // An attribute that is a tensor, which stands behind the inputs (Node::tensor_attributes).
+  // A tensor attribute, which Node::inputs lists after the inputs (Node::tensor_attributes).
   kAttribute,
 };
 
@@ -104,29 +105,29 @@ struct Port {
   Types types = kAnyType;
   Presence presence = Presence::kRequired;
   ShapePattern shape = {};
-  // Ports with the same letter are of one type; 0: of any of `types`.
+  // Ports with the same letter have the same type; 0: each port may have any of its `types`.
   char type_letter = 0;
-  // It must be known when the node is prepared.
+  // Whether the value must be a constant of the model.
   bool constant = false;
-  // What to do about a node that has another: "export with float32 inputs".
+  // What a user can do about a node that does not fit: "export with float32 inputs".
   std::string_view advice = {};
 };
 
-// An attribute and the values of it that are taken.
+// An attribute and the values that are accepted for it.
 struct AttributeRule {
   enum class Kind : std::uint8_t { kInteger, kNumber, kText, kIntegers };
 
   std::string_view name;
   Kind kind = Kind::kInteger;
   bool required = false;
-  // Bounds of an integer or of each in a list; then those of a number.
+  // Inclusive bounds of an integer, or of each integer in a list; then those of a number.
   std::int64_t lowest = std::numeric_limits<std::int64_t>::min();
   std::int64_t highest = std::numeric_limits<std::int64_t>::max();
   float lowest_number = -std::numeric_limits<float>::infinity();
   float highest_number = std::numeric_limits<float>::infinity();
-  // "none|gelu": of texts.
+  // The values accepted for a text, as "none|gelu".
   std::string_view texts = {};
-  // What to do about a node that has another.
+  // What a user can do about a node that has another value.
   std::string_view advice = {};
 };
 
@@ -149,11 +150,11 @@ constexpr AttributeRule flag(std::string_view name) { return integer(name, 0, 1)
 constexpr AttributeRule axis(std::string_view name) {
   return integer(name, -Shape::kMaxRank, Shape::kMaxRank);
 }
-// One that is taken with this value only.
+// An integer that is accepted with this value only.
 constexpr AttributeRule only(std::string_view name, std::int64_t value) {
   return integer(name, value, value);
 }
-// A size or a number of things.
+// A size or a count: an integer from `lowest` to 2^31.
 constexpr AttributeRule count(std::string_view name, std::int64_t lowest) {
   return integer(name, lowest, std::int64_t{1} << 31);
 }
@@ -179,7 +180,7 @@ constexpr AttributeRule text(std::string_view name, std::string_view texts) {
 struct Contract {
   std::string_view domain;
   std::string_view op_type;
-  // The versions of the schema that are taken: Node::since_version.
+  // The accepted versions of the operator's schema (Node::since_version).
   int first_version = 1;
   int last_version = 1;
   std::span<const Port> inputs = {};
@@ -189,32 +190,32 @@ struct Contract {
   bool has_shapes() const;
 };
 
-// Why the node is not within its operator's contract; empty if it is. What is known of shapes is
-// compared as well.
+// Why the node does not fit its operator's contract; empty if it does. Shapes are compared as far
+// as they are known.
 std::string misfit(const Contract& contract, const Node& node);
-// The same, with the node's name before it.
+// The same, preceded by the node's operator and name.
 std::string violation(const Contract& contract, const Node& node);
 
-// The same of a node of which no more is known than a model's file says: not the version of its
-// operator's schema, and types and shapes of constants alone (a value whose type the file does not
-// say is taken for float).
+// The same for a node of which only what a model's file says is known: the version of the
+// operator's schema is not checked, and types and shapes only for constants (the type float means
+// that the file does not say the type).
 std::string violation_in_file(const Contract& contract, const Node& node);
 
-// One of the two above.
+// violation() or violation_in_file().
 using ContractCheck = std::string (*)(const Contract& contract, const Node& node);
 
-// Why the node is none of its operator whatever is taken of it: an attribute that must be there is
-// not, or is of another kind. Empty if it is one.
+// Why the node is invalid, independently of which values are accepted: a required attribute is
+// missing, or an attribute is of the wrong kind. Empty if it is valid.
 std::string damage(const Contract& contract, const Node& node);
 
-// What the node has that the contract does not know of, an input, an output or an attribute, or an
-// input that it must have and lacks, in words; empty if there is nothing.
+// A message about an input, output or attribute of the node that the contract does not list, or
+// about a required input that it lacks; empty if there is none.
 std::string unknown_part(const Contract& contract, const Node& node);
-// The same by the contract of the node's operator, if there is one.
+// The same with the contract of the node's operator; empty if `contracts` has none.
 std::string unknown_part(std::span<const Contract> contracts, const Node& node);
 
-// Throws Error naming the node if the shapes do not fit the contract's; for each run. Allocates
-// nothing.
+// Throws Error naming the node if the inputs' shapes do not fit the contract. Called in each run;
+// allocates nothing.
 void check_shapes(const Contract& contract, const std::string& name,
                   std::span<const Tensor> inputs);
 

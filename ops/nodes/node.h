@@ -18,11 +18,11 @@
 
 namespace flownpu {
 
-// The operators' own domain; "" is ONNX's, "com.microsoft" ORT's.
+// The domain of FlowNPU's operators; ONNX's own is "", ONNX Runtime's (ORT's) "com.microsoft".
 inline constexpr std::string_view kDomain = "ai.flownpu";
 
-// ONNX's If, taken where both branches are constants: these are tensor attributes, as many of
-// then_branch as the node has outputs, then as many of else_branch.
+// ONNX's If, which is supported where both branches only return constants. These become tensor
+// attributes: as many as the node has outputs for then_branch, then as many for else_branch.
 inline constexpr std::string_view kIf = "If";
 
 // A value of the graph: a node's input or output.
@@ -31,19 +31,19 @@ struct Value {
   DataType type = DataType::kFloat32;
   // Unknown dimensions are -1; without a value the rank itself is unknown.
   std::optional<Shape> shape;
-  // The initializer's bytes, while the node is being prepared; null for a value that is computed or
-  // fed. A step finds them among the inputs of each run, perhaps elsewhere: ORT maps external data
-  // anew after the session is made.
+  // The initializer's bytes, valid while the node is being prepared; null for a value that is
+  // computed or fed. In a run the step gets the constant among its inputs, possibly at another
+  // address: ORT maps external data again after the session is made.
   const void* constant = nullptr;
-  // Keeps the constant's memory, where that is not the graph's: it then stays where it is.
+  // Owns the constant's memory if the graph does not; the constant's address then never changes.
   std::shared_ptr<const void> owner = nullptr;
 };
 
 using Attribute =
     std::variant<std::int64_t, float, std::string, std::vector<std::int64_t>, std::vector<float>>;
 
-// A constant of a node that a device made for itself (Device::lower): no value of the graph, and in
-// the order in which the device wants it. `write` puts it into memory of `bytes` bytes.
+// A constant of a node that a device made for itself (Device::lower): no value of the graph, but
+// data in the device's own layout. `write` writes its `bytes` bytes to the memory it is given.
 struct Packed {
   std::string name;
   std::size_t bytes = 0;
@@ -56,26 +56,27 @@ struct Node {
   std::string domain;
   int since_version = 1;
   std::map<std::string, Attribute, std::less<>> attributes;
-  // In the schema's order; an optional value that is absent has an empty name. Trailing absent ones
-  // may be missing.
+  // In the schema's order; an absent optional value has an empty name. Absent values at the end may
+  // be left out.
   std::vector<Value> inputs;
   std::vector<Value> outputs;
-  // Names of the attributes that are tensors, which stand behind the other inputs: a step finds
-  // them as it finds all constants.
+  // Names of the attributes that are tensors. Their values are appended to `inputs`, so that a step
+  // gets them like any other constant.
   std::vector<std::string> tensor_attributes = {};
-  // While the node is being prepared.
+  // Valid while the node is being prepared.
   std::vector<Packed> packed = {};
 
   // The input at `index`, or null if it is absent.
   const Value* input(std::size_t index) const;
   bool has_output(std::size_t index) const;
 
-  // Attributes with a default; throw Error if the attribute has another type.
+  // The attribute, or `otherwise` (or an empty list) if it is missing. Throw Error if it has
+  // another type.
   std::int64_t integer(std::string_view attribute, std::int64_t otherwise) const;
   float number(std::string_view attribute, float otherwise) const;
   std::string text(std::string_view attribute, std::string_view otherwise) const;
   std::vector<std::int64_t> integers(std::string_view attribute) const;
-  // Throws Error naming node and attribute if it is missing.
+  // Throws Error naming node and attribute if it is missing or has another type.
   std::int64_t required_integer(std::string_view attribute) const;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where inputs of Q4NXMatMul and FusedDQP stand; ops/definitions/q4nx_matmul.py says what they
-// mean, ops/cpu/products/q4nx_matmul.cc that these are its names in its order.
+// The positions of the inputs of Q4NXMatMul and FusedDQP. ops/definitions/q4nx_matmul.py says what
+// they mean; the contracts in ops/cpu/products/q4nx_matmul.cc list the same names in this order.
 #pragma once
 
 #include <cstdint>

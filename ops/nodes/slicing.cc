@@ -38,7 +38,8 @@ std::optional<Slicing> slice_elements(const Node& node) {
   for (std::size_t i = 0; i < node.inputs.size(); ++i) {
     const Value& input = node.inputs[i];
     const Shape shape = input.shape.value_or(Shape());
-    // The input's axis that meets axis 1 of the output: shapes are aligned at their ends.
+    // The input's axis that corresponds to axis 1 of the output: broadcasting aligns shapes at
+    // their ends.
     const int axis = shape.rank() - (rank - 1);
     if (axis < 0 || shape[axis] == 1) continue;
     if (axis != 1 || input.constant != nullptr) return std::nullopt;

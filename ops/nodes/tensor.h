@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element types, shapes and tensor views: the words in which the EP and the devices speak of data.
+// Element types, shapes and tensor views, which the EP and the devices share.
 #pragma once
 
 #include <array>
@@ -22,16 +22,16 @@ enum class DataType : std::uint8_t {
   kBool,
 };
 
-// Bytes of one element.
+// The size of one element in bytes.
 std::size_t size_of(DataType type);
-// ONNX's word for the type: "float", "bfloat16", ...
+// ONNX's name of the type: "float", "bfloat16", ...
 std::string_view name_of(DataType type);
 
 // Dimensions, outermost first. Held inline, so that shape inference in a decode step allocates
 // nothing.
 class Shape {
  public:
-  // The largest rank of a language model's graph is 5 (batch, groups, heads, tokens, head size).
+  // Language models' graphs have ranks of up to 5 (batch, groups, heads, tokens, head size).
   static constexpr int kMaxRank = 8;
 
   Shape() = default;
@@ -59,16 +59,16 @@ class Shape {
 // "[1,2,3]"; a dimension of -1 (known only at run time) prints as "?".
 std::string to_string(const Shape& shape);
 
-// Where a view lies in a prompt that is computed slice by slice (ops/nodes/slicing.h): its axis 1
-// holds the tokens from `first` on, of `tokens` in all. 0 tokens: the view is no slice, but all
-// there is.
+// Which tokens of a prompt that is computed slice by slice (ops/nodes/slicing.h) a view holds: its
+// axis 1 begins with token `first` of `tokens` in the whole prompt. tokens = 0: the view is not a
+// slice, but holds all tokens.
 struct TokenSlice {
   std::int64_t first = 0;
   std::int64_t tokens = 0;
 };
 
-// A view of dense, row-major data; owns nothing. `data` may be null if the shape has no elements,
-// and is null for an optional input that is absent.
+// A view of dense, row-major data, which it does not own. `data` may be null if the shape has no
+// elements, and is null for an absent optional input.
 struct Tensor {
   void* data = nullptr;
   DataType type = DataType::kFloat32;
@@ -76,7 +76,7 @@ struct Tensor {
   TokenSlice slice = {};
 
   bool present() const { return data != nullptr || shape.rank() > 0; }
-  // Throws Error if that is more than a signed number of 64 bits holds.
+  // The size of the data in bytes. Throws Error if it exceeds the range of a signed 64-bit integer.
   std::size_t bytes() const;
   template <typename T>
   T* as() const {

@@ -21,8 +21,8 @@ namespace flownpu {
 namespace npu {
 namespace {
 
-// Versions of the layouts of lowered nodes' packed constants and attributes: what another version
-// has kept is made anew.
+// Versions of the layouts of lowered nodes' packed constants and attributes: nodes that another
+// version kept in a file are lowered anew.
 constexpr std::string_view kLayout = "decoder layers 2, encoder layers 1, operators 1";
 
 }  // namespace
@@ -49,7 +49,7 @@ std::string NpuDevice::unsupported(const Node& node, const Producer& producer) c
   return is_layers(node) || is_operator_on_array(node) ? "" : host().unsupported(node, producer);
 }
 
-// Beside the model, unless the option says where.
+// Beside the model, unless the option `artifacts` names a folder.
 std::string NpuDevice::folder(const std::string& model_folder) const {
   if (!options().artifacts.empty()) return options().artifacts;
   if (model_folder.empty()) {
@@ -87,7 +87,7 @@ std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
 std::unique_ptr<Step> NpuDevice::prepare_operator(
     const Node& node, const std::shared_ptr<CompiledDesigns>& designs) const {
   const Node of_graph = operator_of_graph(node);
-  // Throws Error for what it does not take.
+  // Throws Error for a node that the operator's contract does not take.
   std::unique_ptr<Step> on_host = host().prepare(of_graph);
   const cpu::Context context = cpu::make_context(options());
   const auto programs_of = [&](const Node& of) {
@@ -120,7 +120,8 @@ Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) cons
     lower_operators(lowered, open(lowering.model_folder)->artifacts(), threshold());
   } catch (const DeviceError& error) {
     if (before) throw;
-    // What is wrong with artifacts that are there says more than that the graph is no decoder.
+    // If there are artifacts, what is wrong with them is a better reason than that the graph is no
+    // decoder.
     const bool known = !options().artifacts.empty() || !lowering.model_folder.empty();
     const bool there = known && Artifacts::are_in(folder(lowering.model_folder));
     leave_operators(lowered, error.what(), there);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The devices `npu` and `emulate`: the layers of a decoder, or of an encoder of images, and
-// products and attention outside of these, run on the array, or on the emulator by the same path;
-// other nodes run on the host, an inner cpu device.
+// The devices `npu` and `emulate`, which differ only in what stands for the array: an NPU or the
+// emulator. The array runs the layers of a decoder or of an encoder of images, and products and
+// attention outside of these; other nodes run on the host, an inner cpu device.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,7 @@
 
 namespace flownpu {
 
-// Whether make_npu_device() can drive an NPU in this build; if not, none is offered to ONNX
-// Runtime.
+// Whether make_npu_device() can drive an NPU in this build; if not, ONNX Runtime is offered none.
 bool npu_built_in();
 
 namespace npu {
@@ -39,22 +38,22 @@ class NpuDevice final : public layers::DeviceWithHost {
     return obstacle_of_layers(std::move(graph), outputs);
   }
   std::unique_ptr<Step> prepare(const Node& node) const override;
-  // Operators by themselves, too. Where the artifacts, the device, or a call are missing, all that
-  // is for the array is left on the host, with what was said of it as the reason.
+  // Lowers layers, then operators by themselves. If the artifacts, the device or a call are
+  // missing, all that the array is for is left on the host, with the error's text as the reason.
   Lowered lower(std::vector<Node> nodes, const Lowering& lowering) const override;
   std::string compatibility(const Lowering& lowering) const override;
   // Throws Error for a tensor that stands for a KV cache that is gone.
   void restore(std::span<const Tensor> tensors) const override { caches().restore(tensors); }
 
-  // What the array was sent so far; zeros before it was opened.
+  // What was sent to the array so far; zeros before it is opened.
   npu::Counts counts() const;
 
  private:
-  // Throws DeviceError.
+  // Opens the artifacts and the runtime, unless they are open. Throws DeviceError.
   std::shared_ptr<CompiledDesigns> open(const std::string& model_folder) const;
   std::string folder(const std::string& model_folder) const;
 
-  // A decoder's or an encoder's.
+  // Whether the node is the layers of a decoder or of an encoder.
   bool is_own(const Node& node) const override { return is_layers(node); }
   Lowered lower_own(std::vector<Node> nodes,
                     const std::vector<std::string>& outputs) const override {
@@ -72,10 +71,10 @@ class NpuDevice final : public layers::DeviceWithHost {
   std::int64_t threshold() const;
 
   bool emulated_;
-  HostCompute host_compute_;  // of the same kernels and threads
-  // Buffers of steps that are operators by themselves.
+  HostCompute host_compute_;  // the host's kernels and threads
+  // Buffers that the steps of operators by themselves share.
   std::shared_ptr<SharedBuffers> shared_ = std::make_shared<SharedBuffers>();
-  mutable std::mutex mutex_;  // for what follows
+  mutable std::mutex mutex_;  // guards designs_
   mutable std::shared_ptr<CompiledDesigns> designs_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file in the process's memory, for reading.
+// Maps files into the process's memory for reading.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace flownpu {
 
-// A file that is open for reading, at least until the end of a scope; what was mapped of it stays.
+// A file that is open for reading during the lifetime of this object; mappings outlive it.
 class OpenFile {
  public:
   // Throws Error, with the path and the system's reason, if it cannot be opened.
@@ -19,14 +19,15 @@ class OpenFile {
   OpenFile(const OpenFile&) = delete;
   OpenFile& operator=(const OpenFile&) = delete;
 
-  // 0 also if the system does not tell.
+  // The size of the file; 0 also if the system does not tell it.
   std::size_t bytes() const { return bytes_; }
-  // What tells it from other files, and from itself after it was written to.
+  // Numbers that differ from those of other files, and of the same file after it was written to.
   using Identity = std::array<std::int64_t, 5>;
   const Identity& identity() const { return identity_; }
 
-  // All of it, for unmap(); in large pages where the system has them for files, and on
-  // all nodes in turn where memory has several (nodes.h). Throws Error.
+  // Maps the whole file; the caller releases the mapping with unmap(). Uses large pages where the
+  // system has them for files, and interleaves the pages over all NUMA nodes (nodes.h). Throws
+  // Error, with the path and the system's reason, if it fails.
   std::span<const std::byte> map() const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shared library that this is linked into, and the files beside it that FlowNPU brings along.
+// The shared library that contains this code, and the files of FlowNPU beside it.
 #pragma once
 
 #include <filesystem>
@@ -8,14 +8,14 @@
 
 namespace flownpu {
 
-// The folder of the library; empty if it cannot be told.
+// The folder of the library; empty if the system does not tell it.
 std::filesystem::path own_folder();
 
-// What the file of a library is called: libNAME.so on Linux, NAME.dll on Windows.
+// The file name of a shared library: libNAME.so on Linux, NAME.dll on Windows.
 std::string library_file(std::string_view name);
 
-// Has the library stay in the process when it is unloaded: ORT unloads a provider that is
-// unregistered, though sessions may still live in it. Throws Error if the system refuses.
+// Keeps the library in the process even when it is unloaded, because ORT unloads a provider that is
+// unregistered while sessions may still use it. Throws Error if the system refuses.
 void stay_loaded();
 
 }  // namespace flownpu

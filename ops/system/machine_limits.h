@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of this machine the process may use: processors, by its affinity and by the CPU quota of its
-// control groups, and memory, by their limit. The whole machine's, where Linux sets no limit. What
-// Windows limits (job objects) is not read.
+// How much of this machine the process may use: processors, limited by its affinity and by the CPU
+// quota of its control groups (cgroups), and memory, limited by its control groups. Windows' limits
+// (job objects) are not read.
 #pragma once
 
 #include <cstddef>
@@ -14,30 +14,31 @@
 
 namespace flownpu {
 
-// A limit that a control group sets, and the file that says so.
+// A limit that a control group sets, and the file that contains it.
 template <typename Value>
 struct GroupLimit {
   Value value{};
   std::filesystem::path file;
 };
 
-// How many processors' worth of time the process may use: 1.5 is 150 ms in 100 ms. The smallest
-// quota of its group and those around it, of version 2 (cpu.max) or 1 (cpu.cfs_quota_us) of control
-// groups, cgroups(7). `root` is where /proc and /sys are looked for.
+// How much CPU time the process may use, in processors: 1.5 is 150 ms in every 100 ms. The smallest
+// quota of its control group and the group's parents, of version 2 (cpu.max) or 1
+// (cpu.cfs_quota_us), see cgroups(7); nullopt if there is none. `root`: the folder that contains
+// /proc and /sys.
 std::optional<GroupLimit<double>> processor_quota(const std::filesystem::path& root = "/");
 
-// Bytes of memory that the processes of the group may use together (memory.max,
-// memory.limit_in_bytes), the smallest likewise.
+// The bytes of memory that the processes of the group may use together (memory.max,
+// memory.limit_in_bytes): likewise the smallest limit, or nullopt.
 std::optional<GroupLimit<std::int64_t>> memory_limit(const std::filesystem::path& root = "/");
 
-// How many threads can compute at once: one for each core that computing_processors() leaves of the
-// allowed processors, and no more than whole ones of the quota, at least 1. With one more than
-// that, all would be stopped for the rest of each period (100 ms) when the quota is used up, and
-// threads that share out a step wait for the slowest.
+// How many threads can compute at once: one for each core that computing_processors() selects from
+// the allowed processors, but at most the quota, rounded down, and at least 1. With more threads
+// the quota would be used up before the end of each period (100 ms), and all threads stopped for
+// the rest of it; threads that share a step wait for the slowest.
 int usable_processors(const std::filesystem::path& root = "/",
                       const std::vector<int>& allowed = allowed_processors());
 
-// Bytes of main memory that the machine has.
+// The size of the machine's main memory in bytes.
 std::size_t machine_memory();
 
 }  // namespace flownpu

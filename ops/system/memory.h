@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that the system is asked for in pages.
+// Memory that is requested from the system in pages.
 #pragma once
 
 #include <cstddef>
@@ -8,22 +8,22 @@
 
 namespace flownpu {
 
-// At least `bytes` from the beginning of a page on, not initialised; in large pages (2 MiB) where
-// the system has them, which Windows gives to users alone that have the right to lock pages in
-// memory; on all nodes in turn where memory has several (nodes.h). Throws std::bad_alloc.
+// Allocates at least `bytes`, page-aligned and not initialised, in large pages (2 MiB) where the
+// system has them (Windows only gives them to users with the right to lock pages in memory),
+// interleaved over all NUMA nodes (nodes.h). Throws std::bad_alloc.
 std::shared_ptr<std::byte> allocate_large_pages(std::size_t bytes);
 
-// Has memory that others have allocated, and that is written to for the first time, come in large
-// pages as far as it fills such, where the system has them: a page of 4 KB takes the system some 2
-// us at first touch, one of 2 MB some 200. Of less than kNewEachTime nothing is asked: the C
-// library keeps what is freed of it, so that it has its pages already.
+// Asks the system to use large pages for memory that somebody else has allocated and that is about
+// to be written to for the first time: at the first touch the system takes some 2 us for a page of
+// 4 KB, some 200 us for one of 2 MB. Does nothing for less than kNewEachTime bytes, because the C
+// library reuses freed memory of that size, which has its pages already.
 void ask_for_large_pages(std::span<const std::byte> memory);
-// Memory from 32 MiB on glibc gives back to the system, and asks for anew (mallopt(3): the most
-// that M_MMAP_THRESHOLD grows to).
+// From 32 MiB on glibc always returns freed memory to the system (mallopt(3): M_MMAP_THRESHOLD
+// grows no further).
 inline constexpr std::size_t kNewEachTime = std::size_t{32} << 20;
 
-// Zeros, which take memory once they are touched. A page that nobody may touch follows, so that who
-// writes past the end of the last page is stopped there.
+// Zeroed memory, of which pages are only allocated when they are touched. An inaccessible page
+// follows, so that writing past the end of the last page crashes instead of damaging other data.
 class GuardedPages {
  public:
   // Throws std::bad_alloc.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes of memory (NUMA): a machine of several sockets has memory at each, and a page lies where
-// the thread ran that first touched it. What all threads read is best on all nodes in turn, or one
-// node has to answer everybody. On a machine of one node, and on Windows, nothing is done.
+// NUMA nodes: a machine with several sockets has memory at each of them, and a page is placed at
+// the node of the thread that first touches it. Pages that all threads read are best interleaved
+// over all nodes, since otherwise one node has to serve all threads. On machines with one node, and
+// on Windows, nothing is done.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +12,15 @@
 
 namespace flownpu {
 
-// The nodes that have memory and processors; none if the system does not tell. `root` is where /sys
-// is looked for.
+// The nodes that have memory and processors; empty if the system does not tell. `root`: the folder
+// that contains /sys.
 std::vector<int> memory_nodes(const std::filesystem::path& root = "/");
 
-// Has the pages of [pages, end) lie on these nodes in turn: those that are touched from now on,
-// and, as far as no other process has them mapped, those that are there. Pages of a file that are
-// not in memory are read, so that they come to lie there. Who has chosen a policy for the process
-// (numactl) has it kept. Advice: without it, or where a container's filter of system calls refuses,
-// the same, but slower.
+// Interleaves pages over these nodes: those that are touched from now on, and those that exist
+// already, unless another process has them mapped. interleave_file() is for mapped files: it reads
+// pages that are not in memory yet, so that they are placed. Does nothing if a memory policy was
+// chosen for the process (numactl). Failures, as under a container's filter of system calls, are
+// ignored: memory is then only slower.
 void interleave(std::span<const std::byte> pages, std::span<const int> nodes);
 void interleave_file(std::span<const std::byte> pages, std::span<const int> nodes);
 

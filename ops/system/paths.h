@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of files, which in this project are UTF-8 as in a model, as the system takes and gives
-// them.
+// Converts file names between UTF-8, which this project uses as models do, and the system's form.
 #pragma once
 
 #include <filesystem>
@@ -9,11 +8,11 @@
 
 namespace flownpu {
 
-// The path by which a file is opened. On Linux the same bytes; on Windows in UTF-16, and of 260
-// characters or more in the form (\\?\) that the system takes at any length.
+// The path with which a file is opened: on Linux the same bytes; on Windows UTF-16, and for 260
+// characters or more in the form (\\?\) that allows any length.
 std::filesystem::path path_of(std::string_view utf8);
 
-// The other direction.
+// The reverse conversion.
 std::string utf8_of(const std::filesystem::path& path);
 
 }  // namespace flownpu

@@ -17,7 +17,7 @@ namespace {
 
 #if defined(__x86_64__)
 
-// What CPUID answers; zeros where the processor does not know the question.
+// The result of CPUID; zeros if the processor does not know the leaf.
 struct Answer {
   Answer(unsigned leaf, unsigned part) { __get_cpuid_count(leaf, part, &eax, &ebx, &ecx, &edx); }
 
@@ -33,7 +33,7 @@ bool has(unsigned answer, Bits... bits) {
   return (((answer >> bits & 1) != 0) && ...);
 }
 
-// Parts of the state that the system saves when it changes threads (XCR0).
+// Bits of XCR0: the registers that the system saves when it switches threads.
 constexpr std::uint32_t kYmm = 0b110;
 constexpr std::uint32_t kZmm = kYmm | 0b11100000;
 constexpr std::uint32_t kTiles = 0b11 << 17;
@@ -57,7 +57,7 @@ bool is_zen4() noexcept {
   constexpr unsigned kFamily = 0x19;
   const Answer name(0, 0);
   const unsigned version = Answer(1, 0).eax;
-  // A family above 15 is the sum of two fields.
+  // From 15 on the family is the sum of two fields.
   return name.ebx == signature_AMD_ebx && name.edx == signature_AMD_edx &&
          name.ecx == signature_AMD_ecx && (version >> 8 & 0xf) + (version >> 20 & 0xff) == kFamily;
 }

@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this processor has: x86's by its own account (CPUID, of which compilers' run times know
-// different parts), and the system saves the registers of; Arm's by the system's.
+// The features of this processor. On x86 they are read with CPUID, since compilers' runtimes know
+// different subsets, and only count if the system saves the registers they need; on Arm the system
+// reports them.
 #pragma once
 
 namespace flownpu {
 
-// AVX2, FMA and F16C; AVX-512 F, BW, VL, DQ, VBMI, VNNI and BF16.
+// Whether the processor has AVX2, FMA and F16C; and AVX-512 F, BW, VL, DQ, VBMI, VNNI and BF16.
 bool has_avx2();
 bool has_avx512();
 
-// Armv8.2's dot products of bytes (FEAT_DotProd); and with them Armv8.6's products of matrices of
-// bytes (FEAT_I8MM).
+// Whether it has Armv8.2's dot products of bytes (FEAT_DotProd); and, in addition to these,
+// Armv8.6's matrix products of bytes (FEAT_I8MM).
 bool has_dot_products();
 bool has_int8_matrices();
 
-// Whether memory is read faster when what comes next is prefetched into L2, not past the outer
-// caches into L1: on Intel's processors, whose L1 waits for fewer lines at once.
+// Whether memory is read faster if it is prefetched into L2 instead of L1: true on Intel's
+// processors, whose L1 can wait for fewer lines at once.
 extern const bool kFetchIntoL2;
 
-// Whether keys and values of a decode step are read faster a page of each in turn than four: on Zen
-// 4 (and 3, of the same family, on which it was not measured).
+// Whether a decode step reads keys and values faster if it alternates between them after one page
+// than after four: true on Zen 4 (and Zen 3, which has the same family number and was not
+// measured).
 extern const bool kAlternateByPages;
 
 // Whether the processor has AMX for int8, and the system lets this process use it.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that sleep and wake one another, and their numbers.
+// Lets threads sleep until another thread wakes them, and tells their numbers.
 #pragma once
 
 #include <atomic>
@@ -7,13 +7,13 @@
 
 namespace flownpu {
 
-// Sleeps until wake_all() was called for `word` and it holds another value than `value`; returns at
-// once if it does. std::atomic's wait and notify_all, of which LLVM's C++ run time makes naps of up
-// to 8 ms on Windows.
+// Sleeps until wake_all() is called for `word` and it holds another value than `value`; returns at
+// once if it already does. Like std::atomic's wait and notify_all, which LLVM's C++ runtime
+// implements on Windows by sleeping for up to 8 ms at a time.
 void wait_while(const std::atomic<std::uint32_t>& word, std::uint32_t value);
 void wake_all(std::atomic<std::uint32_t>& word);
 
-// The calling thread's number and its process's, as the system's tools show them.
+// The ids of the calling thread and of its process, as the system's tools show them.
 std::int32_t thread_number();
 std::int32_t process_number();
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What environment variables say.
+// Reads environment variables.
 #pragma once
 
 #include <chrono>
 
 namespace flownpu {
 
-// The seconds that a variable says, 0.001 at least; `otherwise` where it is not set. Throws Error
-// for what is no number above 0.
+// The number of seconds in an environment variable, as at least 1 ms; `otherwise` if it is not set.
+// Throws Error unless it is a number above 0 and at most 1e6.
 std::chrono::milliseconds seconds_of(const char* variable, std::chrono::milliseconds otherwise);
 
 }  // namespace flownpu

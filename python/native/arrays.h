@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Python passes for a tensor: its type's name, for numpy has no bfloat16, and its memory.
+// How Python passes a tensor: as a pair of its type's name, because NumPy has no bfloat16, and an
+// array with its memory.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -20,13 +21,13 @@
 namespace flownpu::native {
 
 using Array = nanobind::ndarray<nanobind::c_contig, nanobind::device::cpu>;
-// Those that may not be written, too.
+// Also accepts read-only arrays.
 using ConstArray = nanobind::ndarray<nanobind::ro, nanobind::c_contig, nanobind::device::cpu>;
-// None: an absent input or output.
+// A tensor's type and memory; nullopt (None in Python) for an absent input or output.
 using Argument = std::optional<std::pair<std::string, Array>>;
 using Input = std::optional<std::pair<std::string, ConstArray>>;
 
-// Throws Error if there is no such type.
+// The type with this name ("float"). Throws Error if there is none.
 inline DataType type_of(const std::string& name) {
   for (int i = 0; i <= static_cast<int>(DataType::kBool); ++i) {
     const auto type = static_cast<DataType>(i);
@@ -43,7 +44,8 @@ Shape shape_of(const AnyArray& array) {
   return shape;
 }
 
-// A view of an Argument's or an Input's memory; nobody writes to an Input's.
+// A view of the memory of an Argument or an Input, which must not be written to if it is an
+// Input's. Throws Error if the memory has another size than the type and shape say.
 template <typename Given>
 Tensor tensor_of(const Given& given) {
   if (!given) return {};

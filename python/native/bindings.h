@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// flownpu._native: what its files bind.
+// The functions that bind the parts of flownpu._native, one for each source file.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -12,18 +12,20 @@ void bind_graph(nanobind::module_& module);
 void bind_quantise(nanobind::module_& module);
 // Contract, Port and AttributeRule, and contracts(): what the CPU device takes of each operator.
 void bind_contracts(nanobind::module_& module);
-// describe_decoder() and describe_encoder(): the sizes of what the array would compute of a graph.
+// describe_decoder(), describe_encoder() and describe_operators(): the sizes of what the NPU's
+// array would compute in a graph.
 void bind_describe(nanobind::module_& module);
 // Device and PreparedNode: single operators on arrays.
 void bind_operators(nanobind::module_& module);
-// GpuDevice, and what of OpenCL there is on this machine. After Device.
+// GpuDevice, and the OpenCL platforms and devices of this machine. Must be called after
+// bind_operators(), which binds the base class Device.
 void bind_gpu(nanobind::module_& module);
-// Emulator, of arrays that are given as words (aie/words/writer.py).
+// Emulator: runs arrays that are given as words (aie/words/writer.py).
 void bind_emulator(nanobind::module_& module);
-// ProgramRunner, of programs of a folder of artifacts (aie/programs/).
+// ProgramRunner: runs programs in a folder of artifacts (aie/programs/).
 void bind_programs(nanobind::module_& module);
-// usable_processors(), processor_quota(), memory_limit() and instruction_sets(): what of this
-// machine the process may use.
+// processors(), usable_processors(), processor_quota(), memory_limit(), instruction_sets() and
+// others: what the process may use of this machine.
 void bind_limits(nanobind::module_& module);
 
 }  // namespace flownpu::native

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CPU device takes of each operator (ops/nodes/contract.h): for what reads graphs, for the
-// tests that hold it against the operators' schemas, and for the table of docs/operators.md.
+// Binds the contracts of the CPU device's operators (ops/nodes/contract.h): for Python code that
+// reads graphs, for tests that compare them with the operators' schemas, and for the table in
+// docs/operators.md.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the array would compute of a graph that Python has read.
+// Describes what the NPU's array would compute of a graph that Python has read.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>

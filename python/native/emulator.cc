@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulator of the array. aie/emulator/emulator.py is its face in Python.
+// Binds the emulator of the NPU's array; aie/emulator/emulator.py is its interface for Python code.
 #include "aie/emulator/emulator.h"
 
 #include <nanobind/nanobind.h>
@@ -22,7 +22,7 @@ using View = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 
 std::span<const std::int64_t> span(const Words& words) { return {words.data(), words.size()}; }
 
-// A kernel that is a Python function of arrays of bytes and integers.
+// A kernel that calls a Python function, with arrays of bytes and integers as arguments.
 KernelCall from_python(const KernelRecord& record, nb::object function) {
   return [&record,
           function = std::move(function)](std::span<const flownpu::aie_host::Argument> arguments) {
@@ -41,7 +41,8 @@ KernelCall from_python(const KernelRecord& record, nb::object function) {
 
 class PythonEmulator {
  public:
-  // `library`: a shared library of kernels, or "" for none but those in `functions`.
+  // Kernels are looked up in `functions` first, by name, then in the shared library `library`,
+  // which may be "".
   PythonEmulator(const Words& words, const std::string& library, const nb::dict& functions)
       : functions_(functions), emulator_(read_array(span(words)), [&](const KernelRecord& record) {
           if (functions_.contains(record.entry.c_str())) {
@@ -63,7 +64,7 @@ class PythonEmulator {
     emulator_.run(sequence_, spans, {.seed = seed, .settle = settle, .last = last});
   }
 
-  // {channel: words}, and {kernel: how often it was called}.
+  // ({channel: number of words}, {kernel: number of calls}).
   [[nodiscard]] nb::tuple counts() const {
     const Counts counts = emulator_.counts();
     return nb::make_tuple(counts.words, counts.calls);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of OpenCL there is on this machine, and what its kernels took.
+// Binds the OpenCL platforms and devices of this machine, and the times that kernels took.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>

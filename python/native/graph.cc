@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graphs that Python has read: their nodes and values, and what the rules make of them.
+// Binds the nodes and values of graphs that Python has read, and the rewriting of such graphs by
+// the lowering rules.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -30,13 +31,13 @@ using lowering::Graph;
 using lowering::Q4NXConstant;
 using lowering::RepackedWeights;
 using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
-// Read-only ones too, such as those of a file that is mapped.
+// Also accepts read-only arrays, such as those of a mapped file.
 using GivenBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Stands for the memory of a constant without elements: null would mean that the value is computed.
+// The address of constants without elements: null would mean that the value is not a constant.
 constexpr std::byte kNothing{};
 
-// `constant`: its bytes, one after the other; they stay as long as the value does.
+// `constant`: the constant's bytes, which the value keeps alive.
 Value make_value(const std::string& name, const std::string& type,
                  const std::optional<std::vector<std::int64_t>>& shape,
                  const std::optional<GivenBytes>& constant) {
@@ -52,7 +53,7 @@ Value make_value(const std::string& name, const std::string& type,
     fail("expected the ", tensor.bytes(), " bytes of constant ", name, ", got ", bytes);
   value.constant =
       bytes == 0 ? static_cast<const void*>(&kNothing) : static_cast<const void*>(constant->data());
-  // The array's count of references may be changed with the interpreter's lock alone.
+  // The array's reference count may only be changed with the interpreter's lock.
   value.owner = {value.constant, [kept = *constant](const void* /*data*/) mutable {
                    const nb::gil_scoped_acquire held;
                    kept = GivenBytes();
@@ -60,7 +61,7 @@ Value make_value(const std::string& name, const std::string& type,
   return value;
 }
 
-// Whether a rule changed the node.
+// Whether no rule has changed the node: `a` before, `b` after.
 bool is_same(const Node& a, const Node& b) {
   const auto names = [](const std::vector<Value>& values) {
     std::vector<std::string_view> all;
@@ -72,7 +73,8 @@ bool is_same(const Node& a, const Node& b) {
          names(a.inputs) == names(b.inputs) && names(a.outputs) == names(b.outputs);
 }
 
-// What rules made of a graph. Constants are made when they are asked for, one at a time.
+// A graph rewritten by rules. The blocks of constants are made only when they are asked for, one
+// constant at a time.
 class Rewriting {
  public:
   Rewriting(const std::vector<Node>& nodes, const std::vector<std::string>& outputs,
@@ -104,7 +106,7 @@ class Rewriting {
   std::vector<Node> changed_;
 };
 
-// The bytes of a constant that a rule made of small ones.
+// A copy of the bytes of a constant that is not made of blocks, such as a joined bias.
 Bytes bytes_of(const Value& value) {
   if (value.constant == nullptr) fail("expected a constant, got ", value.name);
   const Tensor tensor{nullptr, value.type, value.shape.value_or(Shape{})};
@@ -130,14 +132,14 @@ std::pair<double, double> pack(const Q4NXConstant& constant, const Blocks& out) 
   return {all.squared_error, all.squares};
 }
 
-// Python's functions, whose references may be counted with the interpreter's lock alone.
+// Python functions, whose reference counts may only be changed with the interpreter's lock.
 struct Reader {
   nb::callable read;
   nb::callable release;
 };
 
-// `read` gives float32 [rows, columns], or the transpose; `release` is called when the blocks have
-// been made.
+// `read` returns float32 [rows, columns], or with `transposed` [columns, rows]; `release` is called
+// when the blocks have been made.
 Q4NXConstant of_floats(nb::typed<nb::callable, nb::object()> read,
                        nb::typed<nb::callable, void()> release, std::int64_t rows,
                        std::int64_t columns, bool transposed) {
@@ -237,12 +239,15 @@ void bind_graph(nb::module_& module) {
       .def_prop_ro("keeps_codes", &Q4NXConstant::keeps_codes)
       .def_static("of_floats", of_floats, nb::arg("read"), nb::arg("release"), nb::arg("rows"),
                   nb::arg("columns"), nb::arg("transposed"),
-                  "Of float32 [rows, columns], or the transpose, which `read` returns when blocks "
-                  "are asked for.")
-      .def_static("of_parts", of_parts, nb::arg("parts"),
-                  "Of others of the same columns, one below the other, each in blocks of its own.")
+                  "Makes the blocks of float32 [rows, columns], or of the transpose, which `read` "
+                  "returns when the blocks are packed.")
+      .def_static(
+          "of_parts", of_parts, nb::arg("parts"),
+          "Other constants with the same columns, one below the other; no block has rows of "
+          "two.")
       .def("pack", pack, nb::arg("out"),
-           "Writes the blocks on all cores; the squared error, and the squares, of their weights.");
+           "Writes the blocks into `out` on all cores; returns the sums of the weights' squared "
+           "errors and of their squares.");
   nb::class_<Rewriting>(module, "Rewriting", "What rules made of a graph.")
       .def(nb::init<const std::vector<Node>&, const std::vector<std::string>&,
                     const std::vector<std::string>&, const std::vector<std::string>&,

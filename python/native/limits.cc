@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of this machine the process may use.
+// Binds what the process may use of this machine: processors, memory, instruction sets.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// flownpu._native: FlowNPU's C++ for Python. Errors are ValueErrors in their own words.
+// flownpu._native: FlowNPU's C++ for Python. An Error is raised as a ValueError with the same
+// message.
 #include <nanobind/nanobind.h>
 
 #include "ops/error.h"
@@ -8,7 +9,7 @@
 namespace nb = nanobind;
 
 NB_MODULE(_native, module) {
-  nb::set_leak_warnings(false);  // Objects of ours may live as long as Python does.
+  nb::set_leak_warnings(false);  // Python code may keep objects until the process ends.
   nb::register_exception_translator([](const std::exception_ptr& pointer, void* /*payload*/) {
     try {
       std::rethrow_exception(pointer);

@@ -24,7 +24,7 @@ namespace nb = nanobind;
 namespace flownpu::native {
 namespace {
 
-// As many as the provider takes (ep/options.cc).
+// The same limit as the execution provider's (ep/options.cc).
 constexpr int kMostThreads = 1024;
 
 int threads_of(const std::string& text) {
@@ -43,7 +43,7 @@ int last_version(const Device& device, const std::string& domain, const std::str
   return 0;
 }
 
-// What DLPack says of the elements; throws Error if none of our types is that.
+// Converts DLPack's element type; throws Error if no DataType corresponds to it.
 DataType type_of(nb::dlpack::dtype type) {
   using Code = nb::dlpack::dtype_code;
   const auto is = [&](Code code, int bits) {
@@ -60,8 +60,9 @@ DataType type_of(nb::dlpack::dtype type) {
   fail("no operator takes its type");
 }
 
-// What another library's array exports: the name of its elements' type, and its memory as numpy's,
-// which is integers of the elements' size.
+// For an array of another library that exports DLPack: the name of its element type, and a NumPy
+// view of its memory as unsigned integers of the elements' size. Throws Error if there is none in
+// the CPU's memory.
 std::pair<std::string, nb::object> borrow(nb::handle value) {
   nb::ndarray<nb::ro, nb::device::cpu> array;
   if (!nb::try_cast(value, array, false)) fail("DLPack gives no memory of the CPU for it");
@@ -129,7 +130,8 @@ void PreparedNode::run(const std::vector<Input>& inputs, const std::vector<Argum
   const std::vector<Tensor> in = tensors_of(inputs);
   const std::vector<Tensor> out = tensors_of(outputs);
   const std::size_t bytes = step_->scratch_bytes(in);
-  // Exactly as much, so that a sanitizer sees what lies beyond; the same again, as in a model.
+  // Exactly as much as needed, so that a sanitizer detects accesses beyond it; reused if the size
+  // is the same, as it is in a model.
   Memory scratch = std::exchange(scratch_, Memory{nullptr, nullptr});
   if (!scratch || bytes != scratch_bytes_) scratch = device_->allocate(bytes);
   {

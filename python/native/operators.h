@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Single operators, prepared and run on the memory of Python's arrays, without a graph around them.
+// Prepares single operators and runs them on the memory of Python's arrays, without a graph.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,13 @@
 
 namespace flownpu::native {
 
-// One node on one device. Runs may overlap: each has a working memory of its own.
+// One node on one device. Runs may overlap: each has its own working memory.
 class PreparedNode {
  public:
-  // `name`: what errors call the node; `inputs`: as they will come, with the memory of those in
-  // `constants`; `names`: what errors call those; `outputs`: type names, "" for an unused one;
-  // `version`: of the operator's schema, 0 for the last that is taken.
+  // `name`: how errors call the node; `inputs`: examples of the inputs of later runs, of which
+  // types and shapes are used, and the memory of those whose positions are in `constants`; `names`:
+  // how errors call the inputs; `outputs`: type names, "" for an unused output; `version`: the
+  // version of the operator's schema, 0 for the last one that is supported. Throws Error.
   PreparedNode(std::shared_ptr<Device> device, const std::string& name, const std::string& domain,
                const std::string& op_type, const std::map<std::string, Attribute>& attributes,
                const std::vector<Input>& inputs, const std::vector<std::string>& names,
@@ -36,14 +37,14 @@ class PreparedNode {
   // Keeps the constants' memory alive.
   std::vector<Input> constants_;
   std::size_t outputs_ = 0;
-  // Scratch memory of the last run, kept for the next; guarded by the interpreter's lock.
+  // The scratch memory of the last run, kept for the next one; guarded by the interpreter's lock.
   Memory scratch_{nullptr, nullptr};
   std::size_t scratch_bytes_ = 0;
 };
 
-// `cpu` or `gpu`. `options`: activations, of the CPU threads and cpu_isa, as the provider's, and of
-// the GPU opencl_device and gpu_weights. Throws Error for another device or option, for values
-// that are none, and where there is no GPU.
+// Makes the device `cpu` or `gpu`. `options`, which mean the same as the provider's: activations;
+// for the CPU threads and cpu_isa; for the GPU opencl_device and gpu_weights. Throws Error for
+// another device or option, for an invalid value, and if there is no GPU.
 std::shared_ptr<Device> make_device(const std::string& name,
                                     const std::map<std::string, std::string>& options);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programs of a folder of artifacts, run without a model: Python gives the constants that a session
-// would pack, and reads whatever buffer it likes. All else is what a session does
+// Runs programs in a folder of artifacts without a model: Python passes the constants that a
+// session would pack, and may read any buffer. Everything else is as in a session
 // (ops/npu/run/program.h).
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -54,10 +54,11 @@ std::unique_ptr<npu::Buffer> filled(npu::Runtime& runtime, const std::string& na
   return buffer;
 }
 
-// A program, its buffers, and a cache of its own.
+// A program with its buffers and a KV cache of its own.
 class ProgramRunner {
  public:
-  // `given`: what buffers begin with; at least all constants. Throws Error.
+  // `given`: the initial contents of buffers by name, which must include all constants. Throws
+  // Error if one is missing or has the wrong size.
   ProgramRunner(const std::string& folder, bool emulated, const std::string& kind,
                 const Given& given)
       : designs_(npu::CompiledDesigns::open(folder, emulated)),
@@ -74,7 +75,8 @@ class ProgramRunner {
 
   void write(const GivenRows& values) { program_.write({values.data(), values.size()}); }
 
-  // Seconds until all its calls had ended.
+  // Runs the program at a position of the context; returns the seconds until all its calls have
+  // ended.
   double run(std::int64_t position) {
     const nb::gil_scoped_release released;
     designs_->begin_run();
@@ -89,7 +91,7 @@ class ProgramRunner {
     return owned(std::move(values));
   }
 
-  // All of a buffer.
+  // The whole contents of a buffer.
   [[nodiscard]] nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> buffer(
       const std::string& name) const {
     npu::Buffer* buffer = name == cache_name_ ? cache_.get() : buffers_.find(name);

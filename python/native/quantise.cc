@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights of floats to codes, scales and minima (ops/lowering/weights/quantize_group.h).
+// Binds the quantisation of floats to codes, scales and minima
+// (ops/lowering/weights/quantize_group.h).
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
@@ -22,7 +23,7 @@ namespace {
 template <typename T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// Scale and minimum are written as the bits of bf16.
+// Writes codes, and scale and minimum as the bits of bf16.
 void quantise(const Matrix<const float>& weights, const Matrix<std::uint8_t>& codes,
               const Matrix<std::uint16_t>& scale, const Matrix<std::uint16_t>& minimum) {
   std::size_t rows = weights.shape(0);
@@ -36,7 +37,7 @@ void quantise(const Matrix<const float>& weights, const Matrix<std::uint8_t>& co
            groups, "]");
     }
   }
-  if (columns % kGroup == 0) {  // A row's groups and the next one's lie side by side.
+  if (columns % kGroup == 0) {  // rows of whole groups are one long row
     columns *= std::exchange(rows, 1);
     groups = columns / kGroup;
   }
@@ -44,7 +45,7 @@ void quantise(const Matrix<const float>& weights, const Matrix<std::uint8_t>& co
   std::array<lowering::Q4NXGroup, lowering::kGroupsAtOnce> found;
   for (std::size_t row = 0; row < rows; ++row) {
     for (std::size_t group = 0; group < groups;) {
-      // As many groups as there are in a row of as many weights: the last one may have fewer.
+      // Takes as many groups of equal size as possible: the last group of a row may be smaller.
       const std::size_t column = group * kGroup;
       const std::size_t size = std::min(kGroup, columns - column);
       const std::size_t count = std::min(found.size(), (columns - column) / size);

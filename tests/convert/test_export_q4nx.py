@@ -73,7 +73,7 @@ def test_codes_of_a_gguf_file_reach_the_q4nx_file(kind: Type, tmp_path: Path) ->
 
 
 def test_an_embedding_is_dequantised_after_its_scales_were_rounded(tmp_path: Path) -> None:
-    """FastFlowLM's converter dequantises first: docs/use/bring-your-model.md says how many values differ, and how much."""
+    """FastFlowLM's converter dequantises first; docs/use/bring-your-model.md says how many values differ."""
     tiny = write_tiny("llama", tmp_path / "checkpoint")
     # The reference's own went through Q4NX, and has a scale that bfloat16 holds.
     torch.nn.init.normal_(tiny.reference.model.embed_tokens.weight, std=0.05)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/use/scale.md, on one machine, where Ray is installed in its environment: every row is answered once,
+"""The examples of docs/use/scale.md, on one machine, with Ray in an environment of its own: every row is answered once,
 whatever is killed, and two replicas answer clients."""
 
 import json

@@ -39,12 +39,12 @@ __all__ = ["DecodeArray", "Ends", "build", "projecting_words"]
 _LIMITS = limits_of("npu2")
 # Blocks in a compute tile's memory: two to work, two more that arrive while a phase waits for its x.
 _MOST_BLOCKS, _FEWEST_BLOCKS = 4, 2
-# Bytes of it for constants of kernels, and for run-time parameters, objects' counters and what alignment takes.
+# Bytes of that memory for constants of kernels, run-time parameters, objects' counters and alignment.
 _SMALL_THINGS = _LIMITS.constant_bytes + 512
 
 
 class Ends(NamedTuple):
-    """The host's ends of all streams; lists are by column."""
+    """The host's ends of all streams; lists are by column (`weights`: by column, then stream)."""
 
     weights: list[list[ObjectFifoHandle]]
     products: list[ObjectFifoHandle]
@@ -56,7 +56,14 @@ class Ends(NamedTuple):
 
 
 class _Column(NamedTuple):
-    """Four tiles that project, two for each stream, and the tiles of their streams: `streams`, of the shim, of each."""
+    """Four tiles that project, two for each stream of weights, and the tiles that their data goes through.
+
+    Attributes:
+        tiles: the compute tiles, the first stream's two before the second's.
+        memory: the memory tile.
+        streams: the shim tile of each stream of weights.
+        products: the shim tile of their products.
+    """
 
     tiles: list[Tile]
     memory: Tile
@@ -65,13 +72,13 @@ class _Column(NamedTuple):
 
 
 def _columns(count: int) -> list[_Column]:
-    """Whole columns from the first on, and one of tiles that the residual tile's column and the RoPE tile's have left.
+    """`count` columns that project: whole ones, then one of two tiles each of the residual tile's and the RoPE tile's.
 
-    Their shim tiles have a stream left each, and the residual tile's memory tile is free.
+    The shim tiles of those two have a stream left each, and the residual tile's column does not use its memory tile.
     """
     first = _LIMITS.first_compute_row
-    # The second reaches the memory of the first, the last that of the third, this one that of the first, too; and the
-    # first and the third reach that of theirs in the column before.
+    # In this order the second and the third tile reach the memory of the first, and the last that of the third; the
+    # first and the third reach that of the first and the third in the column before.
     whole = [
         _Column(
             [Tile(column, first + row) for row in (1, 0, 2, 3)], Tile(column, 1), [Tile(column, 0)] * STREAMS,
@@ -139,9 +146,9 @@ def build(way: Attention) -> DecodeArray:
 
 
 def _sums(way: Attention) -> list[list[Meeting]]:
-    """What the tiles of each column do with their sums of rows that a span shares: they meet in its first tile.
+    """By column and tile: how the sums of a row that a span shares meet in the span's first tile.
 
-    Each stream's meet in its first tile before.
+    On the way, the sums of a stream's two tiles meet in the first of the two.
     """
     kind, found = tensor(BLOCK_ROWS, F32), list[list[Meeting]]()
     behind: list[ObjectFifoHandle] = []
@@ -185,7 +192,7 @@ def _projection_column(
     ]
     kinds = {"x": line, "sums": sums, "accumulator": accumulator, "second": accumulator}
     share_kinds, share_kernels = way.share()
-    # x, y and what tiles give one another, two at most.
+    # The objects of x, of y, and of what tiles give one another (two fifos at most).
     fifos_held = [tensor(BLOCK_COLUMNS), product, accumulator, accumulator]
     held = [*kinds.values(), *share_kinds.values(), *fifos_held * 2]
     room = _LIMITS.compute.memory_bytes - _LIMITS.stack_bytes - _SMALL_THINGS - sum(map(bytes_of, held))
@@ -195,7 +202,7 @@ def _projection_column(
         number, name = column * TILES + row, f"tile_{column}_{row}"
         sharer = number % (TILES * way.span), TILES * way.span
         stream, place_in_stream = divmod(row, TILES_OF_STREAM)
-        # What a stream's tiles make leaves through the first.
+        # What a stream's tiles make leaves through the first of them.
         out = None if place_in_stream else y_parts[stream].prod()
         fifos = parts[row].cons(depth=blocks_ahead), x.cons(), out
         buffers, share_buffers = (
@@ -211,18 +218,19 @@ def _projection_column(
     return streams, y, workers
 
 
-_GATED = 1024  # what gated rows are multiplied with in their words
-_START = 1 << 16  # what the tile that sharing starts with is multiplied with in the word of shared rows
+_GATED = 1024  # the factor of gated rows in words that count rows
+_START = 1 << 16  # the factor, in the word of shared rows, of the tile that sharing starts with
 _LAYERS = 13  # the word that says how many layers there are, after those of four phases
 
 
 def projecting_words(phases: Sequence[Phase], column: int, layers: int) -> list[int | None]:
-    """The words of a column's tiles, for so many layers alike: phases, those of each, layers.
+    """The run-time parameters of a column's tiles for `layers` equal layers.
 
-    Those of phases that there are not stay as they were (None).
+    Word 0: phases; words 1 to 12: three for each of up to four phases, None (left as they are) where there are fewer;
+    word 13: layers.
 
-    Those of a phase: blocks of a row; rows of a stream; rows that the span shares. The last two are plain + 1024 gated
-    ones, and the last has 65536 times the tile that sharing starts with.
+    The three of a phase: blocks in a row; rows of a stream; rows that the span shares. Rows are plain ones + 1024 x
+    gated ones; the word of shared rows has 65536 x the tile that sharing starts with in addition.
     """
     words: list[int | None] = [len(phases)]
     for phase in phases:
@@ -236,11 +244,11 @@ def _tile(
     buffers: list[Buffer], words: list[Buffer], barrier: Any, kernels: list[Kernel], share_buffers: list[Buffer],
     share_kernels: list[Kernel], way: Attention, share: Meeting | None,
 ) -> None:  # fmt: skip
-    """A projecting tile. Words: `projecting_words`.
+    """The program of a projecting tile. Words: `projecting_words`.
 
-    Where it has a share of attention, this comes after the first phase, which is not gated. Of rows that tiles share,
-    those of a span or those of a stream, each multiplies its blocks and adds what others made; the first has the whole
-    sum. `sharer`: which of how many tiles of the span it is; `of_span`: how their sums meet.
+    If the tile has a share of attention, that comes after the first phase, which is not gated. All rows are shared, by
+    the tiles of a span or of a stream: each multiplies its blocks and adds the sums that it is given, and the first
+    tile has the whole sum. `sharer`: which of how many tiles of the span it is; `of_span`: how the span's sums meet.
     """
     (x, sums, accumulator, second), rtp, rtp_of_share = buffers, words[0], words[-1]
     take, zero, add, dqp, store, store_gated = kernels
@@ -254,7 +262,7 @@ def _tile(
             parts.release(1)
 
     def give(y: ObjectFifoHandle, totals: list[Any]) -> None:
-        """To the host; nothing, where another tile of the column has something to say."""
+        """Send a row's sums to the host; without any, an object without meaning, as the column's other stream sends."""
         out = y.acquire(1)
         if len(totals) > 1:
             store_gated(*totals, out, BLOCK_ROWS)
@@ -263,7 +271,7 @@ def _tile(
         y.release(1)
 
     def share_rows(blocks: Any, rows: Any, totals: list[Buffer], tile: Any, tiles: int, meeting: Meeting) -> None:
-        """This tile has one in as many blocks as there are tiles, of all rows' blocks, one row's after the other's."""
+        """Multiply this tile's blocks of shared rows: every `tiles`-th, counted through all blocks row after row."""
         for row in range_(rows):
             for weight, buffer in enumerate(totals):
                 total = meeting.onward[0].acquire(1) if meeting.onward else buffer
@@ -280,7 +288,7 @@ def _tile(
                     onward.release(1)
             if y is not None and meeting.leaves:
                 give(y, [] if meeting.onward else totals)
-        if sharer[0] % TILES_OF_STREAM:  # the last object has a block for its neighbour alone
+        if sharer[0] % TILES_OF_STREAM:  # drop its part of a last object that has a block for the stream's first alone
             every = blocks * rows * len(totals)
             for _ in range_((every + tiles - tile) // tiles - (every + (tiles - 1) - tile) // tiles):
                 w.acquire(1)
@@ -302,8 +310,8 @@ def _tile(
     barrier.wait_for_value(1)
     barrier.release_with_value(1)
     for _ in range_(rtp[_LAYERS]):
-        # The last that the host awaits of a call with an LM head is what the head's projection gives. Then it may write
-        # the next call's words: so those for what follows a first projection are read before it.
+        # The last thing that the host awaits of a call with an LM head is the product of the head's projection. Then it
+        # may write the next call's words, so the words that are needed after a first projection are read before it.
         phases, counts = rtp[0], way.counts_of_share(rtp_of_share)
         if share is not None:
             project(0, may_be_gated=False)

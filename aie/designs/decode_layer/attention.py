@@ -2,8 +2,8 @@
 """What a way of attention brings into a decode layer (design.py), and the RoPE tile, which each way has.
 
 The RoPE tile takes the heads of a token in batches: first the queries, which go where the way wants them, then the keys
-and, as they are, the values, which leave for the KV cache. Norms and angles come on the same stream ahead of them: it
-is the only one, so that another of the shim's is left for weights.
+and, as they are, the values, which leave for the KV cache. Norms and angles come on the same stream ahead of the heads,
+so that the shim tile's other stream is left for weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Attention", "AttentionEnds", "Meeting", "rope_tile"]
 
 
 class AttentionEnds(NamedTuple):
-    """The host's ends of streams that are attention's, by column."""
+    """The host's ends of the streams that only attention has, by column."""
 
     keys: list[ObjectFifoHandle]
     values: list[ObjectFifoHandle]
@@ -37,12 +37,12 @@ class AttentionEnds(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """How what a projecting tile has of something, a sum or a share of attention, meets what other tiles have of it.
+    """How a projecting tile's part of a result, a sum or a share of attention, meets the parts of other tiles.
 
     Attributes:
-        others: fifos on which theirs comes.
-        onward: the fifo on which all of it goes on; none: it has met.
-        leaves: a result goes to the host, with what else the tiles of the column give.
+        others: fifos on which the other tiles' parts come.
+        onward: the fifo, at most one, on which all of them together go on; none: this tile has the result.
+        leaves: whether the column gives the host a result, for which the first tile of each stream sends an object.
     """
 
     others: list[ObjectFifoHandle]
@@ -54,16 +54,18 @@ class Meeting(NamedTuple):
 class Attention(ABC):
     """A way of attention in layers of a shape: pairs.py, split.py.
 
-    What the projecting tiles do for it besides their own work is a pair of functions: one makes buffers of the tile,
-    the other is the part of its core's program. Their defaults do nothing.
+    What the projecting tiles do for attention is in `share` (buffers and kernels) and `attend_to_share` (a part of the
+    core's program). Their defaults do nothing.
 
     Attributes:
-        shape: of the layers.
+        shape: the layers' sizes.
+        waits: how often a layer waits for main memory.
+        deals_heads: whether what the RoPE tile makes goes to the projecting tiles, as x.
     """
 
     shape: LayerShape
-    waits: ClassVar[int] = 6  # of a layer, for main memory and the sequence
-    deals_heads: ClassVar[bool] = False  # what the RoPE tile makes goes to the projecting tiles, as x
+    waits: ClassVar[int] = 6
+    deals_heads: ClassVar[bool] = False
 
     # --- Sizes --------------------------------------------------------------------------------------------------------
 
@@ -74,17 +76,17 @@ class Attention(ABC):
 
     @property
     def span(self) -> int:
-        """Neighbouring columns whose tiles share rows: what their tiles make can meet."""
+        """How many neighbouring columns' tiles share rows, whose sums must be able to meet."""
         return 1
 
     @property
     @abstractmethod
     def keys(self) -> int:
-        """Positions of a chunk, of which attention reads whole ones."""
+        """Positions of a chunk; attention reads whole chunks."""
 
     @property
     def regions(self) -> Mapping[str, int]:
-        """Elements of the regions of `state` that are attention's: `context`, its output [H d], and others."""
+        """Elements of attention's own regions of `state`, by name: `context`, its output [H d], and others."""
         return {"context": self.shape.heads * self.shape.d}
 
     @property
@@ -93,7 +95,7 @@ class Attention(ABC):
         return self.shape.x_size
 
     def cache_bytes(self, _layers: int, _capacity: int) -> int | None:
-        """Bytes of the cache that attention reads as bytes, an argument of its own; None: it reads `cache`."""
+        """Bytes of the argument `cache_bytes`, if attention reads the cache as bytes; None: it reads `cache`."""
         return None
 
     # --- The array ----------------------------------------------------------------------------------------------------
@@ -105,44 +107,44 @@ class Attention(ABC):
 
     @abstractmethod
     def place(self, queries: ObjectFifo, parameters: RunTimeParameters) -> tuple[AttentionEnds, list[Worker]]:
-        """Attention's ends, and the tiles that only attend, to which the queries go on from the RoPE tile.
+        """Make the tiles that only attend, to which the RoPE tile's queries go; return the host's ends and the tiles.
 
-        The first of the parameters are the RoPE tile's, then come those of `cores`.
+        The first of the parameters' buffers is the RoPE tile's, then come those of `cores`.
         """
 
     def share(self) -> tuple[dict[str, Any], list[Kernel]]:
-        """Types of the buffers, by name, and kernels that a projecting tile has for attention."""
+        """What a projecting tile has for attention: types of its buffers, by name, and kernels."""
         return {}, []
 
     def meetings(self, sums: Sequence[Sequence[Meeting]]) -> Sequence[Sequence[Meeting | None]]:
-        """What the projecting tiles of each column do with their shares; `sums`: with those of shared rows."""
+        """How each projecting tile's share of attention meets the others'; `sums`: how the sums of shared rows meet."""
         return [[None] * len(column) for column in sums]
 
     def counts_of_share(self, rtp: Buffer) -> Sequence[Any]:  # noqa: ARG002
-        """In a projecting tile, before its first phase: words that decide what it does after it."""
+        """In a projecting tile, before its first phase: read the words that `attend_to_share` takes as `counts`."""
         return ()
 
     def attend_to_share(  # noqa: B027 (not every way has a share here)
         self, w: ObjectFifoHandle, y: ObjectFifoHandle | None, x: Buffer, take: Callable[[Any], None], rtp: Buffer,
         counts: Sequence[Any], buffers: list[Buffer], kernels: list[Kernel], meeting: Meeting,
     ) -> None:  # fmt: skip
-        """In a projecting tile, after its first phase; `take`: takes parts of x; `counts`: `counts_of_share`."""
+        """In a projecting tile, after its first phase; `take(n)`: take n parts of x; `counts`: `counts_of_share`."""
 
     # --- The sequence -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def words(self, token: Token, part: Sweep | None) -> Sequence[Sequence[int | None]]:
-        """Run-time parameters of each of the cores; of a phase without attention (None) what keeps them from it.
+        """Run-time parameters of each of the cores; `part` None: those that make them skip attention.
 
-        None in place of a word: what it holds is of no matter.
+        None in place of a word: its value does not matter.
         """
 
     def told(self, part: Sweep) -> Sweep | None:  # noqa: ARG002
-        """What of a layer's sweep the projecting tiles are told: they start on neighbours alike at once."""
+        """What of a layer's sweep the projecting tiles' words depend on: equal neighbours are started together."""
         return None
 
     def plan(self, steps: LayerSequence, index: int) -> None:  # noqa: B027 (the same)
-        """What the weights' streams carry for a layer after its first projection."""
+        """Add what the weights' streams carry for attention, after a layer's first projection."""
 
     @abstractmethod
     def send_heads(self, steps: LayerSequence) -> None:
@@ -154,17 +156,17 @@ class Attention(ABC):
 
     @abstractmethod
     def attend(self, steps: LayerSequence, index: int, appended: list[Any]) -> list[Any]:
-        """Start a layer's attention. `appended`: the drains of the token's keys and values into the cache.
+        """Start a layer's attention; return those of the drains `appended` that it did not await.
 
-        Returns those that it did not wait for.
+        `appended`: the drains of the token's keys and values into the cache.
         """
 
 
 def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo, ObjectFifo, ObjectFifo, Worker]:
-    """The stream of batches of heads, the queries, the keys and values, and the tile.
+    """The fifo of batches of heads, those of queries and of keys and values, and the tile.
 
-    The first batches begin with a table each: the norms of queries and keys, if there are any, and the angles. Where
-    heads are dealt, the keys and values follow the queries there, too. Words: epsilon's bits.
+    The first batches are tables: the norms of queries and keys, if there are any, and the angles. If the way deals
+    heads to the projecting tiles, keys and values follow the queries on their fifo, too. Words: word 0, epsilon's bits.
     """
     shape, batch, d = way.shape, way.shape.batch, way.shape.d
     heads_of_batch = tensor(batch * d)

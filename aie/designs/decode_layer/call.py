@@ -24,14 +24,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Token:
-    """What a call is for.
+    """The token that a call is for, and what its layers share.
 
     Attributes:
-        position: the token's.
+        position: the token's, from 0.
         capacity: positions of a layer's cache, see `DecodeLayer.program`.
         epsilon: of all norms.
-        scale: of the scores.
-        positions: of a table of `rotary`.
+        scale: factor of the scores.
+        positions: positions of a table of `rotary`.
         tables: tables of `rotary`.
     """
 
@@ -46,7 +46,7 @@ class Token:
 class HostBuffers(NamedTuple):
     """The buffers of a call (shape.py), as its sequence has them.
 
-    `cache_bytes`: the cache once more, as bytes, if attention reads it so; `logits`: if the call has a head.
+    `cache_bytes`: the cache once more, as bytes, if attention reads it so, else None; `logits`: None without a head.
     """
 
     weights: Any

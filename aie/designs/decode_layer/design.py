@@ -9,61 +9,65 @@ The array (npu2):
     columns ..-5    attend, with `pairs`
     (6, bottom)     the residual tile: adds, normalises, and deals x to the projecting tiles, in parts of 256
     (7, bottom)     the RoPE tile: QK-norm and RoPE; its queries go on to attention, keys and values to the cache
-    columns 6, 7    two tiles each of those above: one more column that projects, on a stream of either shim tile
+    columns 6, 7    two tiles each above those two: together one more column that projects, on a stream of either shim
+                    tile
 
-**Streams.** A shim tile sends two, the array sixteen. What is neither a weight nor a key takes two of them, one for
-each of the tiles at the bottom: norms, angles and heads come one after the other on the RoPE tile's. So with
-`split` fourteen carry weights and keys; thirteen carry more than main memory gives. An object of a stream of weights is
-a block for each of its two tiles; they are neighbours in memory, so that a stream's rows come in one run.
+An *entry* is what the residual tile does before a projection: it adds an update to the residual stream and normalises
+the sum. A layer has two entries, before QKV and before gate and up; the LM head has one.
+
+**Streams.** A shim tile sends two streams, the array sixteen. What is neither weights nor keys takes two of them, one
+to the residual tile and one to the RoPE tile, on which norms, angles and heads come one after the other. So with
+`split` fourteen carry weights and keys; thirteen would carry more than main memory gives. An object of a stream of
+weights is a block for each of its two tiles; the two are neighbours in memory, so that a stream's rows come in one run.
 
 **Two ways of attention**: `pairs` of tiles, on columns of their own (pairs.py; four columns and two, as in
-arXiv 2602.06063, section 3.2.3), and `split` keys, on the tiles that project (split.py). Split keys
-use all streams for all there is to move; pairs take head sizes that do not divide 1280, and larger groups.
+arXiv 2602.06063, section 3.2.3), and `split` keys, on the tiles that project (split.py). Split keys use all streams for
+whatever is to be moved; pairs also take head sizes that do not divide 256, and more query heads to a KV head.
 
 **Shared rows.** A row of blocks is shared by tiles: its blocks are dealt to them one by one, and their sums meet
-through neighbours' memory (rows.py). The two tiles of a stream share its rows, as many as those of each other stream.
-What this leaves, fewer rows than there are streams, all tiles of a *span* share: with split keys all 28, with pairs
-those of a column. So all have as much to do, a block more or less; where a tile has one more it is another's turn in
-the next projection. A few streams that are left alone do not keep main memory busy.
+through neighbours' memory (rows.py). Every stream has the same number of rows, which its two tiles share. The rows that
+are left, fewer than there are streams, are shared by all tiles of a *span*: with split keys all 28, with pairs those of
+a column. So all tiles have the same number of blocks, or one more; in the next projection it is other tiles that have
+one more. If a few streams had rows left to themselves, they would not keep main memory busy.
 
-**Phases.** Products of a phase leave through the shim tiles to a buffer `state` in main memory and come back as one
+**Phases.** The products of a phase leave through the shim tiles to a buffer `state` in main memory and come back as one
 stream: a few KB each way. A layer waits for QKV, for attention, for the output projection, for the gated activations,
-for the down projection; with pairs for the cache's new position, too. What need not go that way does not: the residual
-stream stays in its tile from one norm to the other, norms go to the projecting tiles, queries to the pairs or, with the
-token's own keys and values, to the residual tile and from there to all, and shares of attention from tile to tile. A
-layer leaves the *update*, its down projection, unadded: adding it is the first thing the next layer does, so that no
-layer of a call waits for the addition, and an entry is the same wherever it is. The drains of a phase are started
-before what it needs is awaited, so that the controller has one transfer to start then.
+for the down projection; with pairs for the cache's new position, too. Everything else stays in the array: the residual
+stream stays in its tile from one norm to the next, what the norms give goes to the projecting tiles, queries go to the
+pairs or, with the token's own keys and values, to the residual tile and from there to all, and shares of attention from
+tile to tile. A layer leaves the *update*, its down projection, unadded: adding it is the first thing the next layer
+does, so that no layer of a call waits for the addition, and all entries are alike. The drains of a phase are started
+before its inputs are awaited, so that then the controller has only one transfer left to start.
 
-**Layers alike start once.** A core goes through as many layers as it is told: the words of neighbours that differ in
-nothing, and the barrier, are written for the first of them.
+**Equal layers start once.** A core runs as many layers as its run-time parameters say: for neighbouring layers with
+equal parameters, these and the barrier are written once, for the first of them.
 
 **Weights do not wait.** Those of the next phase are sent as soon as a stream has room. They fill two objects a stream
-in L2 and up to four blocks a tile in L1: 860 KB in all, 13 us of what main memory gives.
+in L2 and up to four blocks a tile in L1: 860 KB in all, 13 us at main memory's rate.
 
 **One configuration, few dispatches.** A sequence may have any number of layers, and the LM head, which is an entry and
 a projection like others: one dispatch a token and no reconfiguration. What limits it is that offsets into the weights
 are below 2^31 bytes (`DecodeLayer.calls`). Lengths, windows, positions, which layer's weights: all are run-time
-parameters and taps. The array is compiled for `LayerShape`, sizes, which norms there are, and the activation, and for
-the way of attention.
+parameters and taps. The array is compiled for a `LayerShape` (sizes, norms, biases, activation) and a way of attention.
 
-What else was thought of:
+Alternatives that were considered:
 
 - An xclbin for each operator: nine dispatches a layer at 44-50 us and a configuration switch of 39 us each (published
   for Strix Halo), where the weights of a Gemma3-1B layer take 0.3 ms.
 - All 32 tiles in every role: 16 KB of program memory have to hold every kernel, and it would not be faster. Fourteen
   shim streams carry more than main memory gives.
-- Values straight from the projecting tiles into the cache: tiles give 128 rows at once, and where they are keys and
-  values one transfer cannot go to both places. Through the RoPE tile they take a microsecond a layer.
-- Products that never leave the array: a tile takes two streams, so four columns cannot be gathered without cores that
-  only pass on, for a fifo is in one link at most. It would save four of the six waits, a few us each.
-- Every projecting tile normalises for itself: no residual tile, but its norms' weights 16 times, and no less waiting.
+- Values straight from the projecting tiles into the cache: a column gives 64 rows at once, and where these are both
+  keys and values one transfer cannot go to both places. Through the RoPE tile they take a microsecond a layer.
+- Products that never leave the array: a tile takes two streams and a fifo is in one link at most, so gathering the
+  products of several columns would take cores that only forward. It would save four of the six waits, a few us each.
+- Every projecting tile normalises for itself: no residual tile, but the norms' weights go to every such tile, and the
+  waits remain.
 
 Resources, largest of all shapes (checked; limits in brackets): a projecting tile 58,324 bytes of L1 (65,536), with
 split keys 63,580, of which x is 32 KB; a longer x leaves room for fewer blocks ahead. The residual tile 53,328; a V
 tile 42,076. A projecting column's memory tile has 4 + 5 of its 6 + 6 channels and 24 of 48 descriptors. All 16 shim
-streams into the array are used, and 9 of 16 out of it. No core links more than six entries of two sources, with split
-keys eleven of three; that they fit 16 KB is expected, not known, until Peano has compiled them.
+streams into the array are used, and 9 of 16 out of it. No core links more than six kernels from two source files, with
+split keys eleven from three; that they fit 16 KB is expected, not known, until Peano has compiled them.
 
 Run-time parameters: see the tiles' functions. Host buffers: shape.py.
 """
@@ -103,8 +107,8 @@ class DecodeLayer:
     """The array for decoder layers of one shape; npu2.
 
     Attributes:
-        shape: of the layers.
-        way: of attention, pairs or split.
+        shape: the layers' sizes.
+        way: the way of attention, pairs or split.
     """
 
     shape: LayerShape
@@ -113,16 +117,16 @@ class DecodeLayer:
     def __post_init__(self) -> None:
         if self.way not in WAYS:
             raise ValueError(f"[decode_layer] expected a way of attention of {', '.join(WAYS)}, got {self.way!r}")
-        _ = self.attention  # refuses shapes that it does not take
+        _ = self.attention  # raises for shapes that the way does not take
 
     @cached_property
     def attention(self) -> Attention:
-        """The way, for the shape."""
+        """The way of attention, for the shape."""
         return WAYS[self.way](self.shape)
 
     @cached_property
     def regions(self) -> dict[str, Region]:
-        """Those of `state`."""
+        """The regions of `state`, by name."""
         return self.shape.regions(self.attention.regions)
 
     @property
@@ -132,18 +136,18 @@ class DecodeLayer:
 
     @property
     def capacity_step(self) -> int:
-        """What a capacity is a multiple of."""
+        """Positions that a cache's capacity must be a multiple of."""
         return self.attention.keys if self.attention.cache_bytes(1, 0) is None else 1
 
     def calls(self, layers: int, vocabulary: int = 0) -> list[int]:
         """How many layers each call of a token has, in as few calls as may be; the last one has the LM head, too.
 
         Args:
-            layers: of the model.
+            layers: layers of the model.
             vocabulary: rows of the LM head; 0: none.
 
         Raises:
-            ValueError: a layer and the head are more than a call takes.
+            ValueError: the weights of one layer and the head are more than a call takes.
         """
         room = _WEIGHTS_MAXIMUM - (self._head(vocabulary).bytes if vocabulary else 0)
         if room < self.shape.weight_bytes:
@@ -174,18 +178,19 @@ class DecodeLayer:
 
         Host buffers weights, vectors, rotary, cache, state, as in shape.py, each with what belongs
         to these layers only; with split keys cache_bytes, u8, the cache's memory once more and some of what follows
-        (`Attention.cache_bytes`); and with a head, logits [vocabulary], bf16. State's `hidden` and `update` are the
-        token's embedding and zeros for the model's first layers, and what the call before left for others.
+        (`Attention.cache_bytes`); and with a head, logits [vocabulary], bf16. Before a call with the model's first
+        layer, the regions `hidden` and `update` of state hold the token's embedding and zeros; before other calls, what
+        the call before left there.
 
         Args:
             position: the token's, from 0.
             capacity: positions of a layer's cache, a multiple of `capacity_step`. What it holds beyond the token must
                 be finite.
-            layers: what tells them apart.
+            layers: each layer's window and table of angles.
             vocabulary: rows of the LM head, a multiple of 32; 0: none.
             epsilon: of all norms.
-            scale: of the scores; None: 1 / sqrt(d).
-            positions: of a table of `rotary`; None: as many as the capacity.
+            scale: factor of the scores; None: 1 / sqrt(d).
+            positions: positions of a table of `rotary`; None: as many as the capacity.
             tables: tables of `rotary`.
 
         Raises:
@@ -209,7 +214,7 @@ class DecodeLayer:
         return Projection(vocabulary, self.shape.hidden)
 
     def _host_buffers(self, token: Token, layers: Sequence[Layer], head: Projection | None) -> dict[str, Any]:
-        """Their types, by name."""
+        """The types of a call's host buffers, by name."""
         shape, count = self.shape, len(layers)
         weights = count * shape.weight_bytes + (head.bytes if head else 0)
         types = {
@@ -224,7 +229,7 @@ class DecodeLayer:
         return types | ({"logits": tensor(head.rows)} if head else {})
 
     def _require(self, token: Token, layers: Sequence[Layer], vocabulary: int) -> Projection | None:
-        """Refuse what a call cannot be; return its LM head, if it has one."""
+        """Raise for what a call cannot be; return its LM head, if it has one."""
         keys = self.capacity_step
         if token.capacity % keys or not 0 <= token.position < min(token.capacity, token.positions):
             raise ValueError(

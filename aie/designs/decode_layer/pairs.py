@@ -6,8 +6,8 @@
                     other projects)
 
 A column's two pairs share its streams, keys on one, values on the other. Queries go from the RoPE tile to the pairs
-inside the array: a batch has one head for each pair, and a pair's object is the query heads of a KV head, a part of as
-many batches. A layer waits six times.
+inside the array: a batch has one head for each pair, and a pair's object, all query heads of a KV head, is filled from
+as many batches. A layer waits six times.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PairsOfTiles(Attention):
 
     @property
     def columns(self) -> int:
-        """What attention leaves of the columns before the residual tile's, and the one beside it."""
+        """The columns that the pairs leave before the residual tile's, and one more of tiles in columns 6 and 7."""
         return RESIDUAL_COLUMN - self.attention_columns + 1
 
     @property
@@ -89,14 +89,14 @@ class PairsOfTiles(Attention):
     # --- The sequence -------------------------------------------------------------------------------------------------
 
     def words(self, token: Token, part: Sweep | None) -> Sequence[Sequence[int | None]]:
-        """Those of attention (kernels/README.md), of which the V tile has the first, its chunks."""
+        """The parameters of attention (kernels/README.md) for K tiles; their first, the chunks, for V tiles."""
         if part is None:
             return []
         words = part.words(token.position, 1)
         return [words, words[:1]] * self.pairs
 
     def send_heads(self, steps: LayerSequence) -> None:
-        """KV head of the pair, query head of the group, pair, d; then keys and values."""
+        """Send queries in the order turn x query head of the group x pair x d, then keys and values."""
         shape, group, d, pairs = self.shape, self.shape.group, self.shape.d, self.pairs
         first = steps.regions["qkv"].offset
         tap = steps.in_state(first, [self.turns, group, pairs, d], [pairs * group * d, d, group * d, 1])
@@ -105,7 +105,7 @@ class PairsOfTiles(Attention):
         steps.send(steps.ends.heads, steps.buffers.state, others)
 
     def drain_contexts(self, steps: LayerSequence) -> list[Any]:
-        """Each column's: a line of each pair, turn by turn."""
+        """Start each column's drain: a line of each pair, turn by turn."""
         line, pairs = self.shape.group * self.shape.d, self.pairs // self.attention_columns
         sizes, strides = [self.turns, pairs * line], [self.pairs * line, 1]
         first = steps.regions["context"].offset
@@ -128,7 +128,7 @@ class PairsOfTiles(Attention):
                 for value, ends_of_columns in enumerate((ends.keys, ends.values))
                 for column, end in enumerate(ends_of_columns)
             ]
-            # Keys and values in turn: a key's task may be waited for only where the values it needs are on their way.
+            # Keys and values in turn: before a task of keys is awaited, the values that go with it must have started.
             for place in range(ceil_div(part.chunks, most)):
                 for end, of_end in taps:
                     steps.send(end, steps.buffers.cache, of_end[place])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The residual stream's tile of a decode layer (design.py)."""
+"""The tile of a decode layer that holds the residual stream (design.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["residual_tile"]
 
 
 def _deal_heads(shape: LayerShape, heads: ObjectFifoHandle, x: ObjectFifoHandle, copy: Kernel) -> None:
-    """Batches of heads go out in parts of x: several parts a batch, or several batches a part."""
+    """Deal batches of heads out in parts of x: several parts a batch, or several batches a part."""
     batch, batches = shape.batch * shape.d, (shape.heads + 2 * shape.kv_heads) // shape.batch
     size = min(batch, BLOCK_COLUMNS)
     if batch == size:
@@ -47,8 +47,9 @@ def residual_tile(
 ) -> tuple[ObjectFifo, ObjectFifo, Worker]:
     """The tile that adds to the residual stream, normalises it, and deals every projection's x out in parts.
 
-    `heads`: what the RoPE tile makes, if it is dealt, too. Words: epsilon's bits; lines of attention's output; whether
-    there are attention and a feed-forward; lines of its activations; layers.
+    Returns its fifos `vectors` (in) and `hidden` (out), and the tile. `heads`: the RoPE tile's fifo, from which heads
+    are dealt, too, if the way asks for that. Words: 0, epsilon's bits; 1, lines of attention's output; 2, 1 if there
+    are attention and a feed-forward, 0 for the LM head; 3, lines of the activations; 4, layers.
     """
     shape = way.shape
     line, norms, post_norms, hidden_size = tensor(shape.line), shape.entry_norms, shape.post_norms, shape.hidden
@@ -72,7 +73,7 @@ def residual_tile(
         context_lines, second, activated_lines = rtp[1], rtp[2], rtp[3]
 
         def enter(weights: list[Any], update: Any, before: Any, after: Any) -> None:
-            """After = before + update, normalised first where there are post-norms; normal = norm(after)."""
+            """Compute after = before + update (normalised first, where there are post-norms), normal = norm(after)."""
             if post_norms:
                 kernels[0](update, weights[0], before, after, *sizes)
                 kernels[1](after, weights[1], normal, *sizes)
@@ -106,8 +107,8 @@ def residual_tile(
                 deal(normal)
             pass_on(activated_lines)
 
-    # The kernels write D elements; what is sent beyond is multiplied with minima of padding, which are 0: it must be
-    # finite, and zeros are. A bias of QKV is the minimum of columns in one of which it is 1.
+    # The kernels write D elements; what is sent beyond them is multiplied by the padding's minima, which are 0: it must
+    # be finite, so it is 0. With a bias of QKV it is 1 in the column whose minima are the bias.
     beyond = np.zeros(shape.line, BF16)
     if shape.qkv_bias:
         beyond[bias_column(hidden_size)] = 1

@@ -19,17 +19,17 @@ TILES_OF_STREAM = TILES // STREAMS
 
 
 class ColumnRows(NamedTuple):
-    """Rows of blocks of a column of tiles: as many for each of its streams, and what all tiles of its span share.
+    """The rows of blocks of a column of tiles: equally many for each of its streams, and those that its span shares.
 
     Tiles share rows block by block: the blocks of the rows, one row's after the other's, are dealt to them in turn. The
     rows of a stream are shared by its two tiles.
 
     Attributes:
         first: the first row that the span shares.
-        shared: how many are.
-        start: the span's tile that the first block is for, even.
+        shared: how many rows the span shares.
+        start: the number of the span's tile that the first shared block is for; even.
         begin: the first row of the first stream.
-        rows: of each stream, neighbours.
+        rows: neighbouring rows of each stream.
     """
 
     first: int
@@ -46,18 +46,18 @@ class Phase(NamedTuple):
     columns: list[ColumnRows]
 
     def blocks(self, rows: int) -> int:
-        """Blocks of so many rows; gated: of the gate's and up's."""
+        """Blocks of `rows` rows; gated: of the gate's and up's."""
         return rows * self.projection.row_bytes // BLOCK_BYTES
 
 
 def deal_rows(projections: Sequence[Projection], columns: int, span: int) -> list[Phase]:
-    """What each of so many columns takes of projections that follow one another; `span`: neighbours that share rows.
+    """What each of `columns` columns takes of projections that follow one another.
 
-    A span takes as many rows as any other, or one more. Its streams have as many as each other, and what these leave is
-    shared. Spans that take a row more, and tiles that take a block more, begin where those of the projection before
-    ended. Where there are fewer rows than streams, columns take two each, and the last ones all end with the matrix: a
-    row may be computed several times, with equal results. No column is without a row: what it gives is how the host
-    hears that it has come so far.
+    `span`: how many neighbouring columns share rows. A span takes as many rows as any other, or one more. Its streams
+    have equally many, and the rows that are left are shared. The spans that take one row more, and the tiles that take
+    one block more, continue in turn from one projection to the next. Where there are fewer rows than streams, columns
+    take two each, and the last ones all end with the matrix: a row may be computed several times, with equal results.
+    No column is without a row: its product tells the host that it has come so far.
     """
     spans, streams = columns // span, STREAMS * span
     before, starts, phases = 0, [0] * spans, list[Phase]()

@@ -32,10 +32,14 @@ class LayerSequence:
     """Writes the steps of layers and of an LM head, in order.
 
     Attributes:
-        ends: the host's, of the array.
-        regions: of the state, of `state_size` elements.
+        ends: the host's ends of the array's streams.
+        buffers: the host buffers.
+        token: the token that the call is for.
+        layers: the call's layers.
+        regions: the regions of `state`.
+        state_size: elements of `state`.
         weights: what the streams of weights carry.
-        planned: phases of which they know.
+        planned: for how many phases they know what to carry.
     """
 
     def __init__(
@@ -53,9 +57,9 @@ class LayerSequence:
         self.state_size = sum(region.size for region in self.regions.values())
         self._windows: defaultdict[ObjectFifoHandle, Window] = defaultdict(Window)
         self.weights, self.planned, self._phase = WeightStreams(array.ends.weights, way.span), 0, -1
-        self._told: Sweep | None = None  # what the tiles that attend were told last
+        self._told: Sweep | None = None  # the sweep that the attending tiles' words were last written for
         self._alike = self._starts()
-        # The phases of a layer, and that of the head.
+        # The phases of a layer, and the head's, if there is one.
         self._phases = deal_rows(way.shape.projections, way.columns, way.span)
         self._of_head = deal_rows([head] if head else [], way.columns, way.span)
         self._plan_streams()
@@ -65,7 +69,7 @@ class LayerSequence:
         )
 
     def write(self) -> None:
-        """All of it."""
+        """Write all steps."""
         self.weights.start(self._phase)
         update = list[Any]()
         for index, layer in enumerate(self.layers):
@@ -100,9 +104,9 @@ class LayerSequence:
     # --- Layers -------------------------------------------------------------------------------------------------------
 
     def _layer(self, index: int, layer: Layer, update: list[Any]) -> list[Any]:
-        """One layer; `update`: the drains of what the one before leaves. Returns its own.
+        """One layer; `update`: the drains of the update of the layer before. Returns the drains of its own.
 
-        The drains of a phase are started before what it needs is awaited: nothing is told then but that this is there.
+        The drains of a phase are started before its inputs are awaited, so that then only the inputs' fill is started.
         """
         shape, ends = self._shape, self.ends
         qkv, output, gate_up, down = self._phases
@@ -131,7 +135,7 @@ class LayerSequence:
         self.send_region(ends.vectors, "attended")
         self.start_phase()
         update = self._drain_products(down, "update")
-        # The residual stream leaves its tile before the x of this projection does.
+        # The residual tile gives `hidden` before it deals the x of gate and up: it is there as soon as the activations.
         self.wait(activated + hidden)
 
         self.send_region(ends.vectors, "activated")
@@ -151,7 +155,7 @@ class LayerSequence:
         return logits
 
     def _send_residual(self, index: int) -> None:
-        """What an entry needs but for the update, which may not be there yet."""
+        """Send what an entry needs except the update, which may not be there yet."""
         norms = self._shape.entry_norms * self._shape.line
         self.send_region(self.ends.vectors, "hidden")
         self.send(self.ends.vectors, self.buffers.vectors, run(self._vectors, index * self._shape.vector_size, norms))
@@ -159,7 +163,7 @@ class LayerSequence:
     # --- Run-time parameters ------------------------------------------------------------------------------------------
 
     def _starts(self) -> list[int]:
-        """How many layers the projecting tiles start on with each: those that are alike, with the first of them."""
+        """For each layer, how many the projecting tiles start with it: a run of equal ones with the first, 0 after."""
         told = (self._way.told(self.sweep(index)) for index in range(len(self.layers)))
         runs = [len(list(alike)) for _, alike in groupby(told)]
         return [layers for count in runs for layers in (count, *[0] * (count - 1))]
@@ -174,7 +178,7 @@ class LayerSequence:
         attending.start()
 
     def _tell(self, part: Sweep | None) -> None:
-        """Attention's words. A layer that sees what the one before it saw is told nothing new, at any position."""
+        """Write attention's words. A layer with the sweep of the layer before needs no new ones, at any position."""
         moving = 0 if part is not None and part == self._told else MOVING
         self._told = part
         for number, words in enumerate(self._way.words(self.token, part)):
@@ -196,15 +200,15 @@ class LayerSequence:
     # --- Phases -------------------------------------------------------------------------------------------------------
 
     def _drain_products(self, phase: Phase, region: str | None) -> list[Any]:
-        """Start the drains of a projection into a region of the state, or the logits, before what it needs is there."""
+        """Start the drains of a projection's products into a region of the state; None: into the logits."""
         buffer, size, place = self.buffers.logits, phase.projection.rows, 0
         if region is not None:
             buffer, size, place = self.buffers.state, self.state_size, self.regions[region].offset
         drains = []
         for column, (end, rows) in enumerate(zip(self.ends.products, phase.columns, strict=True)):
             if rows.shared and column % self._way.span == 0:
-                # The span's first tile has the sum, the other of its column has nothing to say: what that one gives
-                # lies where the next row will be, which comes later on this stream.
+                # The span's first tile has the sum. The column's other stream sends an object without meaning, which
+                # lands where the next row will be; that row is written later.
                 sizes, strides = [rows.shared, STREAMS * BLOCK_ROWS], [BLOCK_ROWS, 1]
                 tap = TensorAccessPattern([size], place + rows.first * BLOCK_ROWS, sizes, strides)
                 drains.append(self.drain(end, buffer, tap))
@@ -215,12 +219,12 @@ class LayerSequence:
         return drains
 
     def start_phase(self) -> None:
-        """The next phase, whose x is on its way, has its weights, or its keys."""
+        """Go on to the next phase, whose x is on its way: start all of its weights or keys."""
         self._phase += 1
         self.weights.start(self._phase)
 
     def _send_tables(self, index: int, layer: Layer) -> None:
-        """The norms of queries and keys, and the position's angles, each as often as fills a batch of heads."""
+        """Send the norms of queries and keys, and the position's angles, each once for every head of a batch."""
         shape, token, d = self._shape, self.token, self._shape.d
         rows = token.tables * token.positions
         tables = [(self.buffers.rotary, rows * d, (layer.table * token.positions + token.position) * d)]
@@ -231,7 +235,7 @@ class LayerSequence:
             self.send(self.ends.heads, buffer, TensorAccessPattern([size], first, [shape.batch, d], [0, 1]))
 
     def _append_to_cache(self, index: int) -> list[Any]:
-        """Queries, keys and values through the RoPE tile; keys, then values, into the cache. Returns these drains."""
+        """Send queries, keys and values through the RoPE tile; return the drains of keys and of values to the cache."""
         shape, d = self._shape, self._shape.d
         self._way.send_heads(self)
         drains = []
@@ -257,7 +261,7 @@ class LayerSequence:
         self.send(end, self.buffers.state, self._region(name))
 
     def send(self, end: ObjectFifoHandle, buffer: Any, tap: TensorAccessPattern) -> None:
-        """Start a fill; the stream's oldest is awaited before a fifth, and is over by then (see design.py)."""
+        """Start a fill; before a stream's fifth, its oldest is awaited, which is over by then."""
         self._windows[end].add(end.fill, buffer, tap)
 
     def drain(self, end: ObjectFifoHandle, buffer: Any, tap: TensorAccessPattern) -> Any:
@@ -265,6 +269,6 @@ class LayerSequence:
         return end.drain(buffer, tap=tap, wait=True, managed=False)
 
     def wait(self, tasks: list[Any]) -> None:
-        """Await all of them."""
+        """Await all tasks."""
         for task in tasks:
             task.await_()

@@ -8,10 +8,10 @@
     cache     bf16  [layer][capacity][G][2][d] (designs/attention.py)
     state     bf16  what passes between the phases of a layer (`DecodeLayer.regions`); zeros before the first use
 
-`line` is D rounded up to 256, or with a bias of QKV the columns of that projection: the bias is one of them
-(designs/bias.py). A layer's *norms* are those of its two entries: [before attention, before feed-forward],
-and with post-norms [after the layer before, before attention, after attention, before feed-forward]; the final ones are
-those of one more entry. A weight of a norm is 0 beyond D.
+`line` is D rounded up to 256; with a bias of QKV the columns of that projection, rounded up, since the bias is one of
+them (designs/bias.py). A layer's *norms* are those of its two entries (design.py): [before attention, before
+feed-forward], and with post-norms [after the layer before, before attention, after attention, before feed-forward]; the
+final ones are those of one more entry. A weight of a norm is 0 beyond D.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ACTIVATIONS = ("geglu", "swiglu")
 
 @dataclass(frozen=True)
 class Projection:
-    """y [rows] = W [rows, columns] x; gated: of two such W, y = act(gate x) * (up x)."""
+    """y [rows] = W [rows, columns] x; gated: with two such W, y = act(gate x) * (up x)."""
 
     rows: int
     columns: int
@@ -71,7 +71,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class Region:
-    """Elements offset .. + size of a host buffer."""
+    """Elements offset .. offset + size of a host buffer."""
 
     offset: int
     size: int
@@ -111,7 +111,7 @@ class LayerShape:
                 f"[decode_layer, norm_rope] expected heads in multiples of the KV heads and d in multiples of 32, "
                 f"got {self.heads}, {self.kv_heads} and {self.d}"
             )
-        _ = self.projections  # refuses sizes that it cannot deal to the tiles
+        _ = self.projections  # raises for sizes that cannot be dealt to the tiles
 
     # --- Attention ----------------------------------------------------------------------------------------------------
 
@@ -134,12 +134,12 @@ class LayerShape:
 
     @property
     def line(self) -> int:
-        """D as vectors are moved: rounded up to a block's columns, with those of a bias."""
+        """Elements of a vector of D as it is moved: the columns of QKV, rounded up to a block's."""
         return ceil_div(self.qkv_columns, BLOCK_COLUMNS) * BLOCK_COLUMNS
 
     @property
     def qkv_columns(self) -> int:
-        """Columns of the QKV projection: D, and with a bias the one that x is 1 in."""
+        """Columns of the QKV projection: D, or with a bias all up to the column where x is 1."""
         return bias_column(self.hidden) + 1 if self.qkv_bias else self.hidden
 
     @cached_property
@@ -160,7 +160,7 @@ class LayerShape:
 
     @property
     def entry_norms(self) -> int:
-        """Norm weights of an entry of the residual stream."""
+        """Norms of an entry of the residual stream."""
         return 2 if self.post_norms else 1
 
     @property
@@ -174,16 +174,16 @@ class LayerShape:
         return max(self.lines(projection.columns) for projection in self.projections) * self.line
 
     def lines(self, elements: int) -> int:
-        """Lines that hold so many elements."""
+        """Lines that hold `elements` elements."""
         return ceil_div(elements, self.line)
 
     def regions(self, more: Mapping[str, int]) -> dict[str, Region]:
-        """The regions of `state`; `more`: sizes of attention's, in their order.
+        """The regions of `state`; `more`: the elements of attention's own regions, in their order.
 
         hidden and update [line]: what a layer is given and leaves. The residual stream is their sum, the update
         normalised first where there are post-norms; adding them is the first thing the next layer does.
-        qkv [(H + 2 G) d]: the projections, before RoPE. context [H d]: attention's output, one of its own. attended
-        [line]: the output projection's. activated [I]: act(gate) * up. Each is padded to whole lines.
+        qkv [(H + 2 G) d]: QKV before RoPE. context [H d]: attention's output, a region of its own. attended [line]: the
+        output projection's output. activated [I]: act(gate) * up. Each is padded to whole lines.
         """
         sizes = {
             "hidden": self.hidden,

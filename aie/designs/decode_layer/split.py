@@ -3,25 +3,25 @@
 
     columns 0-5     24 tiles project and attend, with four more in columns 6 and 7, on fourteen streams
 
-With pairs of tiles (pairs.py) ten streams carry weights and four carry keys and values, and either wait
-while the others work; the cost model (docs/model.md) says that streams are what decoding waits for. Here fourteen carry
+With pairs of tiles (pairs.py) ten streams carry weights and four carry keys and values, and each kind waits while the
+other works; the cost model (docs/model.md) says that streams are what decoding waits for. Here all fourteen carry
 whatever there is to carry, more than main memory gives. An object of a tile's stream is a Q4NX block, or as many bytes
 of keys and values. So one fifo takes both, and no tile is for attention alone.
 
 **An object** has a few positions of a *bundle* of KV heads: neighbours in the cache, so that main memory is read in
 runs as long as may be, 1 KB where a bundle has 256 elements of keys.
 
-**Split keys.** The streams of a column are of two *classes*, with half of the KV heads each (an odd number of them: one
-class with all): fewer shares of each head. A bundle's keys are dealt to all tiles of its class object by object, in
-*rounds* of an object each. Each tile runs FlowKV over its share (kernels/flow_kv_split.cc): m, l and Y of each head.
-Queries come to all tiles as any x.
+**Split keys.** The two streams of a column belong to two *classes*, each with half of the KV heads, so that a head has
+fewer shares (with an odd number of KV heads there is one class). A bundle's keys are dealt to all tiles of its class
+object by object, in *rounds* of an object each. Each tile runs FlowKV over its share (kernels/flow_kv_split.cc): m, l
+and Y of each head. Queries come to all tiles like any x.
 
-**Shares meet** in the array, through memory that neighbours share (`meetings`). A column's tiles give theirs to one of
-the two in its middle, one for each class, and this one gives what they make together to that of the column before; the
-first column has attention's output. So nothing of a share goes through main memory. They go part by part, of 32
-elements: m of all rows, l, then Y; a tile gives a part on as soon as it has what others have to say to it. So a
-bundle's take the time of its parts, and of two more for each column. Sums of shared rows meet on the same ways; there
-the third tile gives its own to the first.
+**Shares meet** in the array, through memory that neighbours share (`meetings`). A column's tiles give their shares to
+one of the two tiles in its middle, one for each class, which adds up and passes the result to the same tile of the
+column before; the first column has attention's output. So no share goes through main memory. Shares go in parts of 32
+elements: m of all rows, l, then Y; a tile passes a part on as soon as it has merged the other tiles' into it. So the
+shares of a bundle take the time of its parts, and of two more for each column. Sums of shared rows meet on the same
+ways, except that the third tile gives its own to the first.
 
     columns             0        1        2    ..    6
     last tile           .        .        .          .
@@ -31,12 +31,12 @@ the third tile gives its own to the first.
                         ^        ^        ^          ^
     second              .        .        .          .
 
-**A sweep takes whole rounds**, so that all tiles do the same at each position and only numbers change with it; keys
-that the token does not see, in the last round beyond it, count nothing. They may be those of the next layer, or lie
-behind the last one's cache: they must be finite there.
+**A sweep takes whole rounds**, so that the steps are the same at every position and only numbers differ. Keys of the
+last round that are beyond the token count nothing. They may be those of the next layer, or lie behind the last layer's
+cache: they must be finite there.
 
 **Nothing waits for the cache.** Queries, and the token's own keys and values with them, go from the RoPE tile to the
-residual tile beside it, and as x to all tiles. What the cache has at the token's position, stale or new, is not read:
+residual tile beside it, and as x to all tiles. What the cache has at the token's position, stale or new, is not used:
 so keys come as early as weights, and the new position is on its way to main memory meanwhile.
 
 The cache is an argument twice: `cache`, to which bf16 are written, and `cache_bytes`, the same memory, since what the
@@ -78,12 +78,13 @@ if TYPE_CHECKING:
 
 __all__ = ["SplitKeys"]
 
-_COLUMNS = RESIDUAL_COLUMN + 1  # those before the residual tile's, and the one beside it
+_COLUMNS = RESIDUAL_COLUMN + 1  # those before the residual tile's, and one of tiles in columns 6 and 7
 _PART = BLOCK_ROWS  # elements in which a tile gives its results
 _HALF = BLOCK_BYTES // 4  # elements of an object's keys
 _BUNDLE = 256  # elements of the keys of a bundle at a position, at most: 1280 are five, which the kernel takes at once
-_MOST_LANES, _MOST_ROWS = 32, 8  # rows of a bundle and of a KV head: kernels/flow_kv_split.cc, as the next one
-# What a tile's share has before Y: position, powers of it and of up to three others, m and l.
+_MOST_LANES, _MOST_ROWS = 32, 8  # rows of a bundle and of a KV head (kernels/flow_kv_split.cc)
+# Where Y begins in a tile's share (kernels/flow_kv_split.cc): behind position, powers of it and of up to three others,
+# m and l.
 _FIRST_OUTPUT = 16 + 3 * 2 * _MOST_LANES + 2 * _MOST_LANES
 _HEADS = 2  # parts of a share before those of Y: m and l
 _HEADS_OF_X, _TURNS, _WORDS = 9, 10, 14  # words of a tile: see `attend_to_share`
@@ -93,7 +94,7 @@ _HEADS_OF_X, _TURNS, _WORDS = 9, 10, 14  # words of a tile: see `attend_to_share
 class SplitKeys(Attention):
     """All tiles of a class take its KV heads one bundle after the other.
 
-    d divides 256, so that objects are whole positions; a KV head has eight query heads or fewer.
+    d must divide 256, so that objects are whole positions; a KV head may have up to eight query heads.
     """
 
     waits: ClassVar[int] = 5
@@ -109,12 +110,12 @@ class SplitKeys(Attention):
 
     @property
     def columns(self) -> int:
-        """Columns that project, and attend."""
+        """Columns that project and attend."""
         return _COLUMNS
 
     @property
     def span(self) -> int:
-        """All of them: neighbours."""
+        """All columns: they are neighbours."""
         return _COLUMNS
 
     @property
@@ -129,7 +130,7 @@ class SplitKeys(Attention):
 
     @property
     def bundle(self) -> int:
-        """KV heads that an object has: as many as share those of a class evenly, in what a position may have."""
+        """KV heads of an object: the most, up to 8, that divide those of a class evenly and that the kernel takes."""
         shape = self.shape
         most = min(_BUNDLE // shape.d, _MOST_LANES // shape.group, shape.kv_heads // self.classes)
         return next(heads for heads in (8, 4, 2, 1) if heads <= most and shape.kv_heads // self.classes % heads == 0)
@@ -151,13 +152,13 @@ class SplitKeys(Attention):
 
     @property
     def regions(self) -> Mapping[str, int]:
-        """Attention's output; of one class, behind it room for what the other tile of the first column gives."""
+        """Attention's output; with one class, also room for the objects without meaning of column 0's other stream."""
         heads = self.shape.heads * self.shape.d
         return {"context": heads} | ({"after": heads} if self.classes == 1 else {})
 
     @property
     def x_size(self) -> int:
-        """A token's heads are an x, too."""
+        """Elements of the longest x; a token's heads are one, too."""
         return max(super().x_size, self._parts_of_heads * BLOCK_COLUMNS)
 
     @property
@@ -173,11 +174,11 @@ class SplitKeys(Attention):
 
     @property
     def cores(self) -> list[str]:
-        """All that project."""
+        """All projecting tiles."""
         return [f"share_tile_{column}_{row}" for column in range(self.columns) for row in range(TILES)]
 
     def place(self, queries: ObjectFifo, parameters: RunTimeParameters) -> tuple[AttentionEnds, list[Worker]]:  # noqa: ARG002
-        """None: the residual tile deals the queries."""
+        """No ends and no tiles: the residual tile deals the queries."""
         return AttentionEnds([], [], []), []
 
     def share(self) -> tuple[dict[str, Any], list[Kernel]]:
@@ -197,7 +198,7 @@ class SplitKeys(Attention):
         return {"share": share}, kernels
 
     def meetings(self, sums: Sequence[Sequence[Meeting]]) -> Sequence[Sequence[Meeting]]:
-        """One class meets as sums do. Of two the second meets in the third tiles, and these give theirs across."""
+        """One class meets as sums do; of two, the second in the third tiles, on fifos of its own between columns."""
         if self.classes == 1:
             return sums
         found = list[list[Meeting]]()
@@ -212,18 +213,19 @@ class SplitKeys(Attention):
         return found
 
     def counts_of_share(self, rtp: Buffer) -> Sequence[Any]:
-        """Objects a bundle, parts of x that are heads, bundles: see `attend_to_share`."""
+        """(objects of a bundle, parts of x that hold heads, bundles): see `attend_to_share`."""
         return rtp[0], rtp[_HEADS_OF_X], rtp[_TURNS]
 
     def attend_to_share(
         self, w: ObjectFifoHandle, y: ObjectFifoHandle | None, x: Buffer, take: Callable[[Any], None], rtp: Buffer,
         counts: Sequence[Any], buffers: list[Buffer], kernels: list[Kernel], meeting: Meeting,
     ) -> None:  # fmt: skip
-        """The tile's share of each bundle's keys, and those that it is given of others.
+        """Attend to the tile's share of each bundle's keys, and merge the shares that other tiles give it.
 
-        Words: those of attention (kernels/README.md), objects a bundle first; word 8, positions from one of the tile's
-        objects to the next; word 9, parts of x that are heads; word 10, bundles: none, where a call has no attention;
-        word 11, the first KV head of its class; words 12 and 13, where x has the token's own keys and values.
+        Words: those of attention (kernels/README.md), with objects of a bundle for chunks; word 8, positions from one
+        of the tile's objects to the next; word 9, parts of x that hold heads; word 10, bundles (0 where a call has no
+        attention); word 11, the first KV head of its class; words 12 and 13, the elements of x where the token's own
+        keys and values begin.
         """
         (share,) = buffers
         start, attend, meet, give, store = kernels
@@ -256,7 +258,7 @@ class SplitKeys(Attention):
     # --- The sequence -------------------------------------------------------------------------------------------------
 
     def told(self, part: Sweep) -> Sweep | None:
-        """All of it."""
+        """All of the sweep."""
         return part
 
     def words(self, token: Token, part: Sweep | None) -> Sequence[Sequence[int | None]]:
@@ -279,9 +281,9 @@ class SplitKeys(Attention):
         return words
 
     def _class_of(self, tile: int) -> tuple[int, int]:
-        """The class of a tile, and which of its tiles it is."""
+        """The class of a tile, and its number among the class's tiles."""
         column, row = divmod(tile, TILES)
-        tiles = TILES // self.classes  # of a column
+        tiles = TILES // self.classes  # a class's in a column
         return row // tiles, column * tiles + row % tiles
 
     def plan(self, steps: LayerSequence, index: int) -> None:
@@ -300,17 +302,17 @@ class SplitKeys(Attention):
         steps.planned += 1
 
     def send_heads(self, steps: LayerSequence) -> None:
-        """Queries, keys and values as they lie."""
+        """Send queries, keys and values in the order in which they lie."""
         tap = run(steps.state_size, steps.regions["qkv"].offset, self.shape.projections[0].rows)
         steps.send(steps.ends.heads, steps.buffers.state, tap)
 
     def drain_contexts(self, steps: LayerSequence) -> list[Any]:
-        """That of the first column, in which the first and the third tile have what has met, of a class each."""
+        """Start the drain of the first column, whose first and third tile have the output of a class each."""
         of_class, first = self.shape.heads * self.shape.d // self.classes, steps.regions["context"].offset
         tap = steps.in_state(first, [of_class // _PART, STREAMS, _PART], [_PART, of_class, 1])
         return [steps.drain(steps.ends.products[0], steps.buffers.state, tap)]
 
     def attend(self, steps: LayerSequence, index: int, appended: list[Any]) -> list[Any]:  # noqa: ARG002
-        """All tiles attend to their shares: what comes is known from the start, and nothing of it was just made."""
+        """Start the phase of keys and values: none of them was just made, so there is nothing to wait for."""
         steps.start_phase()
         return appended

@@ -24,19 +24,19 @@ _LIMITS = limits_of("npu2")
 def weight_taps(phase: Phase, offset: int, total: int, span: int, number: int) -> list[TensorAccessPattern]:
     """A projection's weights for one stream, in objects of two neighbouring blocks: shared rows, then its own.
 
-    Of a last object the second block may be nobody's: of shared rows it is that of the next row, of the stream's own
-    the first once more.
+    A last object may have a block for the first of its tiles only. The second is then the next row's (after shared
+    rows), or the same block once more (after the stream's own rows).
 
     Args:
-        phase: its projection's weights begin at `offset` of a buffer of `total` bytes.
-        offset: see there.
-        total: see there.
+        phase: the projection, and what each column takes of it.
+        offset: byte of the buffer where the projection's weights begin.
+        total: bytes of the buffer.
         span: columns whose tiles share rows.
-        number: of the stream, among those of all columns.
+        number: the stream's, among those of all columns.
     """
     column, stream = divmod(number, STREAMS)
     rows, line, sharers, taps = phase.columns[column], phase.projection.row_bytes, TILES * span, []
-    # The first of the shared blocks that is for the first of the stream's tiles.
+    # The first shared block that is for the first of the stream's tiles.
     block = (number % (STREAMS * span) * TILES_OF_STREAM - rows.start) % sharers
     if (rounds := ceil_div(phase.blocks(rows.shared) - block, sharers)) > 0:
         first = offset + rows.first * line + block * BLOCK_BYTES
@@ -57,9 +57,9 @@ class Stream:
     """A stream of weights: what is to be sent, and what is under way.
 
     Attributes:
-        end: the host's.
-        waiting: phase, buffer and tap of each task to come.
-        started: phase and task.
+        end: the host's end.
+        waiting: (phase, buffer, tap) of each task to come.
+        started: (phase, task) of each task that was started and not awaited.
     """
 
     end: ObjectFifoHandle
@@ -67,7 +67,7 @@ class Stream:
     started: list[tuple[int, Any]] = field(default_factory=list)
 
     def await_oldest(self) -> None:
-        """Its task is over."""
+        """Await the oldest task."""
         self.started.pop(0)[1].await_()
 
 
@@ -75,7 +75,7 @@ class WeightStreams:
     """The weights of all phases of a sequence, in order.
 
     A stream has up to four tasks (`Limits.task_queue`). They are started as soon as there is room, also those of phases
-    to come: weights then fill L2 and L1 while the phase's x is still being made.
+    to come: weights then fill L2 and L1 while a phase's x is still being made.
     """
 
     def __init__(self, ends: list[list[ObjectFifoHandle]], span: int) -> None:
@@ -83,20 +83,20 @@ class WeightStreams:
         self._span = span
 
     def add(self, number: int, phase: Phase, buffer: Any, offset: int, total: int) -> None:
-        """The phase of a number, whose projection's weights begin at `offset` of a buffer of `total` bytes."""
+        """Add phase `number`, whose projection's weights begin at `offset` of a buffer of `total` bytes."""
         for place, stream in enumerate(self.streams):
             taps = weight_taps(phase, offset, total, self._span, place)
             stream.waiting += [(number, buffer, tap) for tap in taps]
 
     def start(self, phase: int) -> None:
-        """Start what is left of a phase, and of those to come what there is room for.
+        """Start all that is left of a phase, and of the phases to come what there is room for.
 
-        The phases before are over, and x of this one was sent: their tasks may be waited for, to make room.
+        The phases before it are over, and its x was sent: to make room, tasks of theirs and of its own may be awaited.
         """
         busy = True
         while busy:
             busy = False
-            for stream in self.streams:  # one task each in turn, so that no column waits for another's
+            for stream in self.streams:  # one task each in turn, so that no column waits for another's tasks
                 full = len(stream.started) == _LIMITS.task_queue
                 if not stream.waiting:
                     continue
@@ -109,7 +109,7 @@ class WeightStreams:
                 busy = True
 
     def finish(self) -> None:
-        """Await those that are left."""
+        """Await the tasks that are left."""
         for stream in self.streams:
             while stream.started:
                 stream.await_oldest()

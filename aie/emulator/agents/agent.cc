@@ -7,8 +7,9 @@ namespace flownpu::emulator {
 namespace {
 
 constexpr std::size_t kRanks = 1 << 20;
-// After so many steps, on average, one agent gets another rank: often enough that calls of some
-// hundred steps have several, seldom enough that an agent can miss most of a call.
+// On average, after this many steps one agent gets another rank: often enough that it happens
+// several times in a call of some hundred steps, seldom enough that an agent can stay behind for
+// most of a call.
 constexpr std::size_t kStepsOfRanks = 256;
 
 }  // namespace
@@ -45,7 +46,7 @@ void Scheduler::forget(const Agent& agent) {
   }
 }
 
-// The place of one that is ready.
+// Chooses an agent among those that are ready; returns its place in the ring.
 std::size_t Scheduler::choose() {
   const auto place = [&](std::size_t i) { return (first_ + i) % ready_.size(); };
   if (!ranked_) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What runs on the array at once, who is ready, and locks.
+// What runs on the array at the same time, who is ready, and locks.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace flownpu::emulator {
 
 class Agent;
 
-// Why an agent does not go on: what it waits for, and who could give it; nothing: it has ended.
+// Why an agent does not go on: what it waits for, and who could give it; both empty: it has ended.
 struct Wait {
   std::string what;
   std::vector<const Agent*> givers;
@@ -26,8 +26,8 @@ class Agent {
   Agent& operator=(const Agent&) = delete;
   virtual ~Agent() = default;
 
-  // Goes on; false: it waits, and whoever changes what it waits for wakes it. Under a seed it goes
-  // on by one operation only.
+  // Goes on until it must wait, under a seed by one operation only; false: it waits, and whoever
+  // changes what it waits for wakes it.
   virtual bool step() = 0;
   [[nodiscard]] virtual std::string name() const = 0;
   // What it waits for now; only asked while it waits.
@@ -37,22 +37,25 @@ class Agent {
   friend class Scheduler;
   bool ready_ = false;
   std::size_t rank_ = 0;
-  std::uint64_t ranked_in_ = 0;  // the run, counted from 1
+  std::uint64_t ranked_in_ = 0;  // the run for which it got its rank, counted from 1; 0: none
 };
 
-// Who goes on next: in turn (seed 0), or as a generator says that is started with the seed. Under
-// an even seed all that are ready are equal. Under an odd one each has a rank, and one goes on for
-// as long as none of higher rank can, so that some are very late; now and then ranks change. Under
-// any seed one may be the `last`, which goes on only where no other can.
+// Decides who goes on next: with seed 0 agents in turn, else as a random generator says that is
+// started with the seed. Under an even seed all agents that are ready are equally likely. Under an
+// odd one each has a rank, and the ready one of the highest rank goes on, so that some are very
+// late; now and then ranks change. Under any seed other than 0 one agent may be the `last`, which
+// goes on only where no other can.
 class Scheduler {
  public:
   void start(std::uint64_t seed, const Agent* last);
   [[nodiscard]] bool seeded() const { return state_ != 0; }
-  // A number below `count`.
+  // A random number below `count`.
   std::size_t random(std::size_t count);
 
   void reserve(std::size_t agents) { ready_.resize(agents + 1); }
+  // Makes an agent ready, if it is not.
   void wake(Agent& agent);
+  // Takes an agent, which is about to be destroyed, out of those that are ready.
   void forget(const Agent& agent);
   // Lets one agent go on; false: none is ready.
   bool run_one();
@@ -71,20 +74,20 @@ class Scheduler {
 
 class Lock {
  public:
-  // What six bits hold (plan/limits.py, lock_maximum).
+  // The highest value of a lock, which has six bits (plan/limits.py, lock_maximum).
   static constexpr std::int64_t kMost = 63;
 
   Lock(const LockRecord& record, Scheduler& scheduler) : record_(&record), scheduler_(&scheduler) {
     set(record.initial);
   }
 
-  // Takes `count` once it is there; false: the agent is noted as waiting.
+  // Takes `count` if it is there; false: it is not, and the agent is woken when the value changes.
   bool take(std::int64_t count, Agent& agent) {
     if (value_ < count) return note(agent);
     value_ -= count;
     return true;
   }
-  // Whether it is exactly `value`; it stays so.
+  // Whether it is exactly `value`, which it keeps; false: the agent is woken when that changes.
   bool is(std::int64_t value, Agent& agent) { return value_ == value || note(agent); }
   void add(std::int64_t count) { set(value_ + count); }
   void set(std::int64_t value);

@@ -2,8 +2,8 @@
 // DMA channels, and the streams between them.
 //
 // A stream has one source and any number of sinks, and holds nothing itself: bytes move once the
-// source has some to send and every sink has room. Real streams hold some words; what runs without
-// them runs with them.
+// source has some to send and every sink has room. Real streams hold some words; a program that
+// runs without that room runs with it, too.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ struct Stream {
   std::vector<Channel*> sinks;
 };
 
-// A transfer under way. `complete`: all its bytes are moved; `done`: its channel is through with
-// it too, which is what a token says.
+// A transfer under way. `complete`: all its bytes were moved; `done`: its channel has finished it,
+// too, which is what a token reports.
 struct Task {
   const Transfer* transfer;
   std::byte* base;
@@ -46,12 +46,12 @@ class Channel final : public Agent {
   [[nodiscard]] bool of_shim() const { return record_->descriptors.empty(); }
   [[nodiscard]] std::size_t queued() const { return tasks_.size(); }
   void queue(Task& task);
-  // Says of the first task that it is done, if all its bytes are moved.
+  // Marks the first task as done and removes it, if all its bytes were moved.
   void finish_task();
 
   [[nodiscard]] std::uint64_t moved() const { return moved_; }
   void forget_moved() { moved_ = 0; }
-  // What is left in it when nothing goes on any more; empty if nothing is.
+  // A text about data that is left in it when nothing goes on any more; empty if there is none.
   [[nodiscard]] std::string leftover() const;
 
  private:
@@ -71,7 +71,7 @@ class Channel final : public Agent {
   Memories* memories_;
   Scheduler* scheduler_;
   State state_ = State::kNext;
-  std::size_t next_ = 0;  // descriptor
+  std::size_t next_ = 0;  // the descriptor
   Cursor cursor_;
   std::size_t left_ = 0;
   std::uint64_t moved_ = 0;

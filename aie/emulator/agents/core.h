@@ -15,7 +15,7 @@
 
 namespace flownpu::emulator {
 
-// Runs a kernel on these arguments; throws Error where it traps.
+// Runs a kernel on these arguments; throws Error where the kernel traps.
 using KernelCall = std::function<void(std::span<const aie_host::Argument>)>;
 
 struct Kernel {
@@ -32,8 +32,8 @@ class Core final : public Agent {
   bool step() override;
   [[nodiscard]] std::string name() const override { return record_->name; }
   [[nodiscard]] Wait wait() const override;
-  // What is left in it when nothing goes on any more; empty if it rests where a call would start it
-  // again.
+  // A text about what it still holds or waits for when nothing goes on any more; empty if it is
+  // where a call would start it again.
   [[nodiscard]] std::string leftover() const;
 
  private:

@@ -13,7 +13,8 @@ namespace flownpu::emulator {
 
 class SequenceAgent final : public Agent {
  public:
-  // `buffers`: the host buffers, in the sequence's order, each as large as it says.
+  // `buffers`: the host buffers, in the sequence's order and of its sizes. Throws Error if a
+  // transfer leaves its buffer or is on no shim channel, or a step names what the array has not.
   SequenceAgent(const Sequence& sequence, std::span<const std::span<std::byte>> buffers,
                 const Array& array, std::vector<std::unique_ptr<Channel>>& channels,
                 std::vector<std::unique_ptr<Lock>>& locks, Memories& memories,
@@ -23,7 +24,7 @@ class SequenceAgent final : public Agent {
   [[nodiscard]] std::string name() const override;
   [[nodiscard]] Wait wait() const override;
   [[nodiscard]] bool ended() const { return at_ == sequence_->steps.size(); }
-  // The transfers that are still under way; throws Error if one is.
+  // Throws Error if a transfer is still under way.
   void check_complete() const;
 
  private:

@@ -8,8 +8,8 @@ namespace aie {
 inline namespace FLOWNPU_AIE_ARCHITECTURE {
 namespace host {
 // How exact the scalar unit's inv and invsqrt are is not published. The host drops the 8 lowest
-// bits of the exact result (a relative error of up to 2^-15), so that no test passes thanks to
-// better.
+// bits of the exact result (a relative error of up to 2^-15), so that no test relies on more
+// accuracy than that.
 inline float drop_low_bits(double exact) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(static_cast<float>(exact)) & ~0xffU);
 }
@@ -35,9 +35,10 @@ vector<float, N> to_float(const vector<T, N>& v) {
 // aie.hpp, `exp2` and `tanh`: instructions of XDNA2 that give bf16; XDNA has neither.
 //
 // 2^x is 2^floor(x) (1 + frac(x)), up to 6.15 % too large: the linear interpolant that mlir-aie
-// (aie_kernels/common/exp2_bf16.h) and amd/IRON report, with "49 % on [-100, 0]", which is what an
-// argument truncated to bf16 gives (2^0.5 x 1.0615), and so is modelled too. No kernel of ours uses
-// them: their softmax and activations are polynomials (aie/kernels/common/float_math.h).
+// (aie_kernels/common/exp2_bf16.h) and amd/IRON report. They also report errors of "49 % on [-100,
+// 0]", which an argument truncated to bf16 explains (2^0.5 x 1.0615), so truncation is modelled
+// too. No kernel of ours uses exp2 or tanh: softmax and activations are polynomials
+// (aie/kernels/common/float_math.h).
 template <typename T = bfloat16, unsigned N>
 vector<T, N> exp2(const vector<float, N>& v) {
   static_assert(host::is_xdna2<T>, "XDNA has no exp2 instruction; use a polynomial");
@@ -54,8 +55,8 @@ vector<T, N> exp2(const vector<float, N>& v) {
   });
 }
 // tanh returns x itself for |x| <= 1/2 (mlir-aie, aie_kernels/common/activations.h), an error of up
-// to 0.038 there; how it goes on is not published. The host joins (1/2, 1/2) to (2, 1) by a line,
-// then is flat: an error of up to 0.1, so no test passes thanks to better.
+// to 0.038 there; its values for larger |x| are not published. The host joins (1/2, 1/2) to (2, 1)
+// by a line, then is flat: an error of up to 0.1, so that no test relies on more accuracy.
 template <typename T = bfloat16, unsigned N>
 vector<T, N> tanh(const vector<float, N>& v) {
   static_assert(host::is_xdna2<T>, "XDNA has no tanh instruction; use a polynomial");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tile's memory as a kernel sees it: the buffers it was given, and nothing else. Every vector
-// access is checked against them and for its alignment; the array would silently read what is
-// beside, and truncate the address.
+// access is checked against them and for its alignment; the array would silently access what lies
+// beside a buffer, and truncate a misaligned address.
 #pragma once
 
 #include <sstream>
@@ -15,7 +15,7 @@ namespace aie {
 inline namespace FLOWNPU_AIE_ARCHITECTURE {
 namespace host {
 
-// An access the array would not have made as written.
+// An access that the array would not make as the kernel asks for it.
 struct Trap : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -29,7 +29,7 @@ struct Range {
 };
 inline thread_local std::vector<Range> ranges;
 
-// The bytes that a vector load or store of this many is aligned to (detail/ld_st.hpp,
+// The alignment, in bytes, of a vector load or store of so many bytes (detail/ld_st.hpp,
 // `vector_ldst_align`).
 constexpr std::size_t alignment_of_access(std::size_t bytes) {
   if (bytes == 16) return 16;
@@ -44,8 +44,8 @@ inline std::string names_of_ranges() {
   return ranges.empty() ? "none" : text.str();
 }
 
-// How far the address is outside of a range; 0 at its end too, where most accesses that leave it
-// do.
+// How far the address is outside of a range, in bytes; 0 also at its end, where most accesses that
+// leave a range begin.
 inline std::uintptr_t distance(const Range& range, std::uintptr_t address) {
   const std::uintptr_t end = range.begin + range.bytes;
   return address < range.begin ? range.begin - address : address > end ? address - end : 0;
@@ -59,7 +59,7 @@ inline std::uintptr_t distance(const Range& range, std::uintptr_t address) {
   }
   std::ostringstream text;
   text << (write ? "store" : "load") << " of " << bytes << " bytes ";
-  // Farther than a page it is no better guess than the others.
+  // If it is farther than a page away, it is no better guess than the others.
   if (nearest == nullptr || distance(*nearest, begin) > 4096) {
     text << "outside of all buffers (" << names_of_ranges() << ")";
     throw Trap(text.str());
@@ -75,7 +75,7 @@ inline std::uintptr_t distance(const Range& range, std::uintptr_t address) {
   throw Trap(text.str());
 }
 
-// Raises Trap unless the kernel may read (or write) these bytes.
+// Throws Trap unless the kernel may read (or write) these bytes, and they are aligned.
 inline void check_access(const void* pointer, std::size_t bytes, bool write,
                          std::size_t alignment) {
   const auto begin = reinterpret_cast<std::uintptr_t>(pointer);
@@ -96,7 +96,7 @@ inline void check_access(const void* pointer, std::size_t bytes, bool write,
 
 }  // namespace host
 
-// What a buffer must be aligned to so that any vector of it can be loaded (aie.hpp,
+// The alignment, in bytes, of a buffer from which any vector can be loaded (aie.hpp,
 // `vector_decl_align`; 64 bytes is the widest load of XDNA2).
 inline constexpr unsigned vector_decl_align = __AIE_ARCH__ == 20 ? 32 : 64;
 

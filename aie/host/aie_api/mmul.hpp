@@ -8,7 +8,8 @@ namespace aie {
 inline namespace FLOWNPU_AIE_ARCHITECTURE {
 namespace host {
 
-// detail/aie2/mmul_bf16_bf16.hpp and detail/aie2p/mmul_bf16_bf16.hpp, mmul_bfp16_bfp16.hpp.
+// The shapes that exist: detail/aie2/mmul_bf16_bf16.hpp and detail/aie2p/mmul_bf16_bf16.hpp,
+// mmul_bfp16_bfp16.hpp.
 template <unsigned M, unsigned K, unsigned N, typename A, typename B>
 constexpr bool has_mmul() {
   const auto is = [](unsigned m, unsigned k, unsigned n) { return M == m && K == k && N == n; };
@@ -40,7 +41,8 @@ void to_floats(const block_vector<bfp16ebs8, N>& v, float* values) {
   for (unsigned i = 0; i < N / 8; ++i, values += 8) from_block(v.blocks[i], values);
 }
 
-// Bytes [8][8] the other way round: bits that two words have in each other's place change it.
+// Transposes bytes [8][8], a row a word: squares of 4 x 4, 2 x 2, then single bytes that lie across
+// the diagonal from one another change places.
 inline void transpose_bytes(std::uint64_t* rows) {
   const auto swap = [rows](unsigned distance, std::uint64_t kept) {
     for (unsigned i = 0; i < 8; ++i) {
@@ -77,7 +79,8 @@ void to_columns(const block_vector<bfp16ebs8, N * 8>& v, float* values) {
   }
 }
 
-// As the core converts bf16 before a product in block floating point.
+// Replaces values by what blocks hold of them, as the core does before a product in block floating
+// point.
 template <unsigned N>
 void through_blocks(float* values) {
   const rounding_mode mode = core_state.rounding;

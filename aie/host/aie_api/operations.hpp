@@ -10,9 +10,9 @@
 namespace aie {
 inline namespace FLOWNPU_AIE_ARCHITECTURE {
 namespace host {
-// Products that the vector unit has, into accfloat. f32 x f32 has no multiplier: it is emulated in
-// three bf16 parts of each operand, in tens of bundles (detail/aie2*/mul_acc32_fp.hpp), so no
-// kernel of ours uses it and the host refuses it.
+// Products that the vector unit has, into accfloat. There is no multiplier for f32 x f32: aie_api
+// emulates it with three bf16 parts of each operand, in tens of instruction bundles
+// (detail/aie2*/mul_acc32_fp.hpp), so no kernel of ours uses it and the host refuses it.
 template <typename A, typename B>
 inline constexpr bool is_product = is_one_of<A, bfloat16> && is_one_of<B, bfloat16>;
 
@@ -31,7 +31,8 @@ accum<accfloat, N> accumulate(Function function) {
 }
 }  // namespace host
 
-// Memory. Loads and stores are of 128 bits and more.
+// Memory. Loads and stores are of 128 bits and more; a misaligned one, or one outside of the
+// kernel's buffers, throws Trap.
 template <unsigned N, typename T>
 vector<T, N> load_v(const T* pointer) {
   constexpr std::size_t kBytes = N * sizeof(T);

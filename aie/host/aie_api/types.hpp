@@ -22,7 +22,7 @@
 #error "expected __AIE_ARCH__ of 20 (XDNA) or 21 (XDNA2): the host models no other architecture"
 #endif
 
-// Trace events of the core (aie_kernels/ call them first and last). Nothing listens here.
+// Trace events of the core, which kernels call first and last. On the host they do nothing.
 inline void event0() {}
 inline void event1() {}
 
@@ -73,7 +73,7 @@ constexpr std::uint16_t round_to_bf16(float value, rounding_mode mode) {
   return static_cast<std::uint16_t>(bits >> 16);
 }
 
-// A real number to an integer.
+// Rounds a number to an integer.
 inline float round_to_integer(float value, rounding_mode mode) {
   if (mode == rounding_mode::conv_even) return std::nearbyint(value);
   return mode == rounding_mode::floor ? std::floor(value) : std::trunc(value);
@@ -83,8 +83,8 @@ inline float round_to_integer(float value, rounding_mode mode) {
 }  // namespace aie
 
 inline namespace FLOWNPU_AIE_ARCHITECTURE {
-// 8 bits of exponent as f32, 7 of mantissa. A constant is rounded by the compiler, to nearest even;
-// a conversion at run time by the core's rounding mode.
+// 8 bits of exponent, like f32, and 7 of mantissa. A constant is rounded by the compiler, to
+// nearest even; a conversion at run time by the core's rounding mode.
 struct bfloat16 {
   std::uint16_t bits = 0;
 
@@ -98,8 +98,8 @@ struct bfloat16 {
   }
 };
 
-// A 4-bit code. As in Peano (`unsigned _BitInt(4)`), sizeof is 1: a pointer to it steps bytes, so
-// walk bytes and cast vectors (aie_kernels/quant/q4nx_dequant.cc says so).
+// A 4-bit code. As in Peano (`unsigned _BitInt(4)`), sizeof is 1 and a pointer to it steps bytes:
+// kernels walk over bytes and cast vectors (see mlir-aie's aie_kernels/quant/q4nx_dequant.cc).
 enum class uint4 : std::uint8_t {};
 
 // Eight values that share an exponent, in memory: value i = mantissa[i] 2^(exponent - 127 - 6)
@@ -119,8 +119,8 @@ struct accauto {};
 namespace aie {
 inline namespace FLOWNPU_AIE_ARCHITECTURE {
 namespace host {
-// Depends on a template argument, so that a static_assert fails only in a kernel that uses what
-// XDNA lacks.
+// Depends on a template argument, so that a static_assert fails only in a kernel that uses
+// something that XDNA lacks.
 template <typename>
 inline constexpr bool is_xdna2 = __AIE_ARCH__ >= 21;
 

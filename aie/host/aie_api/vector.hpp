@@ -19,14 +19,16 @@ template <typename T>
 concept Element = is_one_of<T, bfloat16, float, std::int8_t, std::uint8_t, std::int16_t,
                             std::uint16_t, std::int32_t, std::uint32_t, uint4>;
 
-// Registers are 128 to 1024 bits, and vectors up to 4 of them (detail/aie2/vector.hpp).
+// Registers have 128 to 1024 bits, and a vector takes up to 4 of the largest
+// (detail/aie2/vector.hpp).
 template <typename T, unsigned N>
 inline constexpr bool is_register =
     N * bits_of<T> >= 128 && N * bits_of<T> <= 4096 && std::has_single_bit(N);
 
 }  // namespace host
 
-// mask.hpp, `class mask`. Bit i of a comparison; `select` takes its second operand where it is set.
+// mask.hpp, `class mask`: the results of a comparison, lane by lane; `select` takes its second
+// operand where one is set.
 template <unsigned N>
 struct mask {
   std::array<bool, N> set{};
@@ -46,7 +48,7 @@ template <host::Element T, unsigned N>
 class vector;
 
 namespace host {
-// The element of this index of a vector cut into parts of `Part`.
+// Throws Trap unless a vector of `Whole` elements, cut into parts of `Part`, has a part `index`.
 template <unsigned Whole, unsigned Part>
 void check_part(unsigned index) {
   static_assert(Whole % Part == 0, "expected a part that divides the vector");
@@ -147,21 +149,21 @@ struct Accumulated<acc32> {
   using type = std::int32_t;
 };
 
-// Four lanes, which compilers of all machines know: left to themselves they take the loops below
-// number by number.
+// Vectors of four lanes, which compilers for all machines support. Without them, compilers make
+// scalar code of the loops below.
 typedef float Floats __attribute__((vector_size(16)));
 typedef std::int32_t Integers __attribute__((vector_size(16)));
 
-// 2^(133 - exponent), what the mantissas of a block are in units of; 0 where all of them are 0: a
-// normal float while the exponent is above 6.
+// The factor from a block's values to its mantissas: 2^(133 - exponent). Below an exponent of 6 it
+// is no normal float; it is then 0, which makes all mantissas 0.
 inline float units_of(std::uint8_t exponent) {
   const int scale_exponent = 127 + 133 - exponent;
   return scale_exponent > 254
              ? 0.0F
              : std::bit_cast<float>(static_cast<std::uint32_t>(scale_exponent) << 23);
 }
-// What a mantissa of 1 stands for: 2^(exponent - 133), below 2^-126 a subnormal number, whose unit
-// is 2^-149.
+// What a mantissa of 1 stands for: 2^(exponent - 133). Below 2^-126 it is a subnormal float, in
+// units of 2^-149.
 inline float unit_of(std::uint8_t exponent) {
   const std::uint32_t e = exponent;
   return std::bit_cast<float>(e > 6 ? (e - 6) << 23 : 1u << (e + 16));
@@ -183,7 +185,8 @@ inline std::uint8_t mantissas_of(const float* values, rounding_mode mode, Intege
   const float scale = units_of(exponent);
   for (Floats& of : numbers) of = of * scale;
   if (mode == rounding_mode::conv_even) {
-    // Where neighbouring numbers are 1 apart: of numbers below 2^22 in magnitude.
+    // Floats of this size are 1 apart: added and subtracted again, it rounds numbers below 2^22 in
+    // magnitude to integers.
     constexpr float kIntegers = 0x1.8p23F;
     for (Floats& of : numbers) of = (of + kIntegers) - kIntegers;
   } else {
@@ -196,7 +199,7 @@ inline std::uint8_t mantissas_of(const float* values, rounding_mode mode, Intege
     const Floats least = Floats{} - 128.0F;
     numbers[i] = numbers[i] > most ? most : numbers[i];
     numbers[i] = numbers[i] < least ? least : numbers[i];
-    // A value that is no number becomes some integer, whose low byte is taken.
+    // A NaN becomes some integer, whose low byte is taken.
     mantissas[i] = __builtin_convertvector(numbers[i], Integers) << 24 >> 24;
   }
   return exponent;
@@ -214,7 +217,7 @@ inline void from_block(const bfp16ebs8& block, float* values) {
   for (int i = 0; i < 8; ++i) values[i] = static_cast<float>(block.mantissa[i]) * unit;
 }
 
-// What a block holds of eight values.
+// Replaces eight values by what a block holds of them.
 inline void through_block(float* values, rounding_mode mode) {
   Integers mantissas[2];
   const float unit = unit_of(mantissas_of(values, mode, mantissas));
@@ -265,9 +268,9 @@ class accum {
     } else {
       vector<T, N> v;
       if constexpr (host::is_one_of<T, bfloat16> && host::is_one_of<Tag, accfloat>) {
-        const rounding_mode mode = host::core_state.rounding;  // for all: a loop of vectors
-        for (unsigned i = 0; i < N; ++i)
-          v.data()[i].bits = host::round_to_bf16(data_[i], mode);
+        // Read once, so that the loop can be vectorised.
+        const rounding_mode mode = host::core_state.rounding;
+        for (unsigned i = 0; i < N; ++i) v.data()[i].bits = host::round_to_bf16(data_[i], mode);
       } else {
         for (unsigned i = 0; i < N; ++i) v.data()[i] = convert<T>(data_[i], shift);
       }

@@ -3,17 +3,18 @@
 // 6-12) for a block of R rows, 8 (queries) or 4 (heads of one query), against one chunk of keys or
 // values.
 //
-// Everything is in powers of 2: softmax(s) = 2^(t - max t) / sum, t = s scale log2(e). The running
-// maximum m is rounded up to an integer, so the correction 2^(m_left - m) is a power of 2: exact in
-// bf16, and multiplying the sums by it is exact, however many chunks there are. F lies in [1/2, 1]
-// at a row's maximum. |t| < 10^6.
+// Everything is in powers of 2: softmax(s) = 2^(t - max t) / sum, t = s scale log2(e), |t| < 10^6.
+// A chunk of keys raises the running maximum from m_left to m; F = 2^(t - m), the correction C =
+// 2^(m_left - m), the denominator l = C l + the sum of F, and Y = C Y + F V. m is rounded up to an
+// integer, so C is a power of 2: exact in bf16, and multiplying the sums by it is exact, however
+// many chunks there are. F lies in [1/2, 1] at a row's maximum.
 //
-// Sub-tiles are taken P rows of them side by side (2, where there are as many): a product's operand
-// is loaded and converted once for both, sums of 2 x 2 sub-tiles stay in 4 of the 5 accumulators,
-// and what softmax does to one hides the latency of what it does to the other. Counted for 64
-// scores that no mask hides, on XDNA2: 48 instructions of the vector unit (13 before the maximum,
-// 35 after it, of which exp2 31), in a chain of about 106 cycles that two sub-tiles share. Masks
-// take another 144 scalar instructions; where all rows see all keys of a chunk there are none.
+// P rows of sub-tiles are taken side by side (2, where there are as many): a product's operand is
+// loaded and converted once for both, sums of 2 x 2 sub-tiles stay in 4 of the 5 accumulators, and
+// the softmax of one sub-tile hides the latency of the other's. Counted for 64 scores without
+// masks, on XDNA2: 48 instructions of the vector unit (13 before the maximum, 35 after it, of which
+// exp2 31), in a chain of about 106 cycles that two sub-tiles share. Masks take another 144 scalar
+// instructions; where all rows see all keys of a chunk there are none.
 #pragma once
 
 #include <aie_api/aie.hpp>
@@ -24,7 +25,7 @@
 namespace flownpu::attention {
 
 inline constexpr unsigned kSide = 8;
-// Below every score; finite, so that differences are.
+// Below every score; finite, so that differences are finite, too.
 inline constexpr float kLowest = -1e30F;
 // t + 1/2 of a key that a row does not see: below every |t| < 10^6, and with kRounder added it is
 // still positive, so that sums with it can be compared as integers.
@@ -51,7 +52,7 @@ struct Parameters {
   }
 };
 
-// state: in a vector of its own the position of the next key, then m f32[rows], l f32[rows].
+// state: a vector of 16 words with the position of the next key, then m f32[rows], l f32[rows].
 inline constexpr unsigned kPositionWords = 16;
 inline float* maxima(float* state) { return state + kPositionWords; }
 inline float* denominators(float* state, unsigned rows) { return maxima(state) + rows; }
@@ -75,7 +76,7 @@ void start_rows(float* state, unsigned rows, const Parameters& parameters) {
   store_position(state, parameters.first_key);
 }
 
-// Lane r of v, for all 8 lanes of row r of a sub-tile [R][8].
+// A sub-tile [R][8] that has lane r of v in all 8 lanes of row r.
 template <unsigned R>
 Float<R * kSide> by_row(const Float<R>& v) {
   Float<R * kSide> rows;
@@ -83,7 +84,8 @@ Float<R * kSide> by_row(const Float<R>& v) {
   for (unsigned r = 0; r < R; ++r) rows.insert(r, aie::broadcast<float, kSide>(v.get(r)));
   return rows;
 }
-// v 2^k of each row. Registers of bf16 have at least 8 lanes, so 4 rows go twice.
+// v x power of each row; `power` holds powers of 2. Registers of bf16 have at least 8 lanes, so 4
+// rows are doubled to 8.
 template <unsigned R>
 Float<R> multiply_rows_by_power(const Float<R>& v, const Float<R>& power) {
   if constexpr (R == 4) {
@@ -95,8 +97,8 @@ Float<R> multiply_rows_by_power(const Float<R>& v, const Float<R>& power) {
   }
 }
 
-// The 8 numbers of each row of a sub-tile taken together, even and odd lanes in turn: 64, 32, 16
-// numbers, and for all rows at once, 12 instructions, where a reduction of each row takes as many.
+// Combines the 8 numbers of each row of a sub-tile, by combining even with odd lanes three times.
+// All rows are reduced at once, in 12 instructions: as many as the reduction of one row takes.
 template <typename T, unsigned N, typename Combine>
 auto combine_rows(const aie::vector<T, N>& tile, Combine combine) {
   const auto fours = combine(aie::filter_even(tile), aie::filter_odd(tile));
@@ -140,8 +142,8 @@ aie::vector<std::int32_t, R> positions(unsigned row, const Parameters& parameter
   return v;
 }
 
-// Whether all rows see all keys of a chunk: it ends before the first query and the last key, and
-// begins in the last query's window.
+// Whether all rows see all keys of a chunk: it ends within the keys and, if causal, at or before
+// the first query, and begins in the last query's window.
 inline bool sees_all(std::int32_t key, std::int32_t keys, const Parameters& parameters) {
   const std::int32_t last_query = parameters.first_query + parameters.queries - 1;
   return key + keys <= parameters.key_end &&
@@ -192,8 +194,8 @@ struct Block {
   }
 };
 
-// t + 1/2 of P rows of sub-tiles, in the place of the products, and into `largest` the bits of its
-// largest + kRounder, lane by lane.
+// Replaces the products of P rows of sub-tiles by t + 1/2, and raises `largest` to the bits of the
+// largest t + 1/2 + kRounder, lane by lane.
 template <unsigned R, unsigned P, bool kMasked>
 void scale_scores(const Parameters& parameters, const Block<R, P>& block,
                   aie::vector<std::int32_t, R * kSide>* largest, float* scores) {
@@ -218,7 +220,8 @@ void scale_scores(const Parameters& parameters, const Block<R, P>& block,
   }
 }
 
-// F of P rows of sub-tiles, and its sums over the sub-tiles. `m` by row.
+// F of P rows of sub-tiles, and its sums over the sub-tiles. `m`: m + 1/2 of each row, in all lanes
+// of the row.
 template <unsigned R, unsigned P, bool kMasked>
 void raise_scores(const Parameters& parameters, const Block<R, P>& block, const Float<R * kSide>* m,
                   Accumulator<R * kSide>* sums, const float* scores, bfloat16* f) {
@@ -242,8 +245,8 @@ void raise_scores(const Parameters& parameters, const Block<R, P>& block, const 
   }
 }
 
-// Steps (2) to (5) for P R rows whose products are in `scores`: t, masked; m; F; C; l. f
-// [P][keys/8][R][8] as the scores.
+// For P R rows whose products Q K^T are in `scores`: t, masked; m; C; F; l. f [P][keys/8][R][8],
+// like the scores.
 template <unsigned R, unsigned P, bool kMasked>
 void soften_rows(const Parameters& parameters, const Block<R, P>& block, float* m_of_rows,
                  float* l_of_rows, float* correction_of_rows, bfloat16* f, float* scores) {
@@ -289,7 +292,8 @@ void soften_rows(const Parameters& parameters, const Block<R, P>& block, float* 
   }
 }
 
-// Steps (1) to (5) for P R rows of a tile's, of which `row` is the first: their q, f, state and C.
+// Q K^T, m, C, F and l for P R rows of a tile, of which `row` is the first; all pointers but k and
+// scores are to that row's.
 template <unsigned R, unsigned P, typename Operands>
 void score_rows(const bfloat16* q, const bfloat16* k, const Parameters& parameters,
                 std::int32_t key, bool masked, unsigned row, float* m_of_rows, float* l_of_rows,
@@ -320,8 +324,9 @@ void score_rows(const bfloat16* q, const bfloat16* k, const Parameters& paramete
   }
 }
 
-// Y += F V for P rows of sub-tiles and C sub-tiles of keys, whose F stays in registers while V goes
-// by. f [P][key_tiles][R][8] from the first of them on, v [C][d/8][8][8], y [P][d/8][R][8].
+// Y += F V for P rows of sub-tiles and C sub-tiles of keys, whose F stays in registers during the
+// loop over V's columns. f [P][key_tiles][R][8] from the first of these keys on, v [C][d/8][8][8],
+// y [P][d/8][R][8].
 template <unsigned P, unsigned C, typename Operands>
 void multiply_values(const bfloat16* f, const bfloat16* v, float* y, unsigned key_tiles,
                      unsigned d_tiles) {
@@ -351,7 +356,7 @@ void multiply_values(const bfloat16* f, const bfloat16* v, float* y, unsigned ke
   }
 }
 
-// Y = C Y of R rows. Mostly no row has a new maximum, and C is 1.
+// Y = C Y for R rows. Mostly no row has a new maximum, C is 1, and nothing is done.
 template <unsigned R>
 void rescale_rows(const Float<R>& correction, float* y, unsigned d_tiles) {
   constexpr unsigned kSize = R * kSide;
@@ -366,7 +371,7 @@ void rescale_rows(const Float<R>& correction, float* y, unsigned d_tiles) {
   }
 }
 
-// Step (6) for P R rows: Y = C Y + F V. f [P][keys/8][R][8], v tiled(keys, d), y [P][d/8][R][8].
+// Y = C Y + F V for P R rows. f [P][keys/8][R][8], v tiled(keys, d), y [P][d/8][R][8].
 template <unsigned R, unsigned P, typename Operands>
 void add_values(const bfloat16* f, const bfloat16* v, const float* correction_of_rows, float* y,
                 unsigned key_tiles, unsigned d_tiles) {
@@ -383,8 +388,8 @@ void add_values(const bfloat16* f, const bfloat16* v, const float* correction_of
                                     d_tiles);
 }
 
-// 1 / l of R rows, by row. l is at least 1/2 once a row has seen a key; a row that saw none has Y =
-// 0.
+// 1 / l of R rows, in all lanes of each row. l is at least 1/2 once a row has seen a key; a row
+// that saw none has Y = 0.
 template <unsigned R>
 Parts<R * kSide> inverse_by_row(const Float<R>& l) {
   const Float<R> limited = aie::max(l, aie::broadcast<float, R>(0.25F));

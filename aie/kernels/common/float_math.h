@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // f32 arithmetic on a core that multiplies bf16: an f32 is split into bf16 parts, whose products
-// are exact in an f32 accumulator. All of it is for conv_even rounding, with which a part (8 bits)
-// leaves a rest of at most 2^-8 of the value; with floor the rest is twice that and always
-// positive, a bias.
+// are exact in an f32 accumulator. All of it needs conv_even rounding, with which a part (8 bits)
+// leaves a remainder of at most 2^-8 of the value; with floor the remainder is up to twice that and
+// always positive, a bias.
 #pragma once
 
 #include <aie_api/aie.hpp>
@@ -38,13 +38,14 @@ template <unsigned N>
 Parts<N> split(const Float<N>& value) {
   return split(Accumulator<N>(value));
 }
-// The same of one number, in all lanes.
+// The parts of one number, in all lanes.
 template <unsigned N>
 Parts<N> broadcast_parts(float value) {
   return split(aie::broadcast<float, N>(value));
 }
 
-// a b, to within 3 x 2^-16 of it: the rests of both operands and low x low are left out.
+// a b, to within 3 x 2^-16 of it: low x low, and what high + low leaves of either operand, are left
+// out.
 template <unsigned N>
 Accumulator<N> multiply(const Parts<N>& a, const Parts<N>& b) {
   Accumulator<N> product = aie::mul(a.high, b.high);
@@ -109,11 +110,11 @@ Float<N> raise_by_integer(const Accumulator<N>& v, const aie::vector<std::int32_
 
 // 2^x for x <= 127, to within 2^-14 of it; below -126 it is 2^-126.
 //
-// x = k + f, |f| <= 1/2. 2^f is the polynomial of degree 4 whose largest relative error there is
-// least (2.6e-6, found by Remez' exchange). Each of Horner's last two steps errs by 3 x 2^-16 of
-// the product it adds, which are at most 0.41 and 0.09 of the sum: 2.3e-5. The step before them
-// rounds its factor, at most 0.061, to bf16: 2^-9 of it, times f^3, 1.8e-5. f's own rest, 2^-16 of
-// at most 1/2, adds 0.5e-5 and half of that again for the sum's slope. Together 5.2e-5.
+// x = k + f, |f| <= 1/2. 2^f is the minimax polynomial of degree 4 (relative error 2.6e-6, found by
+// Remez' exchange). Each of Horner's last two steps errs by 3 x 2^-16 of the product it adds; these
+// are at most 0.41 and 0.09 of the sum: 2.3e-5. The step before them rounds its factor, at most
+// 0.061, to bf16: 2^-9 of it, times f^3, 1.8e-5. What splitting leaves of f, 2^-16 of at most 1/2,
+// adds 0.5e-5 and half of that again for the sum's slope. Together 5.2e-5.
 template <unsigned N>
 Float<N> power_of_two(const Float<N>& x) {
   const Float<N> limited = aie::max(x, aie::broadcast<float, N>(kLowestExponent));
@@ -129,9 +130,9 @@ Float<N> power_of_two(const Float<N>& x) {
   return raise_by_integer(sum, whole.template cast_to<std::int32_t>());
 }
 
-// 2^x for -2^22 < x <= 127, to within 2^-10 of it: for what is rounded to bf16 next, by 2^-8. Below
-// -126 it is less than 2^-125. x is not compared as f32, which is emulated: k + kRounder is
-// positive, so that its bits order as integers do.
+// 2^x for -2^22 < x <= 127, to within 2^-10 of it: for results that are rounded to bf16 next, an
+// error of 2^-8. Below -126 it is less than 2^-125. x is not compared as f32, which is emulated: k
+// + kRounder is positive, so that its bits order as integers do.
 //
 // 2^f is a polynomial of degree 3 (7.5e-5 at most, as above), in two halves that do not wait for
 // one another, c0 + c1 f and f^2 (c2 + c3 f): 31 instructions in a chain of 26 cycles after f,
@@ -157,9 +158,9 @@ Float<N> rough_power_of_two(const Accumulator<N>& x) {
 
 // 1 / x for 2^-60 <= x <= 2^61, to within 1e-4 of it.
 //
-// The seed reflects the exponent: bits(1/x) is about 2 bits(1) - bits(x), off by at most 12.5 %
-// with the constant that halves the error. A Newton step r (2 - x r) squares the relative
-// error: 1.6e-2, 2.4e-4, 6e-8; the last one's two products err by 3 x 2^-16 each.
+// The seed negates the exponent: bits(1/x) is about 2 bits(1) - bits(x); with the constant that
+// halves the error it is off by at most 12.5 %. A Newton step r (2 - x r) squares the relative
+// error: 1.6e-2, 2.4e-4, 6e-8; the two products of the last step err by 3 x 2^-16 each.
 template <unsigned N>
 Accumulator<N> reciprocal(const Accumulator<N>& x) {
   constexpr std::int32_t kSeed = 0x7ef311c3;
@@ -204,7 +205,7 @@ Accumulator<N> gelu(const Accumulator<N>& x) {
 // The float that a run-time parameter's word holds.
 inline float float_of(std::int32_t bits) { return __builtin_bit_cast(float, bits); }
 
-// Kernels begin with it: a core powers up rounding towards minus infinity.
+// Every kernel that rounds begins with it: a core powers up rounding towards minus infinity.
 inline void round_to_nearest() { aie::set_rounding(aie::rounding_mode::conv_even); }
 
 }  // namespace flownpu

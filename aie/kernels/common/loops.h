@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loop hints: what the compilers for the array understand, and nothing elsewhere. They say how
-// often a loop runs at least, without which no compiler pipelines it; they never change a result.
+// Loop hints for the compilers for the array; they are empty for others. A compiler pipelines a
+// loop only if it knows how often the loop runs at least. Hints never change a result.
 // Spellings as in mlir-aie's aie_kernels/aie_kernel_utils.h (__AIECC__ is Peano).
 #pragma once
 

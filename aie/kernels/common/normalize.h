@@ -29,7 +29,7 @@ inline Parts<kLanes> inverse_rms(const bfloat16* x, unsigned n, float epsilon) {
   return broadcast_parts<kLanes>(aie::invsqrt(sum * aie::inv(static_cast<float>(n)) + epsilon));
 }
 
-// x inverse weight: of 16 elements.
+// x inverse weight, for 16 elements.
 inline Accumulator<kLanes> normalize(const bfloat16* x, const Parts<kLanes>& inverse,
                                      const bfloat16* weight) {
   const Accumulator<kLanes> normal = multiply(inverse, Bf16<kLanes>(aie::load_v<kLanes>(x)));

@@ -18,7 +18,7 @@ inline constexpr unsigned kColumns = 256;
 // Columns that share a scale and a minimum.
 inline constexpr unsigned kGroup = 32;
 inline constexpr unsigned kGroups = kColumns / kGroup;
-// bf16 scales of a block, and minima.
+// How many scales a block has, and how many minima.
 inline constexpr unsigned kScales = kGroups * kRows;
 inline constexpr unsigned kStripRows = 16;
 inline constexpr unsigned kStrips = kRows / kStripRows;
@@ -35,13 +35,13 @@ inline const bfloat16* scales(const std::uint8_t* block) {
   return reinterpret_cast<const bfloat16*>(block);
 }
 inline const bfloat16* minima(const std::uint8_t* block) { return scales(block) + kScales; }
-// Sub-block `sub` of 32, along k, of a strip: [8 columns][8 bytes].
+// Codes of sub-block `sub` of a strip's 32 along k: [8 columns][8 bytes].
 inline aie::vector<std::uint8_t, kSubBytes> load_codes(const std::uint8_t* block, unsigned strip,
                                                        unsigned sub) {
   return aie::load_v<kSubBytes>(block + kCodeOffset + strip * kStripBytes + sub * kSubBytes);
 }
 
-// 64 codes in 32 bytes, as bf16: integers to 15 are exact.
+// The 64 codes of 32 bytes as bf16, exactly.
 inline aie::vector<bfloat16, 64> to_bf16(const aie::vector<std::uint8_t, 32>& bytes) {
   const aie::accum<accfloat, 64> codes(aie::to_float(bytes.cast_to<uint4>().unpack()));
   return codes.to_vector<bfloat16>();

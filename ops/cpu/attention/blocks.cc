@@ -7,7 +7,8 @@
 
 namespace flownpu::cpu {
 
-// The first slice of a prompt checks them for all, before any slice has changed the cache.
+// The first slice of a prompt checks the numbers of all slices, before any slice has changed the
+// cache.
 void FlowQKVAttention::check_block_numbers(const AttentionCall& call) const {
   const Tensor& blocks = call.input(kBidirectionalBlocks);
   if (!blocks.present() || call.first_token > 0) return;

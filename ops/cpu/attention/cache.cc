@@ -66,8 +66,8 @@ AttentionRow FlowQKVAttention::row_of(const AttentionCall& call, std::int64_t ba
 }
 
 void FlowQKVAttention::take_staged(Scratch& scratch, AttentionCall& call) const {
-  // Without a present to write to, or when a window-sized cache evicts tokens that this call still
-  // reads.
+  // K and V are staged where there is no present to write to, or where a window-sized cache evicts
+  // tokens that this call still reads.
   bool evicts = false;
   if (attributes_.window_sized_cache && call.tokens > 1) {
     for (std::int64_t b = 0; b < call.batch; ++b) {
@@ -116,7 +116,8 @@ PastMove FlowQKVAttention::past_move(const AttentionCall& call, std::int64_t bat
 // Past and present are the same memory with shared buffers: then nothing moves, or rows move to the
 // front.
 void FlowQKVAttention::keep_past(const AttentionCall& call) const {
-  // From head to head the distance grows evenly: where the first and the last stay, all do.
+  // The distance to move grows evenly from head to head: if it is 0 for the first and the last, it
+  // is for all.
   const auto stays = [&](std::int64_t batch) {
     return !past_move(call, batch, 0).needed() &&
            !past_move(call, batch, attributes_.kv_heads - 1).needed();
@@ -165,9 +166,9 @@ void FlowQKVAttention::compact(const AttentionCall& call, std::int64_t batch,
   copy(call.outputs[kPresentValue], from.value);
 }
 
-// What no token of a row of the batch fills is unspecified; it is 0 here, so that who reads all of
-// a present gets the same in every run. Where the present is the past's memory it keeps what it
-// holds.
+// The operator leaves unspecified what a present holds where no token fills it. It is set to 0, so
+// that reading all of a present gives the same in every run; a present that is the past's memory
+// keeps what it holds.
 void FlowQKVAttention::clear_rest(const AttentionCall& call) const {
   if (call.first_token + call.tokens < call.prompt_tokens) return;  // Later slices fill more.
   const auto clear = [&](AttentionOutput output, AttentionInput past, std::int64_t batch) {
@@ -194,7 +195,7 @@ std::int64_t FlowQKVAttention::position_of(const AttentionCall& call, std::int64
   if (!ids.present()) return row_of(call, batch).past + token;
   const auto* positions = ids.as<const std::int64_t>();
   if (!attributes_.counted_prompt) return positions[batch * call.tokens + token];
-  // All of the prompt's are there, also where it is computed slice by slice.
+  // position_ids holds the whole prompt's positions, also where it is computed slice by slice.
   const std::int64_t at = call.first_token + token;
   return call.is_first_prompt() ? positions[0] + at : positions[batch * call.prompt_tokens + at];
 }
@@ -205,8 +206,9 @@ HeadPreparation FlowQKVAttention::preparation(const AttentionCall& call,
                           call.input(kSinCache));
 }
 
-// 1 KB a token and group (two heads of 128) takes some 40 ns to prepare once it is there, by the
-// samples; memory answers after some 100. Other distances were not tried.
+// How many tokens ahead queries are prefetched. Preparing the 1 KB of a token and group (two heads
+// of 128) takes some 40 ns once it is in a cache, by a sampling profile; memory answers after some
+// 100 ns. Other distances were not tried.
 constexpr std::int64_t kTokensAhead = 2;
 
 void FlowQKVAttention::prepare_queries(const AttentionCall& call, std::int64_t batch,
@@ -216,8 +218,8 @@ void FlowQKVAttention::prepare_queries(const AttentionCall& call, std::int64_t b
   const auto query = [&](std::int64_t of) {
     return heads_of(call, attributes_, batch, of).query + group * elements;
   };
-  // A long prompt's queries are in memory, those of one group a row apart: none is fetched by what
-  // was read before it.
+  // The queries of a long prompt are in memory, and those of one group lie a row apart, so that
+  // reading one does not make the processor fetch the next.
   const float* later = query(std::min(token + kTokensAhead, call.tokens - 1));
   constexpr std::int64_t kLine = 64 / sizeof(float);
   for (std::int64_t i = 0; i < elements; i += kLine) __builtin_prefetch(later + i);

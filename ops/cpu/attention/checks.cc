@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What attention on the CPU refuses: of a node when it is prepared, and of a call before anything
-// is read beside lengths and positions, and before anything is written.
+// What attention on the CPU refuses: nodes when they are prepared, and calls before anything is
+// written and anything but lengths and positions is read.
 #include <algorithm>
 #include <array>
 #include <initializer_list>
@@ -38,8 +38,8 @@ void check_shape(const std::string& name, const Tensor& input, AttentionInput in
        to_string(input.shape));
 }
 
-// Throws Error if something of these sizes has more bytes than there can be. A size of 0 counts
-// as 1: memory is planned by what the other sizes say.
+// Throws Error if a tensor of these sizes, the last of which is in bytes, cannot be addressed. A
+// size of 0 counts as 1: memory is planned by the other sizes.
 void check_bytes(const std::string& name, std::initializer_list<std::int64_t> sizes) {
   std::int64_t bytes = 1;
   for (const std::int64_t size : sizes) {
@@ -119,7 +119,7 @@ void check_rotary(const AttentionAttributes& attributes, const AttentionCall& ca
   const Tensor& ids = call.input(kPositionIds);
   if (!ids.present()) return;
   const Shape expected{call.batch, attributes.counted_prompt ? call.prompt_tokens : call.tokens};
-  // ONNX Runtime reads the first ones of any that are enough.
+  // ONNX Runtime accepts more position_ids than there are tokens, and reads the first ones.
   if (!(ids.shape == expected) && ids.shape.rank() >= 2 && ids.shape[0] == call.batch &&
       ids.shape[1] >= expected[1]) {
     unsupported("[", name, "] expected position_ids of shape ", to_string(expected), ", got ",
@@ -156,7 +156,8 @@ void check_bias(const AttentionAttributes& attributes, const AttentionCall& call
        to_string(shape));
 }
 
-// T of a cache that is as long as the sequence: what it holds, or that and the new tokens.
+// T, of a cache that is not window-sized, is at most what the past has room for plus the new
+// tokens.
 void check_total(const AttentionAttributes& attributes, const AttentionCall& call) {
   const std::int64_t most =
       attributes.window_sized_cache ? kMostPositions : call.past_capacity + call.prompt_tokens;
@@ -164,7 +165,7 @@ void check_total(const AttentionAttributes& attributes, const AttentionCall& cal
     fail("[", attributes.name, "] expected total_sequence_length between 0 and ",
          std::min(most, kMostPositions), ", got ", call.total);
   }
-  // A smaller one does for a sequence that ends before it is full.
+  // A cache smaller than the window suffices for a sequence that ends before the cache is full.
   if (attributes.window_sized_cache && call.capacity < attributes.window &&
       call.total > call.capacity) {
     fail("[", attributes.name, "] expected a window-sized KV cache of at least ", attributes.window,

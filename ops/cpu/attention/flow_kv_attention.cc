@@ -4,7 +4,7 @@
 //
 // One token makes few tiles of queries, fewer than there are threads: so the keys are cut into
 // parts, a task each, and the parts' states (m, l, Y) are merged by eq. 9-12. A few tokens after a
-// long context go the same way; what is cut, plan.h decides.
+// long context are computed the same way; plan.h decides what is cut.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -39,7 +39,8 @@ void FlowQKVAttention::take_states(Scratch& scratch, AttentionCall& call) const 
   call.parts_left = scratch.take<std::int32_t>(call.plan.tasks / call.plan.parts);
 }
 
-// Whoever does the last part sees what the others have written.
+// Acquires and releases, so that the thread of the last part sees what the other threads have
+// written.
 bool FlowQKVAttention::was_last_part(const AttentionCall& call, std::int64_t tile) {
   return std::atomic_ref(call.parts_left[tile]).fetch_sub(1, std::memory_order_acq_rel) == 1;
 }
@@ -53,7 +54,8 @@ PartState FlowQKVAttention::part_state(const AttentionCall& call, std::int64_t b
   return {state, state + 1, state + 2};
 }
 
-// In the order of the parts, whoever did them: a result does not depend on the threads' luck.
+// Merges in the order of the parts, so that the result does not depend on which thread did which,
+// or when.
 void FlowQKVAttention::merge_head(const AttentionCall& call, std::int64_t batch, std::int64_t token,
                                   std::int64_t head) const {
   const std::int64_t d = attributes_.head_size;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // FlowQKVAttention on the CPU (Gemma3 paper, section 3.1.3): each task sweeps the keys that a tile
 // of queries of one KV head sees, or a part of them; causal, sliding window (SWA) and non-causal
-// (NCA) differ in the sweep only.
+// (NCA) attention differ only in which keys a query sees.
 #include <algorithm>
 #include <cmath>
 
@@ -64,9 +64,9 @@ void FlowQKVAttention::attend(const AttentionCall& call) const {
     sweep(call, tile, memory);
     if (plan.parts > 1 && was_last_part(call, task / plan.parts)) merge_parts(call, tile);
   };
-  // Few rows take equally long, and their threads read one stretch of the cache each.
+  // Tasks of few rows take equally long; in this order each thread reads one stretch of the cache.
   if (plan.few) return context_.pool->run(plan.tasks, compute);
-  // More rows take unequally long: the longest that is left is the next.
+  // Tasks of more rows take unequally long: a free thread takes the longest that is left.
   run_in_order(*context_.pool, plan.tasks, compute);
 }
 
@@ -118,7 +118,7 @@ float* FlowQKVAttention::output_row(const AttentionCall& call, std::int64_t batc
          ((batch * call.tokens + token) * attributes_.heads + head) * attributes_.head_size;
 }
 
-// Queries, what each sees, and where its numerator goes.
+// Fills the tile's memory: queries, the keys that each sees, and where its numerator goes.
 void FlowQKVAttention::fill(const AttentionCall& call, const Tile& tile,
                             const TileMemory& memory) const {
   const std::int64_t per_group = attributes_.heads_per_group();
@@ -147,7 +147,7 @@ void FlowQKVAttention::fill(const AttentionCall& call, const Tile& tile,
   }
 }
 
-// Eq. 6-11 over the keys of the tile; with one part eq. 12 as well.
+// Eq. 6-11 over the keys of the tile; with one part eq. 12, the division, as well.
 void FlowQKVAttention::sweep(const AttentionCall& call, const Tile& tile,
                              const TileMemory& memory) const {
   const std::int64_t per_group = attributes_.heads_per_group();
@@ -192,8 +192,8 @@ void FlowQKVAttention::sweep(const AttentionCall& call, const Tile& tile,
   }
 }
 
-// With the head's sink, a key whose value is 0. A query that saw nothing stays at nothing; to a
-// sink far above all scores e^(sink - m) is infinity, and the output 0.
+// Adds the head's sink, a key whose value is 0, to the denominator. A query that saw nothing stays
+// so; where the sink is far above all scores, e^(sink - m) is infinite, and the output 0.
 float FlowQKVAttention::denominator_of(const AttentionCall& call, std::int64_t head, float maximum,
                                        float denominator) const {
   const Tensor& sink = call.input(kHeadSink);

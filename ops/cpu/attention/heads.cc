@@ -9,7 +9,7 @@
 namespace flownpu::cpu {
 namespace {
 
-// Keys that a layer without a window is taken to see in the placement report.
+// Keys that a layer without a window is assumed to see, for the placement report.
 constexpr std::int64_t kNominalKeys = 64;
 
 }  // namespace

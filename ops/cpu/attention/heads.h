@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Heads of attention: the attributes that say how many there are and what they see, and what a head
-// of a query or a key goes through before the two meet: QK-norm, RoPE and the scale.
+// Heads of attention: the attributes that say how many there are and what they see, and what is
+// done with a head of a query or a key before they are multiplied: QK-norm, RoPE and the scale.
 #pragma once
 
 #include <cstdint>
@@ -42,26 +42,27 @@ struct HeadPreparation {
   // QK-norm's weight, f32 [head_size]; null: none.
   const float* norm;
   float norm_epsilon;
-  // RoPE's tables, f32 [positions][half]; null: none. Of fewer than head_size / 2 angles they
-  // rotate the front of the head only.
+  // RoPE's tables, f32 [positions][half]; null: none. With half < head_size / 2 only the first 2
+  // half elements of a head are rotated.
   const float* cos;
   const float* sin;
   std::int64_t half;
   bool interleaved;
 
-  // In place, of a head at a position.
+  // Norms and rotates one head, f32 [head_size], in place.
   void prepare(const Kernels& kernels, float* head, std::int64_t position) const;
-  // `heads` heads of a query's token, scaled: out[heads][head_size].
+  // Prepares `heads` heads of one token's query and multiplies them by `scale`:
+  // out[heads][head_size].
   void prepare_queries(const Kernels& kernels, const float* query, std::int64_t heads,
                        std::int64_t position, float scale, float* out) const;
 };
 
-// Tensors that are absent: no norm, no RoPE.
+// An absent tensor means no norm, or no RoPE.
 HeadPreparation head_preparation(const AttentionAttributes& attributes, const Tensor& norm,
                                  const Tensor& cos, const Tensor& sin);
 
-// What a layer without a window is taken to see, where the context is not known, and one with a
-// window sees at most: multiply-adds of a token.
+// Multiply-adds of a token, for the placement report: over as many keys as the window has or,
+// without one, over a nominal number, since the context is not known.
 std::int64_t attention_multiply_adds(const AttentionAttributes& attributes);
 
 }  // namespace flownpu::cpu

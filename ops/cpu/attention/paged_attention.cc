@@ -5,7 +5,8 @@
 // The new keys and values are stored first; then each task sweeps the keys that a tile of one
 // sequence's queries sees, of one KV head. Chunks of keys begin at multiples of kChunkKeys
 // positions, and every tile goes through the same kernel: so a token's output depends on its own
-// sequence alone, and not a bit of it on how that was cut into calls, nor on the other sequences.
+// sequence alone, and has the same bits however that was cut into calls and whatever other
+// sequences are in them.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -20,7 +21,7 @@
 namespace flownpu::cpu {
 namespace {
 
-// A block of the kernel's scores, 128 x 64 f32, is 32 KB and stays in L1, as plan.cc has it.
+// A block of the kernel's scores, 128 x 64 f32, is 32 KB and stays in L1, as in plan.cc.
 constexpr std::int64_t kChunkKeys = 128;
 static_assert(kChunkKeys % kAttentionKeyStep == 0);
 
@@ -30,7 +31,7 @@ struct PagedTile {
   std::int64_t group;
   std::int64_t first;
   std::int64_t tokens;
-  // The position of the first of them.
+  // The first token's position in its sequence.
   std::int64_t position;
 };
 
@@ -72,7 +73,7 @@ class PagedAttention final : public Step {
  private:
   struct Work {
     std::int64_t tile_tokens;
-    // [sequences + 1]: the tiles of the sequences before each.
+    // [sequences + 1]: for each sequence, how many tiles those before it have.
     std::int32_t* first_tile;
     // A TileMemory for each thread.
     std::byte* tiles;
@@ -110,7 +111,7 @@ class PagedAttention final : public Step {
     return work;
   }
 
-  // A cache that comes out where it came in keeps what it holds; another is a copy.
+  // An output cache in its input's memory keeps what it holds; any other gets a copy.
   static void keep(const Tensor& from, const Tensor& to) {
     if (from.data != to.data && from.bytes() > 0) std::memcpy(to.data, from.data, from.bytes());
   }
@@ -139,7 +140,7 @@ class PagedAttention final : public Step {
       const std::int64_t more = call.sequence(s).tokens + work.tile_tokens - 1;
       tiles += static_cast<std::int32_t>(more / work.tile_tokens);
     }
-    // The last ones first: who schedules calls puts prompts behind the sequences that decode, and a
+    // The last tasks first: a scheduler puts prompts behind the sequences that decode, and a
     // prompt's last tile sees the most keys.
     const std::int64_t tasks = tiles * attributes_.kv_heads;
     run_in_order(*context_.pool, tasks, [&](std::int64_t task, std::size_t thread) {
@@ -152,7 +153,8 @@ class PagedAttention final : public Step {
   PagedTile tile_of(const PagedCall& call, const Work& work, std::int64_t task) const {
     const std::int64_t index = task / attributes_.kv_heads;
     std::int32_t* end = work.first_tile + call.sequences() + 1;
-    // The last sequence whose first tile is not behind this one; those without tokens have none.
+    // The last sequence whose first tile is at or before this one; sequences without tokens have no
+    // tiles.
     const std::int64_t s = std::upper_bound(work.first_tile, end, index) - work.first_tile - 1;
     PagedTile tile{};
     tile.sequence = call.sequence(s);

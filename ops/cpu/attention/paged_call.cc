@@ -13,8 +13,8 @@ namespace {
 
 constexpr auto kOptional = Presence::kOptional;
 
-// N new tokens, B sequences, L = B + 1, M blocks of a sequence at most, P blocks of S rows of G
-// heads of D elements, R positions of RoPE tables of A angles.
+// N new tokens, B sequences, L = B + 1, at most M blocks for a sequence, P blocks of S rows of G
+// heads of D elements, RoPE tables of R positions and A angles.
 constexpr Port kInputs[] = {
     {.name = "query", .types = kFloat, .shape = "[N,Q]"},
     {.name = "key_cache", .types = kFloats, .shape = "[P,S,G,D]", .type_letter = 'C'},

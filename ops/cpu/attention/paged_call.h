@@ -27,8 +27,8 @@ enum PagedInput : std::uint8_t {
 };
 enum PagedOutput : std::uint8_t { kPagedOutput, kKeyCacheOut, kValueCacheOut };
 
-// Tokens [first, first + tokens) of the call, before which `past` are in the cache; its row of the
-// block table.
+// Tokens [first, first + tokens) of the call, before which `past` tokens are in the cache; `table`
+// is the sequence's row of block_table.
 struct PagedSequence {
   std::int64_t first;
   std::int64_t tokens;
@@ -53,18 +53,18 @@ class PagedCall {
   DataType cache_type() const { return inputs_[kKeyCache].type; }
 
   PagedSequence sequence(std::int64_t index) const;
-  // The one that a token of the call is of.
+  // The sequence that a token of the call belongs to.
   PagedSequence sequence_of(std::int64_t token) const;
 
-  // A token's numbers, from a head on: f32, head after head.
+  // A token's query, key, value or output from the given head on: f32 [head_size] for each head.
   const float* query(std::int64_t token, std::int64_t head) const;
   const float* key(std::int64_t token, std::int64_t group) const;
   const float* value(std::int64_t token, std::int64_t group) const;
   float* output(std::int64_t token, std::int64_t head) const;
   HeadPreparation preparation(PagedInput norm) const;
 
-  // The caches after the call, and bytes in either: where a block's first row has a KV head, where
-  // a position of a sequence has it, and from a row to the next.
+  // The caches after the call. Offsets in bytes, the same in both: of a KV head in a block's row;
+  // of a KV head at a position of a sequence; and from a row to the next.
   std::byte* key_cache() const { return outputs_[kKeyCacheOut].as<std::byte>(); }
   std::byte* value_cache() const { return outputs_[kValueCacheOut].as<std::byte>(); }
   std::int64_t head_offset(std::int64_t group) const;
@@ -83,10 +83,10 @@ class PagedCall {
   std::int64_t row_bytes_;
 };
 
-// Throws Error for inputs that do not come with those that they need.
+// Throws Error if an input of the node is given without the inputs that it needs.
 void check_paged_node(const Node& node, const AttentionAttributes& attributes);
 // Throws Error unless shapes fit the node, lengths add up, and every position that is read or
-// written has a block of the cache. Of shapes and ranks that the contract allows.
+// written has a block of the cache. Shapes and ranks must already fit the contract.
 void check_paged_call(const AttentionAttributes& attributes, const PagedCall& call);
 
 }  // namespace flownpu::cpu

@@ -8,41 +8,42 @@
 namespace flownpu::cpu {
 namespace {
 
-// Rows of a tile: as many as half of the L2 has room for, with their queries and numerators. For
-// each tile all its keys and values pass by, which do not fit the L2 beside it, and values are
-// re-ordered, which takes as long as two rows' products. The attention of 4096 patches (16 heads of
-// 72) took 6 to 9 % less with 512 rows than with 256, and some 10 % less with 1024; more were not
-// tried.
+// Bounds for the rows of a tile, which are as many as half of the L2 has room for with their
+// queries and numerators. Larger tiles save work: for each tile all its keys and values are read
+// again, because they do not fit into the L2 beside it, and values are re-ordered, which takes as
+// long as the products of two rows. The attention of 4096 patches (16 heads of 72) took 6 to 9 %
+// less time with 512 rows than with 256, and some 10 % less with 1024; more were not tried.
 constexpr std::int64_t kLeastTileRows = 256;
 constexpr std::int64_t kTileRows = 1024;
-// Keys of a chunk at most: a block's scores, 128 x 64 f32, are 32 KB and stay in L1. A block's
-// numerators are read and written once a chunk, in which time 2 of its 64 steps of pairs could be
-// multiplied.
+// The most, and the fewest, keys of a chunk: a block's scores, 128 x 64 f32, are 32 KB and stay in
+// L1. Reading and writing a block's numerators once a chunk takes as long as 2 of the chunk's 64
+// steps, which multiply a pair of keys each.
 constexpr std::int64_t kChunkKeys = 128;
 constexpr std::int64_t kLeastChunkKeys = 64;
-// Tasks of unequal length even out when each thread gets several, and one that the system disturbs
-// gets fewer. Those of few rows are short, and a thread that waits for the others' last ones waits
-// for memory to be read by fewer than can read it.
+// Tasks for each thread. With several, unequal lengths even out, and a thread that the system
+// disturbs gets fewer. Tasks of few rows are short and wait for memory: with more of them, threads
+// idle for less time at the end, when too few are left to use all of the memory's bandwidth.
 constexpr std::int64_t kTasksPerThread = 4;
 constexpr std::int64_t kFewTasksPerThread = 8;
-// Tokens of a call that are computed as one alone is, by attend_few, though keys then are read once
-// for each few_rows / (H / G) of them: candidates for the next tokens, whose logits must be those
-// of single steps. attend_many rounds queries and weights to bfloat16.
+// Calls of up to this many tokens are computed by attend_few, as a single token is, although keys
+// are then read once for each few_rows / (H / G) tokens. They are candidates for the next tokens,
+// whose logits must be those of single steps, and attend_many rounds queries and weights to
+// bfloat16.
 constexpr std::int64_t kFewTokens = 4;
-// K and V of a part at least: 128 KB take a thread some 6 us to read at 20 GB/s, a few times what
-// it takes to hand out a task and to merge its state.
+// The fewest bytes of K and V in a part: 128 KB take a thread some 6 us to read at 20 GB/s, a few
+// times what it takes to hand out a task and to merge its state.
 constexpr std::int64_t kPartBytes = 128 * 1024;
 
 std::int64_t divide_up(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
 
-// The most rows, in whole blocks, that leave every thread its tasks.
+// Tokens of a tile: as many rows, in whole blocks, as still leave every thread its tasks.
 std::int64_t tile_tokens(const AttentionShape& shape, const AttentionMachine& machine) {
   if (shape.tokens <= kFewTokens && shape.heads_per_group <= machine.few_rows)
     return std::clamp<std::int64_t>(machine.few_rows / shape.heads_per_group, 1,
                                     std::max<std::int64_t>(1, shape.tokens));
   const std::int64_t rows = shape.batch * shape.kv_heads * shape.heads_per_group * shape.tokens;
   const std::int64_t blocks = rows / (machine.threads * kTasksPerThread) / machine.block_rows;
-  // Queries as they come and as they are multiplied, and numerators.
+  // A row's query in f32 and as it is multiplied, and its numerator in f32.
   const std::int64_t row_bytes =
       shape.head_size * (2 * static_cast<std::int64_t>(sizeof(float)) + machine.element);
   const std::int64_t most =
@@ -53,8 +54,8 @@ std::int64_t tile_tokens(const AttentionShape& shape, const AttentionMachine& ma
                                   std::max<std::int64_t>(1, shape.tokens));
 }
 
-// Half of the L2 is for re-ordered K and V and a block of scores; queries and numerators of a tile
-// pass by and take the rest.
+// Keys of a chunk. Half of the L2 is for its re-ordered K and V and a block of scores; the queries
+// and numerators of a tile pass through the other half.
 std::int64_t chunk_keys(const AttentionShape& shape, const AttentionMachine& machine,
                         std::int64_t seen) {
   const std::int64_t key_bytes = 2 * shape.head_size * machine.element +
@@ -82,7 +83,8 @@ AttentionPlan plan_attention(const AttentionShape& shape, const AttentionMachine
       machine.threads > 1 ? machine.threads * (plan.few ? kFewTasksPerThread : kTasksPerThread) : 1;
   const std::int64_t part_keys = std::max<std::int64_t>(1, kPartBytes / (2 * shape.row_bytes));
   plan.parts = 1;
-  // Merging costs a pass over the numerators: only where there are not half as many tasks.
+  // Merging costs a pass over the numerators: keys are cut only where tiles make at most half of
+  // the tasks wanted.
   if (whole <= wanted / 2) {
     plan.parts = std::clamp<std::int64_t>(seen / part_keys, 1,
                                           divide_up(wanted, std::max<std::int64_t>(1, whole)));

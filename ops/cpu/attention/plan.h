@@ -14,7 +14,7 @@ struct AttentionShape {
   std::int64_t kv_heads;
   std::int64_t heads_per_group;
   std::int64_t head_size;
-  // S, and T: the new tokens, and all so far.
+  // S, the new tokens; and T, all tokens so far, the new ones included.
   std::int64_t tokens;
   std::int64_t total;
   // W, or 0 for none.

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// com.microsoft RotaryEmbedding on the CPU: heads rotated by their tokens' positions, as exports
-// have it that rotate outside of their attention.
+// com.microsoft RotaryEmbedding on the CPU: rotates heads by their tokens' positions, for exports
+// that do so outside of their attention.
 //
-//   X float32 [B, S, H d], or [B, H, S, d];  position_ids int64 [B, S], or of each row's first
-//   token, which the others count on from: [1], or a scalar;  cos_cache, sin_cache float32
-//   [positions, half]. The first 2 half elements of a head are rotated: rotary_embedding_dim, or,
-//   where that is 0, all.
+//   X float32 [B, S, H d], or [B, H, S, d]
+//   position_ids int64 [B, S], or the first token's position alone, from which every row counts on:
+//   [1], or a scalar
+//   cos_cache, sin_cache float32 [positions, half]
 //
-// With is_packed_batching = 1 a row holds several sequences, and position_ids each token's place in
-// its own: here that is nothing else.
+// The first 2 half elements of a head are rotated: rotary_embedding_dim, or all where that is 0.
+//
+// With is_packed_batching = 1 a row holds several sequences, and position_ids each token's position
+// in its own sequence; nothing else changes here.
 #include <algorithm>
 
 #include "ops/cpu/step.h"
@@ -19,7 +21,7 @@ namespace {
 
 enum Input : std::uint8_t { kX, kPositionIds, kCosCache, kSinCache };
 
-// Half a head's elements: more than there can be, and twice as many can still be counted.
+// A bound for half of a head's elements: above any real one, and twice as many do not overflow.
 constexpr std::int64_t kMostHalf = std::int64_t{1} << 60;
 
 class RotaryEmbedding final : public Step {
@@ -36,7 +38,7 @@ class RotaryEmbedding final : public Step {
       fail("[", name_, "] expected an even rotary_embedding_dim, got ", rotary_size_);
   }
 
-  // Where each token has its position: [1] would be that of the prompt's first token.
+  // Slices need a position for each token: a single one would be that of the prompt's first token.
   std::optional<Slicing> slicing(const Node& node) const override {
     const Value* ids = node.input(kPositionIds);
     if (ids == nullptr || !ids->shape || ids->shape->rank() != 2) return std::nullopt;
@@ -56,7 +58,7 @@ class RotaryEmbedding final : public Step {
     const std::int64_t rotated = rotary_size_ > 0 ? rotary_size_ : d;
     if (table.rank() != 2 || !(inputs[kSinCache].shape == table) || rotated % 2 != 0 ||
         table[1] != rotated / 2) {
-      // ONNX Runtime takes tables of whole heads, too.
+      // ONNX Runtime also takes tables of half a head's angles where fewer are rotated.
       unsupported("[", name_, "] expected cos_cache and sin_cache of shape [positions, half the ",
                   "elements that are rotated, of which there are ", rotated, "], got ",
                   to_string(table), " and ", to_string(inputs[kSinCache].shape));
@@ -107,7 +109,7 @@ class RotaryEmbedding final : public Step {
     return counts_on(inputs) ? ids[0] + token : ids[batch * tokens + token];
   }
 
-  // Whether position_ids is that of a first token, not of each.
+  // Whether position_ids holds the first token's position alone.
   static bool counts_on(std::span<const Tensor> inputs) {
     const Shape& ids = inputs[kPositionIds].shape;
     return ids.rank() == 0 || (ids.rank() == 1 && ids[0] == 1);

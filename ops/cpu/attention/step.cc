@@ -15,8 +15,8 @@ namespace {
 constexpr auto kOptional = Presence::kOptional;
 
 // B batch, S tokens of the prompt, G KV heads, P positions that past has room for, D elements of
-// its rows, R positions of the RoPE tables. What is cut into slices with the prompt has '?' for its
-// tokens.
+// its rows, R positions of the RoPE tables. Token axes that are cut into slices with the prompt are
+// '?'.
 constexpr Port kInputs[] = {
     {.name = "query", .types = kFloat, .shape = "[B,?,?]"},
     {.name = "key", .types = kFloat, .presence = kOptional, .shape = "[B,?,K]"},
@@ -98,8 +98,8 @@ FlowQKVAttention::FlowQKVAttention(const Node& node, const Context& context)
     if (node.has_output(present)) cache_type_ = node.outputs[present].type;
   }
   if (const Value* past = node.input(kPastKey); past != nullptr) cache_type_ = past->type;
-  // Without a cache, keys and values are kept for the call, in bf16 where that is multiplied
-  // faster.
+  // Without a cache, keys and values are kept only during the call, in bf16 where kernels multiply
+  // that faster.
   const bool cached = node.has_output(kPresentKey) || node.has_output(kPresentValue) ||
                       node.input(kPastKey) != nullptr;
   constexpr auto kPairs = DataType::kBFloat16;
@@ -117,7 +117,8 @@ std::optional<Slicing> FlowQKVAttention::slicing(const Node& /*node*/) const {
                   .outputs = {kOutput},
                   .holds_tokens = true,
                   .blocks = {kBidirectionalBlocks}};
-  // A prompt that counts on needs the first position in every slice.
+  // With counted_prompt every slice needs the prompt's first position, so it gets position_ids
+  // whole.
   if (!attributes_.counted_prompt) slicing.inputs.push_back(kPositionIds);
   return slicing;
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What FlowQKVAttention and FlowKVAttention share on the CPU.
 //
-// A step goes in three parts: append keys and values to the cache (cache.cc), attend tile
-// by tile (flow_qkv_attention.cc), merging the parts of the keys if there are several
-// (flow_kv_attention.cc), and, where a window-sized cache evicted more than one token at once, move
-// the surviving rows to the front (cache.cc). Attributes and shapes are in step.cc;
-// what is refused, in checks.cc; how the work is cut into tasks, in plan.h;
-// tokens that see one another in both directions, in blocks.cc.
+// A step runs in three parts: append keys and values to the cache (cache.cc); attend tile by tile
+// (flow_qkv_attention.cc), merging the parts of the keys if there are several
+// (flow_kv_attention.cc); and, where a window-sized cache evicted more than one token at once, move
+// the surviving rows to the front (cache.cc). step.cc has attributes and shapes, checks.cc what is
+// refused, plan.h how the work is cut into tasks, and blocks.cc tokens that see one another in both
+// directions.
 #pragma once
 
 #include <cstdint>
@@ -26,18 +26,20 @@ Contract attention_contract(std::string_view op_type) noexcept;
 
 // One row of the batch in one call.
 struct AttentionRow {
-  // Tokens before this call, and those of this call that are not padding on the right.
+  // Tokens before this call, and tokens of this call without the padding on the right.
   std::int64_t past;
   std::int64_t tokens;
-  // The position that row 0 of the cache holds before, and after, this call; 0 but for a
-  // window-sized cache.
+  // The position that row 0 of the cache holds before, and after, this call; always 0 unless the
+  // cache is window-sized.
   std::int64_t base_before;
   std::int64_t base_after;
-  // For each token, the one of this call after the last that it sees; null if that is the next.
+  // For each token, where the tokens of this call that it sees end (one past the last); null
+  // without bidirectional blocks.
   const std::int32_t* seen_tokens;
 };
 
-// Where the state (m, l, Y) of a part of the keys lies for one query: the numerator is [d].
+// Where the state (m, l, Y) of one query over one part of the keys lies; the numerator is f32
+// [head_size].
 struct PartState {
   float* maximum;
   float* denominator;
@@ -69,14 +71,14 @@ struct KeyRange {
 
 // The views and numbers of one call.
 struct AttentionCall {
-  // What the query's shape says, whatever that is.
+  // Takes batch and tokens from the query's shape, which need not have been checked.
   AttentionCall(std::span<const Tensor> inputs, std::span<const Tensor> outputs);
 
   std::span<const Tensor> inputs;
   std::span<const Tensor> outputs;
   std::int64_t batch = 0;
-  // S, or, where a long prompt is computed slice by slice, the tokens of this slice; the first of
-  // them, and S.
+  // Tokens of this call: S, or, where a long prompt is computed slice by slice, those of the slice;
+  // where in the prompt the first of them is; and S.
   std::int64_t tokens = 0;
   std::int64_t first_token = 0;
   std::int64_t prompt_tokens = 0;
@@ -91,15 +93,15 @@ struct AttentionCall {
   // The most parts that the plan of a later step can have, as the cache fills up: memory is taken
   // for these, so that a decode step needs no more than the one before.
   std::int64_t most_parts = 0;
-  // What each thread works with, a TileMemory.
+  // A TileMemory for each thread, `tile_bytes` apart.
   std::byte* tiles = nullptr;
   std::int64_t tile_bytes = 0;
-  // States that are to be merged, with several parts: see FlowQKVAttention::part_state.
+  // With several parts, the states that are to be merged: see FlowQKVAttention::part_state.
   float* states = nullptr;
   // For each tile of queries, the parts that are not done yet.
   std::int32_t* parts_left = nullptr;
   // Where this call keeps K and V when the present cannot hold them all at once:
-  // [B][G][staged_rows][d] each.
+  // [B][G][staged_rows] rows each.
   std::byte* staged_key = nullptr;
   std::byte* staged_value = nullptr;
   std::int64_t staged_rows = 0;
@@ -114,53 +116,56 @@ struct AttentionCall {
   bool staged() const { return staged_key != nullptr; }
 };
 
-// Throws Error unless the inputs of the node come with those that they need.
+// Throws Error if an input of the node is given without the inputs that it needs.
 void check_inputs(const Node& node, const AttentionAttributes& attributes);
 
 class FlowQKVAttention : public Step {
  public:
   FlowQKVAttention(const Node& node, const Context& context);
 
-  // The keys; of a single KV head they may end long before the cache does, whose halves are then
-  // not what two threads begin with.
+  // past_key, unless there is a single KV head: its filled rows may end long before its buffer
+  // does, so that the parts of the buffer that threads would prefetch are not those that they begin
+  // with.
   std::optional<std::size_t> streamed_input() const override {
     if (attributes_.kv_heads == 1) return std::nullopt;
     return kPastKey;
   }
 
-  // Queries, keys, values and positions go in slices if nothing looks ahead and the present holds
-  // what earlier slices left.
+  // Query, key, value and, unless counted_prompt, position_ids are sliced, if attention is causal
+  // and both presents are outputs, which then hold what earlier slices left.
   std::optional<Slicing> slicing(const Node& node) const override;
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override;
   std::size_t scratch_bytes(std::span<const Tensor> inputs) const override;
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> scratch) const override;
-  // Per token, at the window's (or, without one, one chunk's) length.
+  // Per token: see attention_multiply_adds.
   std::int64_t multiply_adds() const override;
 
  protected:
   const AttentionAttributes& attributes() const { return attributes_; }
 
-  // flow_qkv_attention.cc: the outputs of a call whose keys and values are in their cache.
+  // flow_qkv_attention.cc: computes the outputs of a call whose keys and values are in their cache.
   virtual void attend(const AttentionCall& call) const;
-  // A row of the batch in this call; where its keys and values are; its queries of a group,
-  // normed, rotated and scaled: out[H / G][d]; where a head's output goes.
+  // A row of the batch in this call.
   AttentionRow row_of(const AttentionCall& call, std::int64_t batch) const;
+  // Where the keys and values of one KV head are.
   KeyValueRows cache_rows(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
+  // A token's queries of one group, normed, rotated and scaled: out[H / G][d].
   void prepare_queries(const AttentionCall& call, std::int64_t batch, std::int64_t group,
                        std::int64_t token, float* out) const;
+  // Where a head's output goes.
   float* output_row(const AttentionCall& call, std::int64_t batch, std::int64_t token,
                     std::int64_t head) const;
 
  private:
   struct Tile;
 
-  // step.cc: the call, of inputs that were checked.
+  // step.cc: describes a call whose inputs' shapes were checked.
   AttentionCall describe(std::span<const Tensor> inputs, std::span<const Tensor> outputs) const;
   void plan(AttentionCall& call) const;
   void take(Scratch& scratch, AttentionCall& call) const;
 
-  // checks.cc. Shapes first, then what is read of lengths and positions.
+  // checks.cc: first shapes, then the values of lengths and positions.
   void check_shapes(std::span<const Tensor> inputs) const;
   void check_lengths(const AttentionCall& call) const;
   void check_positions(const AttentionCall& call, std::int64_t batch,
@@ -173,9 +178,10 @@ class FlowQKVAttention : public Step {
 
   // cache.cc: the KV cache, and what queries and keys go through before they meet.
   void take_staged(Scratch& scratch, AttentionCall& call) const;
-  // L(T) of the GroupQueryAttention documentation: tokens that a window-sized cache holds after T.
+  // L(T) of the GroupQueryAttention documentation: how many tokens a window-sized cache holds after
+  // T tokens.
   std::int64_t resident(std::int64_t total, std::int64_t capacity) const;
-  // All that this call brings of a row of the batch, its earlier and later slices included.
+  // What the whole prompt brings of a row of the batch, not only this slice.
   AttentionRow prompt_row_of(const AttentionCall& call, std::int64_t batch) const;
   PastMove past_move(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
   void keep_past(const AttentionCall& call) const;
@@ -208,7 +214,7 @@ class FlowQKVAttention : public Step {
 
   Context context_;
   AttentionAttributes attributes_;
-  // Whether the KV cache is an output; whether a part of it is.
+  // Whether both present_key and present_value are outputs; whether at least one is.
   bool keeps_present_;
   bool writes_present_;
   std::int64_t cache_bytes_;

@@ -41,8 +41,8 @@ inline void divide(float* numerator, float denominator, std::int64_t d) {
   for (std::int64_t i = 0; i < d; ++i) numerator[i] *= inverse;
 }
 
-// Calls task(index, thread) for every index in [0, tasks), in their order: whoever is free takes
-// the next.
+// Calls task(index, thread) for every index in [0, tasks), in their order: a thread that is free
+// takes the next one.
 template <typename Task>
 void run_in_order(ThreadPool& pool, std::int64_t tasks, const Task& task) {
   std::atomic<std::int64_t> next{0};

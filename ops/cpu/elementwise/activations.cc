@@ -9,7 +9,7 @@
 namespace flownpu::cpu {
 namespace {
 
-// One float to one float.
+// Applies a function to each element.
 class Unary final : public Step {
  public:
   using Function = float (*)(float);

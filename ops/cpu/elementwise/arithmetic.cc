@@ -11,7 +11,7 @@
 namespace flownpu::cpu {
 namespace {
 
-// What to compute in: signed integers may not overflow in C++.
+// The type to compute in, unsigned for integers: signed integers may not overflow in C++.
 template <typename T>
 using Wrapping = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>,
                                              std::type_identity<T>>::type;
@@ -34,7 +34,8 @@ struct Mul {
     return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b));
   }
 };
-// Integers are rounded towards zero. The lowest divided by -1, which a processor traps, wraps.
+// Quotients of integers are rounded towards zero. The lowest integer divided by -1, on which a
+// processor traps, wraps around.
 struct Div {
   template <typename T>
   T operator()(T a, T b) const {

@@ -10,7 +10,7 @@
 
 namespace flownpu::cpu {
 
-// output = function(a, b), of elements of types T, to elements of type Result.
+// output = function(a, b), from elements of type T to elements of type Result.
 template <typename T, typename Result, typename Function>
 void combine(const Context& context, std::span<const Tensor> inputs, const Tensor& output,
              const Function& function) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cast between all types that devices know. Floats are rounded to nearest even, and towards zero to
-// integers; a number that an integer's type does not hold becomes its lowest, as x86 has it (ONNX
-// leaves that open). Integers that are too long lose their upper bits.
+// Cast between all types that devices know. Results that are floats are rounded to nearest even;
+// floats become integers by rounding towards zero, and those that an integer's type does not hold
+// become its lowest number, as on x86 (ONNX leaves that open). Integers that are too long lose
+// their upper bits.
 #include <limits>
 #include <type_traits>
 
@@ -112,7 +113,7 @@ class Cast final : public Step {
 
 constexpr Port kInput[] = {{.name = "input"}};
 constexpr Port kOutput[] = {{.name = "output"}};
-// `to` is the output's type; the others are about 8-bit floats, which this device has not.
+// `to` is the output's type; the others are about 8-bit floats, which this device does not have.
 constexpr AttributeRule kAttributes[] = {integer("to", 1, 16), flag("saturate"),
                                          text("round_mode", "up|down|nearest")};
 

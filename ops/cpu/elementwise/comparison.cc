@@ -34,7 +34,7 @@ class Logic final : public Binary {
   }
 };
 
-// One element to one truth: Function's of an Element.
+// A bool for each Element: Function()(element).
 template <typename Element, typename Function>
 class Test final : public Step {
  public:

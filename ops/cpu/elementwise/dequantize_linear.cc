@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DequantizeLinear of 8-bit integers: y = (x - zero_point) * scale. Where it makes a product's
-// weight there is no such step: the product reads x (ops/lowering/dense_matmul.cc).
+// DequantizeLinear of 8-bit integers: y = (x - zero_point) * scale. Where it computes a product's
+// weight, no such step is made: the product reads x itself (ops/lowering/dense_matmul.cc).
 #include <algorithm>
 
 #include "ops/cpu/integers.h"
@@ -21,7 +21,7 @@ class DequantizeLinear final : public Step {
     if (scale.elements() != 1 && (scale.rank() != 1 || scale[0] != x[axis(x)])) {
       fail("[", name_, "] expected one scale, or ", x[axis(x)], " of them, got ", to_string(scale));
     }
-    // One of each may be a scalar or of one axis, whatever the other is.
+    // A single scale and a single zero point may be scalars or have one axis, each by itself.
     if (is_given(inputs, 2) && inputs[2].shape.elements() != scale.elements())
       fail("[", name_, "] expected zero_point of the scale's shape, ", to_string(scale), ", got ",
            to_string(inputs[2].shape));
@@ -45,7 +45,7 @@ class DequantizeLinear final : public Step {
     const auto* x = inputs[0].as<const T>();
     const auto* scales = inputs[1].as<const float>();
     const T* zeros = inputs.size() > 2 ? inputs[2].as<const T>() : nullptr;
-    // Runs of one scale.
+    // How many consecutive elements share a scale.
     std::int64_t count = 1;
     const std::int64_t groups = inputs[1].shape.elements();
     for (int i = groups == 1 ? 0 : axis(shape) + 1; i < shape.rank(); ++i) count *= shape[i];
@@ -68,7 +68,8 @@ constexpr Port kInputs[] = {
     {.name = "x_scale", .types = kFloat},
     {.name = "x_zero_point", .types = kBytes, .presence = Presence::kOptional, .type_letter = 'X'}};
 constexpr Port kOutputs[] = {{.name = "y", .types = kFloat}};
-// One scale for all or for each index of an axis; to float, which 0 and 1 both say.
+// One scale for all, or for each index of an axis; the output is float, which output_dtype 0 and 1
+// both mean.
 constexpr AttributeRule kAttributes[] = {axis("axis"), only("block_size", 0),
                                          integer("output_dtype", 0, 1)};
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of elements to where they broadcast: Expand, and Where, which chooses between two tensors.
+// Operators that copy elements with broadcasting: Expand, and Where, which chooses between two
+// tensors.
 #include "ops/cpu/broadcast.h"
 #include "ops/cpu/elements.h"
 #include "ops/cpu/integers.h"

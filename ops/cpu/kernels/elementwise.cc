@@ -13,8 +13,8 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Calls function(offset) for each full vector, then function once more on a copy of the rest,
-// padded with zeros.
+// y = function(a, b) for each full vector, then once more for a copy of the rest, padded with
+// zeros.
 template <typename Function>
 void map(const float* a, const float* b, float* y, std::int64_t n, const Function& function) {
   std::int64_t i = 0;
@@ -43,7 +43,7 @@ void add_scaled(const float* x, float factor, float* sum, std::int64_t n) {
   map(x, sum, sum, n, [factor](Vector a, Vector b) { return b + factor * a; });
 }
 
-// term(vector) of each full vector, and term(float) of each element after them, summed.
+// The sum of term(vector) for each full vector and term(float) for each element after them.
 template <typename Term>
 float sum_of_block(const float* x, std::int64_t n, const Term& term) {
   Vector sums{};
@@ -54,13 +54,13 @@ float sum_of_block(const float* x, std::int64_t n, const Term& term) {
   return sum;
 }
 
-// Elements that are added up in float.
+// Elements that are added up in float, before sums are added in double.
 constexpr std::int64_t kSumBlock = 4096;
 
 // The same for any n: sums of blocks are added up in double. A term goes through no more than
-// kSumBlock / kLanes additions in its lane, and kLanes more across lanes and at the end: with those
-// of the rounding to float, the sum is off by at most (kSumBlock / kLanes + kLanes) 2^-24 of the
-// sum of the terms' magnitudes, 6.2e-5 with 4 lanes and 1.7e-5 with 16.
+// kSumBlock / kLanes additions in its lane, and kLanes more across lanes and at the end: with the
+// rounding to float, the sum is off by at most (kSumBlock / kLanes + kLanes) 2^-24 of the sum of
+// the terms' magnitudes, 6.2e-5 with 4 lanes and 1.7e-5 with 16.
 template <typename Term>
 float sum_of(const float* x, std::int64_t n, const Term& term) {
   if (n <= kSumBlock) return sum_of_block(x, n, term);
@@ -88,8 +88,8 @@ void activate(const float* x, Activation activation, float* y, std::int64_t n) {
   });
 }
 
-// The variance is the mean of squared differences: of a large mean, the difference of two means of
-// squares would leave nothing.
+// The variance is the mean of squared differences: with a large mean, subtracting its square from
+// the mean of squares would leave no correct digit.
 void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, float* y,
                 std::int64_t n) {
   const auto count = static_cast<float>(n);
@@ -100,8 +100,8 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
   if (bias != nullptr) add(y, bias, y, n);
 }
 
-// NaN is not looked for: it makes NaN of e^x, and of the sum. So does minus infinity alone, whose
-// distance from itself is NaN.
+// NaN need not be found here: it makes e^x and their sum NaN anyway. So does a row of minus
+// infinity alone, whose distance from itself is NaN.
 float largest_of(const float* x, std::int64_t n) {
   Vector maxima = broadcast(-std::numeric_limits<float>::infinity());
   std::int64_t i = 0;
@@ -135,7 +135,7 @@ void store_as(const float* x, void* out, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) elements[i] = Type::round(x[i]);
 }
 
-// As store_as<BFloat16>, a vector at a time.
+// Like store_as<BFloat16>, a vector at a time.
 void store_bf16(const float* x, void* out, std::int64_t n) {
   auto* elements = static_cast<std::uint16_t*>(out);
   std::int64_t i = 0;

@@ -3,11 +3,11 @@
 // element is scale * code.
 //
 // scale = bf16(max|x| / 127), code = round(x / scale), both to nearest even: |x - scale * code| <=
-// scale / 2, for the scale's own rounding is at most 2^-9 of it, so that max|x| / scale <= 127.25
-// still has the code 127. A scale of 8 bits times a code of 7 is exact in f32, and rounding a row
-// that came out of a cache gives that row again, bit for bit. What is below 127 * 2^-126 counts as
-// 0. A row that has what is not finite has the scale NaN, and is NaN. ops/definitions/int8_cache.py
-// defines the same.
+// scale / 2, because the scale's own rounding is at most 2^-9 of it, so that max|x| / scale <=
+// 127.25 still has the code 127. A scale of 8 bits times a code of 7 is exact in f32, and rounding
+// a row that came out of a cache gives that row again, bit for bit. A row whose scale would be
+// below 2^-126 is 0. A row with a number that is not finite has the scale NaN, and is NaN.
+// ops/definitions/int8_cache.py defines the same.
 #pragma once
 
 #include <cmath>
@@ -27,7 +27,7 @@ inline float int8_row_scale(const void* row, std::int64_t head_size) {
   return scale;
 }
 
-// Elements, of either sign, have the magnitude that is largest; NaN if one is NaN.
+// The largest magnitude of n elements; NaN if one is NaN.
 inline float largest_magnitude(const float* x, std::int64_t n) {
   Vector largest{};
   std::int64_t i = 0;
@@ -36,6 +36,7 @@ inline float largest_magnitude(const float* x, std::int64_t n) {
   return reduce_larger_magnitude(largest);
 }
 
+// Rounds x[n] to a row: n codes and their scale.
 inline void store_int8_row(const float* x, void* out, std::int64_t n) {
   auto* codes = static_cast<std::int8_t*>(out);
   float scale = float_from_bf16(bf16_from_float(largest_magnitude(x, n) / 127.0F));

@@ -26,7 +26,7 @@ constexpr int kLanes = 8;
 constexpr int kLanes = 4;
 #endif
 
-// Registers of vectors.
+// Vector registers that the instruction set has.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kRegisters = 32;
 #else
@@ -69,7 +69,8 @@ inline void store_some(float* y, Vector v, std::int64_t count) {
 }
 
 inline Vector select(Integers mask, Vector yes, Vector no) { return mask ? yes : no; }
-// b if either is NaN. GCC 12 makes a comparison and a selection of what is one instruction.
+// b if either is NaN. Intrinsics, because GCC 12 makes two instructions of the expression: a
+// comparison and a selection.
 inline Vector max(Vector a, Vector b) {
 #if defined(__AVX512F__)
   return _mm512_max_ps(a, b);
@@ -93,8 +94,8 @@ inline Vector magnitude(Vector v) {
   return reinterpret_cast<Vector>(reinterpret_cast<Integers>(v) & 0x7fffffff);
 }
 
-// The larger of two magnitudes, by their bits, which have the same order and NaN above infinity: so
-// that the largest of many is NaN where one is.
+// The larger of two magnitudes, compared by their bits, which have the same order and put NaN above
+// infinity: so the largest of many is NaN if one is.
 inline Vector larger_magnitude(Vector a, Vector b) {
   const auto x = reinterpret_cast<Integers>(a);
   const auto y = reinterpret_cast<Integers>(b);
@@ -202,8 +203,8 @@ inline TwoVectors in_turn(TwoVectors v) {
   return in_turn(v, std::make_integer_sequence<int, kLanes>());
 }
 
-// Elements of a KV cache or of a weight, by type. `load_two` reads 2 kLanes of them, those with
-// even indices first where kEvenAndOdd says so.
+// Elements of a KV cache or of a weight, by type. `load_two` reads 2 kLanes of them; where
+// kEvenAndOdd is true, those with even indices come first.
 struct Float {
   using Element = float;
   static constexpr bool kEvenAndOdd = false;
@@ -216,14 +217,14 @@ struct Float {
 struct BFloat16 {
   using Element = std::uint16_t;
   static constexpr bool kEvenAndOdd = true;
-  // One instruction for a vector, where load_vector takes two.
+  // One instruction for each vector, where load_vector takes two.
   static TwoVectors load_two(const Element* x) {
     Bits pairs;
     std::memcpy(&pairs, x, sizeof(pairs));
     return {reinterpret_cast<Vector>(pairs << 16), reinterpret_cast<Vector>(pairs & 0xffff0000U)};
   }
   static Vector load_vector(const Element* x) {
-    // GCC 12 makes six instructions of the conversion, which a processor has one for.
+    // GCC 12 makes six instructions of the conversion, for which processors have one.
 #if defined(__AVX512F__)
     const __m512i wide =
         _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
@@ -264,7 +265,7 @@ struct Half {
   static Element round(float x) { return half_from_float(x); }
 };
 
-// Elements of a weight alone.
+// Codes of a weight or of a KV cache's row; the caller multiplies them by their scale.
 struct Int8 {
   using Element = std::int8_t;
   static Vector load_vector(const Element* x) {
@@ -279,11 +280,11 @@ struct Int8 {
 // is (ln 2 / 2)^8 / 8! = 5e-9, below half an ulp of 1: 6e-8), times 2^n. ln 2 is split in two so
 // that n * high is exact.
 //
-// 2^n is n + 127 where a float has its exponent. 127 is part of what is added to round, so that
-// n + 127 stands in the low bits of the sum, and shifting them up leaves nothing else. n = -127
-// makes it 0 and n = 128 infinity: so e^x is 0 below -126.5 ln 2 = -87.68, where it leaves the
-// normal range, and infinity above 127.5 ln 2 = 88.38. NaN stays NaN: a comparison with it is
-// false, so the constants come first.
+// 2^n is a float whose exponent bits are n + 127. 127 is part of what is added to round, so that n
+// + 127 stands in the low bits of the sum, and shifting them up leaves nothing else. n = -127 makes
+// it 0 and n = 128 infinity: so e^x is 0 below -126.5 ln 2 = -87.68, where it leaves the normal
+// range, and infinity above 127.5 ln 2 = 88.38. NaN stays NaN: a comparison with it is false, so
+// the constants are the first arguments.
 inline Vector exp(Vector x) {
   constexpr float kLog2E = 1.44269504F;
   constexpr float kLn2High = 0.693359375F;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// ONNX's If between constants: each output is one of two tensors of the model, by a condition that
-// each run has anew. GenAI's exports choose the tables of LongRoPE so, of up to 50 MB.
+// ONNX's If between constants: each output is one of two tensors of the model, chosen by a
+// condition that each run computes. GenAI's exports choose the tables of LongRoPE, of up to 50 MB,
+// in this way.
 #include <cstring>
 
 #include "ops/cpu/elements.h"
@@ -51,7 +52,7 @@ class If final : public Step {
 constexpr Port kInputs[] = {
     {.name = "cond", .types = kBool},
     {.name = "then_branch", .presence = Presence::kAttribute, .constant = true},
-    // And the other constants of both.
+    // The other constants of then_branch, and all of else_branch.
     {.name = "else_branch", .presence = Presence::kVariadic, .constant = true}};
 constexpr Port kOutputs[] = {{.name = "outputs", .presence = Presence::kVariadic}};
 

@@ -15,8 +15,8 @@
 namespace flownpu::cpu {
 namespace {
 
-// The parts of a tensor along one axis, as lines of bytes: `lines` times, each `bytes` an index of
-// the axis.
+// A tensor along one axis: `lines` lines, in each of which an index of the axis takes `bytes`
+// bytes.
 struct Lines {
   std::int64_t lines = 1;
   std::size_t bytes = 1;
@@ -29,14 +29,15 @@ struct Lines {
   }
 };
 
-// `lines` lines of `bytes` bytes, from one distance to another.
+// Copies `lines` lines of `bytes` bytes; lines begin `from_line` and `to_line` bytes apart.
 void copy_lines(std::int64_t lines, std::size_t bytes, const std::byte* from, std::size_t from_line,
                 std::byte* to, std::size_t to_line) {
   if (bytes == 0) return;
   for (; lines > 0; --lines, from += from_line, to += to_line) std::memcpy(to, from, bytes);
 }
 
-// Whether the axis is known to be the last of the node's input: each row then makes a row.
+// Whether the axis is known to be the value's last one: each row of the inputs then makes a row of
+// the output.
 bool is_last_axis(const Value& value, std::int64_t axis) {
   return value.shape && (axis == -1 || axis == value.shape->rank() - 1);
 }
@@ -61,7 +62,7 @@ class Concat final : public Step {
     for (const Tensor& input : inputs) {
       Shape other = input.shape;
       if (other.rank() == whole.rank()) other[axis] = whole[axis];
-      // ONNX Runtime leaves out what is empty, whatever its shape.
+      // ONNX Runtime leaves out empty inputs, whatever their shapes.
       if (!(other == whole))
         unsupported("[", name_, "] expected shapes that differ in axis ", axis, " only, got ",
                     to_string(inputs[0].shape), " and ", to_string(input.shape));
@@ -215,9 +216,9 @@ class Slice final : public Step {
     return ranges;
   }
 
-  // Which of `size` indices are from `start` on, until `end`, both counted from the end if
-  // negative, and both brought to where indices are. The largest number of either type of index is
-  // no end: ONNX Runtime goes backwards, too, until there are no more elements, and exporters rely
+  // The indices that an axis of `size` has from `start` on, until `end`. Both count from the axis's
+  // end if they are negative, and are clamped to the axis. The largest int64 or int32 means no end,
+  // also backwards: ONNX Runtime then goes on until there are no more elements, and exporters rely
   // on it.
   Range range(std::int64_t size, std::int64_t start, std::int64_t end, std::int64_t step) const {
     if (step == 0) fail("[", name_, "] expected steps other than 0");
@@ -235,8 +236,8 @@ class Slice final : public Step {
     return {first, (stop - first + (back ? 1 : -1)) / step + 1, step};
   }
 
-  // The part of `bytes` bytes that axes `axis` and on span; an axis that is taken whole, with all
-  // after it, is one copy, and so are neighbours along it.
+  // Copies what the ranges take of the `bytes` bytes that the axes from `axis` on span. Consecutive
+  // indices of an axis are one copy if all axes after it are taken whole.
   static void copy(const Shape& shape, const Ranges& ranges, int axis, const std::byte* source,
                    std::size_t bytes, std::byte*& target) {
     const auto put = [&target](const std::byte* from, std::size_t size) {
@@ -256,7 +257,7 @@ class Slice final : public Step {
     }
   }
 
-  // Whether axes `axis` and on are taken as they are.
+  // Whether the axes from `axis` on are taken whole.
   static bool is_whole(const Shape& shape, const Ranges& ranges, int axis) {
     for (; axis < shape.rank(); ++axis) {
       const Range& range = ranges[static_cast<std::size_t>(axis)];

@@ -12,7 +12,7 @@
 namespace flownpu::cpu {
 namespace {
 
-// Far above any memory, and far below where a count of bytes would overflow.
+// More than any memory holds, and few enough that a count of bytes does not overflow.
 constexpr std::uint64_t kMostElements = std::uint64_t{1} << 48;
 
 class Range final : public Step {
@@ -42,7 +42,8 @@ class Range final : public Step {
   }
 
  private:
-  // start + i delta. The product of integers may be too long where the sum is not: it wraps.
+  // start + i delta. The product of integers may overflow where the sum does not, so it wraps
+  // around.
   template <typename T>
   static T element(T start, T delta, std::int64_t i) {
     if constexpr (std::is_integral_v<T>) {
@@ -60,7 +61,7 @@ class Range final : public Step {
     if (delta > 0 ? !(start < limit) : !(start > limit)) return 0;
     std::uint64_t steps = 0;
     if constexpr (std::is_integral_v<T>) {
-      // Distances may be too long for a signed number.
+      // Distances may be too long for a signed integer.
       const auto from = static_cast<std::uint64_t>(delta > 0 ? start : limit);
       const auto to = static_cast<std::uint64_t>(delta > 0 ? limit : start);
       const auto wide = static_cast<std::uint64_t>(delta);
@@ -112,7 +113,7 @@ constexpr Port kRange[] = {{.name = "start", .types = kNumbers, .type_letter = '
                            {.name = "limit", .types = kNumbers, .type_letter = 'T'},
                            {.name = "delta", .types = kNumbers, .type_letter = 'T'}};
 constexpr Port kNumber[] = {{.name = "output", .types = kNumbers, .type_letter = 'T'}};
-// How 16-bit floats are computed, which this device has not.
+// stash_type says how 16-bit floats are computed, which this device does not take.
 constexpr AttributeRule kStash[] = {integer("stash_type", 0, 16)};
 constexpr Port kShape[] = {
     {.name = "input", .types = kInt64, .shape = "[R]"},

@@ -62,8 +62,8 @@ class Reshape final : public Reshaping {
   bool allow_zero_;
 };
 
-// Axes of size 1 come in or go out. Without axes, Squeeze takes out all that there are. Before
-// version 13 axes were an attribute.
+// Unsqueeze and Squeeze put in and take out axes of size 1. Without axes, Squeeze takes out all of
+// them. Before version 13 axes were an attribute.
 class Unsqueeze final : public Reshaping {
  public:
   Unsqueeze(const Node& node, const Context& /*context*/)
@@ -117,7 +117,7 @@ class Squeeze final : public Reshaping {
   std::vector<std::int64_t> axes_;
 };
 
-// To two axes: those before `axis`, and those from it on.
+// Makes two axes: of those before `axis`, and of those from it on.
 class Flatten final : public Reshaping {
  public:
   Flatten(const Node& node, const Context& /*context*/)
@@ -125,7 +125,7 @@ class Flatten final : public Reshaping {
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& from = inputs[0].shape;
-    // It may be behind the last axis.
+    // `axis` may be one past the last axis.
     const int axis =
         axis_ == from.rank() ? from.rank() : static_cast<int>(wrap(name_, axis_, from.rank()));
     const Shape before(from.begin(), static_cast<std::size_t>(axis));

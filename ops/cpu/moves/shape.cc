@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shape, and the look-ups of elements by indices: they carry positions and masks from a graph's
-// inputs to attention.
+// Shape, and the look-ups of elements by indices, Gather and GatherND: they carry positions and
+// masks from a graph's inputs to attention.
 #include <algorithm>
 #include <cstring>
 
@@ -85,8 +85,8 @@ class GatherND final : public Step {
   GatherND(const Node& node, const Context& /*context*/)
       : name_(to_string(node)), batch_dims_(static_cast<int>(node.integer("batch_dims", 0))) {}
 
-  // Lookups along axis 1, of which each slice answers those that fall into it: the last token's
-  // hidden state.
+  // Lookups along axis 1: each slice answers those that fall into it. One is that of the last
+  // token's hidden state.
   std::optional<Slicing> slicing(const Node& node) const override {
     const Value* indices = node.input(1);
     if (batch_dims_ != 1 || !indices->shape || (*indices->shape)[-1] != 1) return std::nullopt;

@@ -18,8 +18,8 @@ namespace {
 // line, and 16 lines read and 16 written stay in the first-level cache.
 constexpr std::int64_t kTile = 16;
 
-// The axes of the output in its order, with those of size 1 left out, and neighbours that are
-// neighbours in the input as well taken as one.
+// The output's axes in its order, without those of size 1; axes that are neighbours in the input as
+// well are joined.
 class Axes {
  public:
   Axes(const Shape& input, const std::array<int, Shape::kMaxRank>& order) {
@@ -34,7 +34,7 @@ class Axes {
       add(input[axis], strides[static_cast<std::size_t>(axis)]);
     }
     if (count_ == 0) add_always(1, 1);
-    // Written from the last axis on.
+    // Strides of the output, whose last axis is innermost.
     std::int64_t written = 1;
     for (int i = count_ - 1; i >= 0; --i) {
       axis_[i].to = written;
@@ -44,7 +44,7 @@ class Axes {
 
   struct Axis {
     std::int64_t size = 1;
-    // Elements from one to the next, in the input and in the output.
+    // Elements from one index to the next, in the input and in the output.
     std::int64_t from = 1;
     std::int64_t to = 1;
   };
@@ -53,8 +53,9 @@ class Axes {
   const Axis& operator[](int axis) const { return axis_[axis]; }
   const Axis& last() const { return axis_[count_ - 1]; }
 
-  // The axis that a plane's rows are counted along, its columns being the last axis of the output:
-  // the input's last, or, where that is the last of both, the one before it; -1 if there is none.
+  // The axis along which a plane has its rows; its columns are the output's last axis. It is the
+  // input's last axis or, where that is the output's last one too, the axis before it; -1 if there
+  // is none.
   int rows() const {
     if (last().from == 1) return count_ - 2;
     int axis = 0;
@@ -113,7 +114,7 @@ class Transpose final : public Step {
   }
 
  private:
-  // Which axis of the input each axis of the output is; without `perm`, the last first.
+  // Which axis of the input each axis of the output is; without `perm`, in reverse order.
   std::array<int, Shape::kMaxRank> order(const Shape& shape) const {
     std::array<int, Shape::kMaxRank> order{};
     std::array<bool, Shape::kMaxRank> seen{};
@@ -154,7 +155,7 @@ class Transpose final : public Step {
     const int row_axis = axes.rows();
     const Axes::Axis rows = row_axis < 0 ? Axes::Axis() : axes[row_axis];
     const std::int64_t columns = axes.last().size;
-    // Whole tiles of a plane, or many planes.
+    // A task has whole tiles of a plane, or many planes.
     const std::int64_t part_rows =
         std::min(rows.size, (kElementsEach / columns + kTile) / kTile * kTile);
     const std::int64_t parts = (rows.size + part_rows - 1) / part_rows;
@@ -174,7 +175,7 @@ class Transpose final : public Step {
     });
   }
 
-  // Where in the input and in the output plane `index` begins.
+  // Where plane `index` begins in the input and in the output.
   static std::pair<std::int64_t, std::int64_t> plane(const Axes& axes, int row_axis,
                                                      std::int64_t index) {
     std::int64_t source = 0;

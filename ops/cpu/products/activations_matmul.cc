@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MatMul of two activations: the attention of graphs that were not folded. In f32, nothing rounded.
+// MatMul of two activations, as in the attention of graphs that were not folded; in f32, nothing
+// rounded.
 #include <algorithm>
 
 #include "ops/cpu/broadcast.h"

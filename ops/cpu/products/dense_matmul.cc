@@ -116,7 +116,7 @@ class DenseMatMul final : public Step {
     return shape;
   }
 
-  // The product's memory, where a residual of another shape is added afterwards; null if the
+  // Memory for the product, where a residual of another shape is added afterwards; null if the
   // epilogue adds it.
   float* take_product(Scratch& scratch, std::span<const Tensor> inputs) const {
     const Tensor* residual = find(inputs, operands_.residual);
@@ -156,8 +156,8 @@ Activation activation_of(const Node& node) {
                                : Activation::kNone;
 }
 
-// Gemm: alpha A B + beta C, without alpha and beta, for an A that is not transposed. A B that is no
-// weight, but computed, is not rounded.
+// Gemm: alpha A B + beta C, with alpha = beta = 1 and an A that is not transposed. If B is
+// computed, not a weight, nothing is rounded.
 std::unique_ptr<Step> make_gemm(const Node& node, const Context& context) {
   const Value* b = node.input(1);
   return std::make_unique<DenseMatMul>(node, context,

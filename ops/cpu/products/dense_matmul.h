@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products with dense weights on the CPU: DenseMatMul, and what else is one (MatMul and Gemm with a
-// constant weight, MatMul of two activations, a convolution of patches).
+// Products with dense weights on the CPU: DenseMatMul, and other operators that are such products
+// (MatMul and Gemm with a constant weight, MatMul of two activations, a convolution of patches).
 #pragma once
 
 #include <cstddef>
@@ -17,16 +17,16 @@ namespace flownpu::cpu {
 // that its working memory is bounded whatever the weight's size; reads it where it lies.
 class DenseProduct {
  public:
-  // What to round to; products of a few rows round nothing.
+  // `rounding`: what activations and weights are rounded to; products of a few rows round nothing.
   DenseProduct(const Context& context, DenseRounding rounding)
       : context_(context), rounding_(rounding), cache_bytes_(second_level_cache_bytes()) {}
 
-  // As the option `activations` says, where the instruction set has dot products.
+  // Rounds as the option `activations` says, where the instruction set has dot products.
   static DenseProduct rounded(const Context& context);
 
-  // 64-byte aligned.
+  // Bytes that run() needs for a product of these sizes, 64-byte aligned.
   std::size_t scratch_bytes(std::int64_t rows, std::int64_t k, std::int64_t m) const;
-  // `epilogue.m` is the weight's.
+  // x is f32 [rows][weight.k]; epilogue.m must be weight.m.
   void run(const float* x, std::int64_t rows, const DenseWeight& weight, ProductEpilogue epilogue,
            std::byte* scratch) const;
 
@@ -45,7 +45,7 @@ class DenseProduct {
 
 // Throws Error if W is not a constant of two axes, or another operand does not fit it.
 std::unique_ptr<Step> make_dense_matmul(const Node& node, const Context& context);
-// MatMul whose right operand is computed as well, or has other than two axes.
+// MatMul whose right operand is not constant, or has other than two axes.
 std::unique_ptr<Step> make_activations_matmul(const Node& node, const Context& context);
 
 }  // namespace flownpu::cpu

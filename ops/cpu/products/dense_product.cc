@@ -11,17 +11,17 @@
 namespace flownpu::cpu {
 namespace {
 
-// Up to this many rows are multiplied in f32: packing a column for so few costs as much as
-// multiplying it.
+// Up to this many rows are multiplied in f32: packing a column costs as much as multiplying it by
+// so few.
 constexpr std::int64_t kFewRows = 4;
-// Bytes of packed columns at once, at most, and the blocks that every thread should have at least:
-// the widest weight of an encoder's layer, 4304 x 1152 in int8, is 5 MB; all threads find it in a
+// The most bytes of columns that are packed at once; though each thread gets a block at least. The
+// widest weight of an encoder's layer, 4304 x 1152 in int8, is 5 MB; all threads find it in a
 // third-level cache.
 constexpr std::int64_t kPanelBytes = 8 << 20;
-// A result larger than a third-level cache of common size is written past the caches: whoever reads
-// it would not find it there.
+// A result larger than a third-level cache of common size is written past the caches: whatever
+// reads it would not find it there.
 constexpr std::int64_t kStreamedDenseBytes = 32 << 20;
-// Rows of a task, at least: a thread multiplies 32 columns by 48 rows in twice the time that it
+// The fewest rows of a task: a thread multiplies 32 columns by 48 rows in twice the time that it
 // takes to read them from a third-level cache (taken as 20 GB/s; 900 GOP/s in int8).
 constexpr std::int64_t kLeastTaskRows = 48;
 constexpr std::int64_t kTasksPerThread = 8;
@@ -30,8 +30,8 @@ std::int64_t element_bytes(DenseRounding rounding) {
   return rounding == DenseRounding::kFloat ? 4 : rounding == DenseRounding::kBFloat16 ? 2 : 1;
 }
 
-// Each task multiplies all columns, if there are enough rows: its own stay in half of the L2, and
-// the columns pass by.
+// If there are enough rows, each task multiplies all columns: its rows stay in half of the L2, and
+// the columns pass through.
 MatMulPlan plan_dense(std::int64_t rows, std::int64_t row_bytes, std::int64_t blocks,
                       std::int64_t threads, std::int64_t cache_bytes) {
   const std::int64_t each =

@@ -66,7 +66,7 @@ const ExpertRows& RowsByExpert::group_of(std::int64_t place) const {
 }
 
 std::int64_t RowsByExpert::cut(std::int64_t row_blocks, std::int64_t threads) {
-  // As many as plan_matmul makes of one weight.
+  // As many as plan_matmul makes for one weight.
   constexpr std::int64_t kTasksPerThread = 8;
   const std::int64_t wanted = kTasksPerThread * threads;
   std::int64_t tasks = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows of activations meet which expert, and how that is cut into tasks.
+// Which rows of activations go through which expert, and how that is cut into tasks.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,15 @@
 
 namespace flownpu::cpu {
 
-// The experts of the largest logits, of equal ones the lower number, sorted by their numbers; NaN
-// is larger than none. logits.size() >= experts.size().
+// Sets `experts` to those with the largest logits, sorted by their numbers; of equal logits the
+// lower number wins. A comparison with NaN is false: a NaN loses to what comes before it, and wins
+// over what comes after. logits.size() >= experts.size().
 void choose_experts(std::span<const float> logits, std::span<std::int32_t> experts);
 
 // Rows that one expert computes together.
 struct ExpertRows {
   std::int32_t expert;
-  // Among the choices in the order of experts: `count` > 0, at most kTaskRows.
+  // Places [first, first + count) in the order of experts; 0 < count <= kTaskRows.
   std::int32_t first;
   std::int32_t count;
 };
@@ -26,7 +27,7 @@ struct ExpertRows {
 // row * experts_per_row + i.
 class RowsByExpert {
  public:
-  // Takes memory for so many; without memory, only counts.
+  // Takes memory from `scratch`; one without memory only counts.
   RowsByExpert(Scratch& scratch, std::int64_t rows, std::int64_t experts_per_row,
                std::int64_t experts);
 
@@ -35,10 +36,11 @@ class RowsByExpert {
   std::int32_t* chosen() const { return chosen_; }
   float* weights() const { return weights_; }
 
-  // Sorts the choices; of an expert, in the order of rows.
+  // Sorts the choices by experts, those of an expert by rows.
   void sort();
   std::int64_t choices() const { return choices_; }
-  // In the order of experts: the choices, and where each of them has gone.
+  // A place is a position in the order of experts: the choice at a place, and the place of a
+  // choice.
   std::int32_t choice(std::int64_t place) const { return order_[place]; }
   std::int32_t place(std::int64_t choice) const { return places_[choice]; }
   std::int64_t row(std::int64_t place) const { return order_[place] / experts_per_row_; }
@@ -49,8 +51,8 @@ class RowsByExpert {
   const ExpertRows& group_of(std::int64_t place) const;
 
   // Cuts the products of all groups with weights of `row_blocks` rows of blocks into tasks of about
-  // equal work, in the order in which weights lie in memory: some for each thread. Returns how many
-  // there are.
+  // equal work, in the order in which weights lie in memory: several for each thread. Returns how
+  // many there are.
   std::int64_t cut(std::int64_t row_blocks, std::int64_t threads);
   // A task of the last cut: a group, and part `index` of `parts` of its rows of blocks.
   struct Task {
@@ -68,10 +70,10 @@ class RowsByExpert {
   float* weights_;
   std::int32_t* order_;
   std::int32_t* places_;
-  // Where each expert's choices begin; one more.
+  // [experts + 1]: where each expert's choices begin; for sort().
   std::int32_t* begins_;
   ExpertRows* groups_;
-  // The first task of each group; one more.
+  // [groups + 1]: the first task of each group.
   std::int64_t* first_tasks_;
   std::int64_t group_count_ = 0;
 };

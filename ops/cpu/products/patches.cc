@@ -21,8 +21,8 @@ struct Window {
   std::int64_t rows(const Shape& images) const { return images[2] / height; }
   std::int64_t columns(const Shape& images) const { return images[3] / width; }
 
-  // Throws Unsupported if not one window fits in: ONNX Runtime's AveragePool then cuts it, and its
-  // Conv is an error.
+  // Throws Unsupported if not one window fits in: ONNX Runtime's AveragePool then cuts the window,
+  // and its Conv fails.
   void expect_one(const std::string& name, const Shape& images) const {
     if (images[2] >= height && images[3] >= width) return;
     unsupported("[", name, "] expected images of at least one window of ", height, " x ", width,
@@ -47,7 +47,7 @@ Window window_of(const Node& node, std::vector<std::int64_t> kernel) {
 
 class PatchConv final : public Step {
  public:
-  // Pixels are multiplied as they are: the product takes a thousandth of an encoder's time.
+  // Pixels are not rounded: the product takes a thousandth of an encoder's time.
   PatchConv(const Node& node, const Context& context)
       : context_(context), name_(to_string(node)), product_(context, DenseRounding::kFloat) {
     const Value* weight = node.input(1);
@@ -84,7 +84,7 @@ class PatchConv final : public Step {
     epilogue.bias = inputs.size() > 2 ? inputs[2].as<const float>() : nullptr;
     epilogue.y = work.products;
     epilogue.m = m_;
-    // Image by image, so that memory is that of one.
+    // Image by image, so that memory for one suffices.
     for (std::int64_t n = 0; n < images[0]; ++n) {
       gather(inputs[0], n, work);
       product_.run(work.patches, work.count, weight, epilogue, memory.data() + scratch.bytes());
@@ -109,7 +109,7 @@ class PatchConv final : public Step {
 
   std::int64_t k() const { return channels_ * window_.height * window_.width; }
 
-  // A patch as the weight is ordered: [channel][row][column].
+  // Copies patches in the order of the weight: [channel][row][column].
   void gather(const Tensor& images, std::int64_t image, const Work& work) const {
     const std::int64_t height = images.shape[2];
     const std::int64_t width = images.shape[3];
@@ -173,7 +173,7 @@ class AveragePool final : public Step {
   }
 
  private:
-  // Windows side by side in an image that is `width` wide.
+  // Averages `columns` windows side by side in an image that is `width` wide.
   void average(const float* from, std::int64_t width, std::int64_t columns, float* y) const {
     const double scale = 1.0 / static_cast<double>(window_.height * window_.width);
     for (std::int64_t column = 0; column < columns; ++column, from += window_.width) {

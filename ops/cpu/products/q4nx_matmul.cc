@@ -27,7 +27,7 @@ class Q4NXMatMul : public Step {
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& x = inputs[0].shape;
-    // ONNX Runtime's MatMulNBits does not look at the width of no rows.
+    // ONNX Runtime's MatMulNBits does not check the width of an X without rows.
     if (x.rank() > 0 && x[-1] != k_ && x.elements() == 0) {
       unsupported("[", name_, "] expected X of shape [.., ", k_, "], got ", to_string(x));
     }

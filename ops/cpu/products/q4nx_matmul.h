@@ -9,14 +9,15 @@
 
 namespace flownpu::cpu {
 
-// Throws Error if W is not the constant Q4NX weight that M, K and gating announce.
+// Throws Error if W is not a constant Q4NX weight of the shape that M, K and gating imply.
 std::unique_ptr<Step> make_q4nx_matmul(const Node& node, const Context& context);
 // As make_q4nx_matmul; its step throws Error for more than one row.
 std::unique_ptr<Step> make_fused_dqp(const Node& node, const Context& context);
+// Its step throws Error for an index outside of [0, M).
 std::unique_ptr<Step> make_q4nx_gather(const Node& node, const Context& context);
 
 // The layout of an input that is a constant Q4NX weight of `row_blocks` rows of blocks and k
-// columns; throws Error if it is none.
+// columns; throws Error if its shape is none of such a weight.
 q4nx::Layout q4nx_layout(const Node& node, std::size_t input, std::int64_t row_blocks,
                          std::int64_t k);
 

@@ -9,19 +9,20 @@
 
 namespace flownpu::cpu {
 
-// Rows of activations that a task multiplies, at most: unpacking 32 rows of the weight costs what
-// multiplying some 6 rows of activations costs, so 256 make it 2 %; and a kernel's stretch of them
-// (1 KB each) and the results of four rows of blocks fill 256 KB + 128 KB of an L2 of 1 MB.
+// The most rows of activations that a task multiplies: unpacking 32 rows of the weight costs what
+// multiplying some 6 rows of activations costs, which is 2 % of 256; and a kernel's stretch of
+// these rows (1 KB each) and the results of four rows of blocks fill 256 KB + 128 KB of an L2 of 1
+// MB.
 inline constexpr std::int64_t kTaskRows = 256;
 inline constexpr std::int64_t kTaskRowBlocks = 4;
-// Results of 32 rows of the weight that a task keeps before it writes them: so many rows of blocks
+// How many results of 32 rows of the weight a task keeps before it writes them: rows of blocks
 // times rows of activations. A few rows of activations get many rows of blocks at once, read as one
 // stream.
 inline constexpr std::int64_t kMaxProducts = kTaskRows * kTaskRowBlocks;
 
 // A result larger than the second-level caches of two cores (1 MB each) is written past the caches:
 // what reads it would not find it there, and ordinary stores read each line first. Prompts of 1024
-// tokens were read 4.9 % faster by it (Qwen3-0.6B; Gemma3-1B 2.9 %), those of 64 tokens, whose
+// tokens were read 4.9 % faster by it (Qwen3-0.6B; Gemma3-1B 2.9 %); prompts of 64 tokens, whose
 // results are smaller, 3 % slower when they were streamed as well.
 inline constexpr std::int64_t kStreamedBytes = 2 << 20;
 

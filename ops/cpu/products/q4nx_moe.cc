@@ -2,9 +2,9 @@
 // Q4NXMoE on the CPU. Rows of activations are sorted by the experts that they chose, so that each
 // expert's weights are read once, and those of experts that none chose not at all.
 //
-// A row's answers are added up in the order of experts, one after the other, whatever rows there
-// are beside it: with bf16 activations no bit of it depends on them. With int8 an expert's
-// rows are rounded by how many there are (Int8Order).
+// A row's answers are added up in the order of experts, one after the other: with bf16 activations
+// a row has the same bits whatever other rows there are. With int8, how an expert's rows are
+// rounded depends on how many there are (Int8Order).
 #include "ops/cpu/products/q4nx_moe.h"
 
 #include <algorithm>
@@ -21,9 +21,9 @@
 namespace flownpu::cpu {
 namespace {
 
-// Answers of experts are kept by themselves, and added up afterwards, while they fit into a
-// second-level cache or two: so the threads read weights expert by expert, in one stream. More are
-// added to Y where they are made, by threads that have some columns each.
+// Experts' answers of up to this many bytes, which fit into a second-level cache or two, are kept
+// and added up afterwards: so the threads read weights expert by expert, in one stream. More are
+// added to Y as they are made, by threads that have some columns each.
 constexpr std::int64_t kKeptBytes = 2 << 20;
 
 enum Input : std::uint8_t { kX, kRouter, kGateUp, kDown, kLogits };
@@ -119,7 +119,7 @@ class Q4NXMoE final : public Step {
     }
   }
 
-  // What of the weights comes first; which experts' come next nobody knows.
+  // The router is read first; which experts are read next is not known in advance.
   std::optional<std::size_t> streamed_input() const override {
     if (!has_router_) return std::nullopt;
     return kRouter;
@@ -154,11 +154,11 @@ class Q4NXMoE final : public Step {
     RoundedActivations taken;
     float* products;
     RoundedActivations inside;
-    // Rows of what experts answer, likewise; null: they are not kept.
+    // Rows of what experts answer, in the same order; null: they are not kept.
     float* answers;
   };
 
-  // What the router makes of each row.
+  // The router's logits for each row.
   void rank(const float* x, const DenseWeight& router, std::int64_t rows, const Work& work) const {
     const std::int64_t threads = context_.pool->threads();
     const std::int64_t parts = rows < threads ? std::min(threads, experts_) : 1;
@@ -184,7 +184,7 @@ class Q4NXMoE final : public Step {
     });
   }
 
-  // Each place's row, rounded as a product of as many rows as its group has wants it.
+  // Rounds the row of each place as a product of its group's number of rows takes it.
   template <typename Source>
   void round_by_expert(const Q4NXProduct& product, const RoundedActivations& all,
                        const RowsByExpert& by_expert, const Source& source) const {
@@ -240,7 +240,7 @@ class Q4NXMoE final : public Step {
     });
   }
 
-  // The same of many rows: each task has some columns of Y, and goes through all groups.
+  // The same for many rows: each task has some columns of Y, and goes through all groups.
   void multiply_and_add(const Q4NXRows& weight, std::int64_t rows, const Work& work,
                         float* y) const {
     const std::int64_t parts =

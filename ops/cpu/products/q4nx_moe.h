@@ -9,15 +9,15 @@
 
 namespace flownpu::cpu {
 
-// What experts make of rows, somewhere else than on the CPU.
+// Products of experts on another device than the CPU.
 class ExpertProducts {
  public:
   virtual ~ExpertProducts() = default;
 
-  // Whether these choices are worth it; if not, the CPU computes them.
+  // Whether these choices are worth computing there; if not, the CPU computes them.
   virtual bool takes(const RowsByExpert& by_expert) const = 0;
-  // answers[place][D] = (act(gate . x) * (up . x)) . down, of the expert and the row x[D] of each
-  // place; x: all rows.
+  // answers[place][D] = (act(gate . x) * (up . x)) . down, for the expert and the row x[D] of each
+  // place; x: all rows, [rows][D].
   virtual void answer(const float* x, const RowsByExpert& by_expert, float* answers) const = 0;
 };
 

@@ -8,14 +8,14 @@ Gating gating_of(const Node& node, std::string_view otherwise) {
   return text == "geglu" ? Gating::kGeglu : text == "swiglu" ? Gating::kSwiglu : Gating::kNone;
 }
 
-// The padded K is no longer than a weight that is there.
+// The padded K does not overflow: contracts bound K by 2^31.
 Q4NXProduct::Q4NXProduct(const Context& context, std::int64_t k, Gating gating)
     : context_(context),
       k_(k),
       padded_k_(q4nx::ceil_div(k, kPartColumns) * kPartColumns),
       gating_(gating) {}
 
-// Without values.
+// All but the memory for values, scales and sums.
 RoundedActivations Q4NXProduct::empty(std::int64_t rows) const {
   RoundedActivations a;
   if (context_.activations == Activations::kInt8) a.order = context_.kernels.int8_order(rows);
@@ -44,7 +44,7 @@ RoundedActivations Q4NXProduct::take(Scratch& scratch, std::int64_t rows) const 
   return a;
 }
 
-// As many scales, sums and offsets as there are groups: no order has more.
+// Takes as many scales, sums and offsets as there are groups: no order has more.
 RoundedActivations Q4NXProduct::take_for_several(Scratch& scratch, std::int64_t rows) const {
   const bool int8 = context_.activations == Activations::kInt8;
   RoundedActivations a = empty(rows);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What products with Q4NX weights share, whichever rows meet which: activations are rounded, and
-// met with rows of blocks; gated ones meet the gate's and the up projection's.
+// What products with Q4NX weights share (Q4NXMatMul, Q4NXMoE): activations are rounded, and
+// multiplied by rows of blocks; in gated products by those of the gate and those of the up
+// projection.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace flownpu::cpu {
 
 enum class Gating : std::uint8_t { kNone, kGeglu, kSwiglu };
 
-// That of an attribute `gating`.
+// The attribute `gating`; `otherwise` if the node has none.
 Gating gating_of(const Node& node, std::string_view otherwise);
 
 // Products of activations of `k` columns.
@@ -22,19 +23,20 @@ class Q4NXProduct {
  public:
   Q4NXProduct(const Context& context, std::int64_t k, Gating gating);
 
-  // Memory for the activations of a product of `rows` rows; without memory, only counts.
+  // Takes memory for the activations of a product of `rows` rows; a scratch without memory only
+  // counts.
   RoundedActivations take(Scratch& scratch, std::int64_t rows) const;
-  // The same for `rows` rows of several products, whichever of them each product has.
+  // The same for several products of `rows` rows in all, however many each has.
   RoundedActivations take_for_several(Scratch& scratch, std::int64_t rows) const;
-  // The rows of such memory from `first` on, as those of a product of `rows` rows.
+  // Rows [first, first + rows) of memory from take_for_several, as the activations of one product.
   RoundedActivations rows_of(const RoundedActivations& all, std::int64_t first,
                              std::int64_t rows) const;
-  // x[k] becomes row `row`.
+  // Rounds x[k] to row `row`.
   void round(const float* x, const RoundedActivations& activations, std::int64_t row) const;
 
-  // Rows `first` .. of the activations times rows of blocks [begin, end) of the weight; a gate's
-  // row of blocks has its partner of the up projection `to_up` further. Calls
-  // finish(product[blocks][count][32], block, blocks) for some of them at a time.
+  // Multiplies `count` rows of activations from `first` on by rows of blocks [begin, end) of the
+  // weight; the up projection's row of blocks is `to_up` rows of blocks after the gate's. Calls
+  // finish(product[blocks][count][32], block, blocks) for some rows of blocks at a time.
   template <typename Finish>
   void multiply(const Q4NXRows& weight, std::int64_t to_up, const RoundedActivations& activations,
                 std::int64_t first, std::int64_t count, std::int64_t begin, std::int64_t end,

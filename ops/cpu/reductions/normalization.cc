@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Norms over the last axis: LayerNormalization; the RMS norms SimplifiedLayerNormalization and
 // RMSNormalization (one operator under two names), and SkipSimplifiedLayerNormalization, which adds
-// a residual first and hands out the sum as well; and Softmax.
+// a residual first and outputs the sum as well; and Softmax.
 #include <algorithm>
 
 #include "ops/cpu/step.h"
@@ -18,8 +18,8 @@ void check_axis(const Node& node, std::int64_t otherwise = -1) {
   }
 }
 
-// One element for each of the last axis, and axes of size 1 before it. ONNX's weights may be of any
-// shape that broadcasts.
+// Throws Unsupported unless the weight has one element for each of x's last axis, and axes of size
+// 1 before it. ONNX's weights may be of any shape that broadcasts.
 void check_weight(const std::string& name, const Shape& x, const Shape& weight) {
   if (weight.rank() > 0 && weight[-1] == x[-1] && weight.elements() == x[-1] &&
       weight.rank() <= x.rank()) {
@@ -28,7 +28,7 @@ void check_weight(const std::string& name, const Shape& x, const Shape& weight) 
   unsupported("[", name, "] expected a weight of shape [", x[-1], "], got ", to_string(weight));
 }
 
-// What is known of it when the node is prepared.
+// Checks what is known of a weight when the node is prepared.
 void check_weight(const Node& node, std::size_t input) {
   const Value* x = node.input(0);
   const Value* weight = node.input(input);
@@ -169,7 +169,7 @@ class SkipRmsNorm final : public Step {
     const std::int64_t rows = n == 0 ? 0 : inputs[0].shape.elements() / n;
     const std::int64_t skips = rows == 0 ? 1 : inputs[1].shape.elements() / n;
     auto* normed = outputs[0].as<float>();
-    // Without a use for the sum, it is kept where the norm will overwrite it.
+    // A sum that nobody uses is kept where the norm will overwrite it.
     auto* sums = outputs.size() > 3 && outputs[3].data != nullptr ? outputs[3].as<float>() : normed;
     context_.pool->run_rows(rows, [&](std::int64_t row) {
       const std::int64_t at = row * n;
@@ -211,7 +211,7 @@ constexpr Port kSkipOutputs[] = {
     {.name = "mean", .types = kNone, .presence = Presence::kOptional},
     {.name = "inv_std_var", .types = kNone, .presence = Presence::kOptional},
     {.name = "input_skip_bias_sum", .types = kFloat, .presence = Presence::kOptional}};
-// Whatever says how a norm of float is summed says float.
+// stash_type, the type in which a norm is summed, can only be float.
 constexpr AttributeRule kNorm[] = {axis("axis"), number("epsilon"), only("stash_type", 1)};
 constexpr AttributeRule kSkipNorm[] = {number("epsilon")};
 constexpr AttributeRule kAxis[] = {axis("axis")};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums, means and extremes over axes, and ArgMax: counts of a mask's tokens, the norm of an
+// Sums, means and extremes over axes, and ArgMax: for the number of a mask's tokens, the norm of an
 // embedding, the place of a text's last token.
 #include <algorithm>
 #include <limits>
@@ -26,16 +26,17 @@ Shape reduced_shape(const Shape& shape, const AxisSet& axes, bool keep) {
   return reduced;
 }
 
-// What sums are added up in. Of floats in double: n of them are off by at most n 2^-53 of the sum
-// of their magnitudes, and the rounding of the result to float, so that even 2^29 are right to one
-// ulp of that. Of integers in a type that holds the sum of as many as fit a memory.
+// What sums are added up in. Floats in double: n of them are off by at most n 2^-53 of the sum of
+// their magnitudes, and by the rounding of the result to float, so that even 2^29 are right to one
+// ulp of that. Integers in a type that holds the sum of as many as fit a memory.
 __extension__ typedef __int128 LongInteger;
 template <typename T>
 using WideInteger = std::conditional_t<sizeof(T) < 8, std::int64_t, LongInteger>;
 template <typename T>
 using WideSum = std::conditional_t<std::is_integral_v<T>, WideInteger<T>, double>;
 
-// How a reduction starts, goes on by an element, and what it makes of `count` of them.
+// How a reduction starts, how it adds an element, and what it makes of the total of `count`
+// elements.
 struct Sum {
   template <typename T>
   using Total = WideSum<T>;
@@ -66,8 +67,8 @@ struct Mean : Sum {
     return static_cast<T>(sum / static_cast<Total<T>>(count));
   }
 };
-// NaN is the result wherever it comes, as in IEEE 754's maximum; in ONNX Runtime it is where it
-// comes first.
+// The result is NaN if any element is, as in IEEE 754's maximum; in ONNX Runtime only if the first
+// one is.
 struct Extreme {
   template <typename T>
   using Total = T;
@@ -131,8 +132,8 @@ class Reduce final : public Step {
   template <typename T>
   using Total = typename Function::template Total<T>;
 
-  // Before opset 18 (ReduceSum: 13) axes were an attribute; none are all, unless nothing is asked
-  // for.
+  // Before opset 18 (ReduceSum: 13) axes were an attribute. No axes mean all of them, unless
+  // noop_with_empty_axes is set.
   AxisSet axes(std::span<const Tensor> inputs) const {
     const Shape& shape = inputs[0].shape;
     AxisSet axes;
@@ -145,7 +146,8 @@ class Reduce final : public Step {
     return axes;
   }
 
-  // The output broadcasts to the input: each element goes to where it comes from.
+  // The output broadcasts to the input's shape: each input element is added to the result at its
+  // place.
   template <typename T>
   void reduce(std::span<const Tensor> inputs, const Tensor& output, Total<T>* totals) const {
     const Shape& shape = inputs[0].shape;
@@ -175,7 +177,7 @@ class Reduce final : public Step {
   std::vector<std::int64_t> axes_;
 };
 
-// As ONNX Runtime has it, NaN is the largest where it comes first, and nowhere else.
+// As in ONNX Runtime, NaN counts as the largest if it comes first, and never otherwise.
 class ArgMax final : public Step {
  public:
   ArgMax(const Node& node, const Context& /*context*/)

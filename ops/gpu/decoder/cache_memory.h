@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values of a sequence in a device's memory: a buffer for each part (layer's keys, layer's
-// values), [kv_heads, capacity, head_size] of the tensors' type; int8 rows have their scales. Who
-// calls it holds the context's mutex.
+// Keys and values of a sequence in a device's memory. There is a buffer for each part (a layer's
+// keys, a layer's values), [kv_heads, capacity, head_size] of the tensors' type; int8 rows include
+// their scales. Callers hold the context's mutex.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,9 @@ class DeviceCacheMemory final : public layers::CacheMemory {
   const Buffer& part(std::size_t number) const { return parts_[number]; }
   std::int64_t capacity() const { return capacity_; }
 
-  // A cache that grows grows by half, so that single tokens seldom make it move. Throws Unsupported
-  // with what the device has, what is asked for, and how many positions there would be room for.
+  // A cache that grows grows at least by half, so that single tokens seldom make it move. Throws
+  // Unsupported, with what the device has, what is asked for, and how many positions there would be
+  // room for.
   void reserve(std::int64_t positions) override;
   void write(const layers::CacheRows& rows, const std::byte* from, DataType type) override;
   void written(std::int64_t first, std::int64_t count) override;
@@ -33,9 +34,9 @@ class DeviceCacheMemory final : public layers::CacheMemory {
   void copy(layers::CacheMemory& from, std::int64_t count) override;
 
  private:
-  // Bytes of a position in one head of one part.
+  // Bytes of a position, for one head and one part.
   std::size_t row_bytes() const;
-  // Bytes of a position in all.
+  // Bytes of a position in all heads and parts.
   std::int64_t position_bytes() const;
   std::size_t offset(std::int64_t head, std::int64_t position) const;
   void check_room(std::int64_t positions) const;
@@ -46,7 +47,7 @@ class DeviceCacheMemory final : public layers::CacheMemory {
   std::size_t count_;  // of parts
   std::int64_t heads_;
   std::int64_t head_size_;
-  std::int64_t positions_;  // that the model has
+  std::int64_t positions_;  // of the model's context
   DataType type_;
   std::int64_t capacity_ = 0;
   std::vector<Buffer> parts_;

@@ -15,10 +15,10 @@
 namespace flownpu::gpu {
 namespace {
 
-// What an OpenCL CPU reads with its widest vectors.
+// Alignment in bytes of what a CPU's OpenCL reads with its widest vectors.
 constexpr std::uintptr_t kAlignment = 64;
 
-// A projection's weight, of which with gating there are two, one below the other.
+// Sizes of a projection's weight; with gating it has two parts of these, one below the other.
 struct WeightSizes {
   std::int64_t rows;
   std::int64_t columns;

@@ -2,11 +2,13 @@
 // A decoder's constants in a device's memory. They are the last inputs of the node DecoderLayers in
 // the device's domain, in this order:
 //
-//   for each layer  weights of QKV, output, gate and up, down; weights of the norms at both entries
-//                   of the residual stream (with post-norms: of what is added, then of the sum; the
-//                   first layer's has nothing added, whose weight is left out); with QK-norm its
-//                   weights of queries and of keys
-//   at last         weights of the last entry's norms; the LM head; cosines and sines of each table
+//   for each layer  weights of QKV, output, gate and up, down; norm weights of both entries of the
+//                   residual stream; with QK-norm the weights for queries and for keys
+//   at last         norm weights of the last entry; the LM head; cosines and sines of each table
+//
+// An entry is where an update is added to the residual stream and the sum is normalised. With
+// post-norms it has two weights, for the update and for the sum, else the latter alone; so has the
+// first layer's first entry, where nothing is added.
 #pragma once
 
 #include <cstddef>
@@ -27,9 +29,9 @@ struct Weight {
   q4nx::Layout layout;
 };
 
-// Weights of the norms at an entry of the residual stream.
+// Norm weights of an entry of the residual stream: for what is added, and for the sum.
 struct EntryNorms {
-  Buffer added;  // with post-norms
+  Buffer added;  // only with post-norms
   Buffer sum;
 };
 
@@ -52,22 +54,23 @@ struct PlacedConstants {
   EntryNorms last;
   Weight head;
   std::vector<Rotary> rotary;
-  // Bytes of the weights: copied, and read in place.
+  // Bytes of the weights: those that were copied, and those that are read in place.
   std::int64_t copied_bytes = 0;
   std::int64_t mapped_bytes = 0;
 };
 
+// How many constants the node has.
 std::size_t count_of_constants(const layers::DecoderSizes& sizes);
 
-// The values that they have in the graph, in the node's order. `nodes`: those of which the
-// constants were found.
+// The constants as values of the graph, in the node's order. `nodes`: those in which the constants
+// were found.
 std::vector<Value> values_of_constants(const layers::DecoderSizes& sizes,
                                        const layers::DecoderConstants& constants,
                                        const std::vector<Node>& nodes);
 
-// Weights are read where the file is mapped by devices that are CPUs, copied by others: a GPU's
-// driver may copy what it is told to use in place, and not say so. Throws OpenClError; Error for a
-// constant of another shape than the decoder's.
+// A device that is a CPU reads weights where the file is mapped; for others they are copied, since
+// a GPU's driver may copy what it is told to use in place, and not say so. Throws OpenClError;
+// Error for a constant whose shape is not that of the decoder's.
 PlacedConstants place_constants(Context& context, const layers::DecoderSizes& sizes,
                                 const Node& node);
 

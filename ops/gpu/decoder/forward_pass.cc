@@ -23,9 +23,9 @@ std::int64_t ForwardPass::most_tokens(const layers::DecoderSizes& sizes) {
   return std::min(kMostTokens, sizes.positions);
 }
 
-// Steps of a layer: 0 QKV, 1 append, 2 attention, 3 output, 4 the middle's norms, 5 gate and up, 6
-// down, 7 the next layer's first norms; after the last one, 8, the LM head. What a step reads lives
-// until its end.
+// Steps of a layer: 0 QKV, 1 append, 2 attention, 3 output, 4 the middle entry's norms, 5 gate and
+// up, 6 down, 7 the next layer's first norms; after the last layer, 8, the LM head. A value lives
+// until the end of the last step that reads it.
 std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
     const layers::DecoderSizes& sizes, const StoredType& stored) {
   const std::int64_t tokens = most_tokens(sizes);
@@ -52,7 +52,7 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
   values[kCodes] = {static_cast<std::size_t>(tokens * groups * q4nx::kGroup), products};
   values[kScales] = {floats(groups), products};
   values[kSums] = {floats(groups), products};
-  values[kLast] = {activations(sizes.hidden), always};  // from one chunk of a prompt to the next
+  values[kLast] = {activations(sizes.hidden), always};  // kept from chunk to chunk of a prompt
   if (sizes.blocks)
     values[kEnds] = {static_cast<std::size_t>(tokens) * sizeof(std::int32_t), always};
   values[kPartSums] = {static_cast<std::size_t>(kMostParts * attention) * sizeof(float), {{2, 2}}};
@@ -142,8 +142,9 @@ ForwardPass::CompiledProduct ForwardPass::compile_product(const ProductShape& sh
   return product;
 }
 
-// Ways of a product, in teams and in what holds its weight; first the rule's. Another storage is
-// tried with the rule's teams alone: how many read and what they read through are apart.
+// The ways to launch a product: numbers of teams, and storages of the weight; first the rule's.
+// Another storage is tried with the rule's number of teams only, since the two do not depend on
+// each other.
 std::vector<ProductShape> ForwardPass::ways_of(const CompiledProduct& product) const {
   std::vector<ProductShape> ways;
   const DeviceFacts& facts = context_->facts();
@@ -159,7 +160,7 @@ std::vector<ProductShape> ForwardPass::ways_of(const CompiledProduct& product) c
   return ways;
 }
 
-// By the rule, or what was measured to be the fastest.
+// Chooses the way that was measured to be the fastest, or the rule's if nothing is measured.
 void ForwardPass::tune(CompiledProduct& product) {
   const std::vector<ProductShape> ways = ways_of(product);
   std::vector<std::shared_ptr<const CompiledKernel>> kernels(ways.size());
@@ -298,7 +299,7 @@ std::int64_t ForwardPass::parts_of(const layers::LayerKind& kind, const Segment&
   return std::max<std::int64_t>(std::min({keys / kKeysOfPart, wanted, kMostParts}), 1);
 }
 
-// The update is added to the residual stream, and the sum is normalised.
+// Adds the update to the residual stream, and normalises the sum.
 void ForwardPass::enter(const EntryNorms& norms, std::int64_t tokens) {
   const Activation next = residual_ == kResidual ? kOtherResidual : kResidual;
   if (sizes_.post_norms) {

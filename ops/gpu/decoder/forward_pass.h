@@ -24,18 +24,18 @@
 
 namespace flownpu::gpu {
 
-// Tokens of one sequence that are computed with others': rows first .. first + count - 1 of the
-// hidden states, at positions from `past` on.
+// Tokens of one sequence, computed together with those of others: rows first .. first + count - 1
+// of the hidden states, at positions from `past` on.
 struct Segment {
   std::int64_t first = 0;
   std::int64_t count = 0;
   std::int64_t past = 0;
   DeviceCacheMemory* cache = nullptr;
-  // Some of them are in a block, whose tokens see one another (write_ends).
+  // Whether some of them are in a block, whose tokens see one another (write_ends).
   bool has_blocks = false;
 };
 
-// How its kernels compute, beside the decoder's sizes.
+// How the kernels compute, and on what, beside the decoder's sizes.
 struct PassOptions {
   DataType cache = DataType::kFloat32;  // the type of keys and values
   Activations activations = Activations::kInt8;
@@ -45,43 +45,46 @@ struct PassOptions {
 
 class ForwardPass {
  public:
-  // Tokens that are computed at once. Weights are read once for them: at 256 that is 2 x 256
-  // operations for the 0.56 to 0.63 bytes of a weight, above what any integrated GPU computes while
-  // it reads a byte (a Radeon 780M some 230 int8 operations: 16.6 Tops at 73 GB/s).
+  // The most tokens that are computed at once, for which weights are read once. With 256 that is 2
+  // x 256 operations for the 0.56 to 0.63 bytes of a weight: more than any integrated GPU computes
+  // while it reads these (a Radeon 780M computes some 230 int8 operations a byte: 16.6 Tops at 73
+  // GB/s).
   static constexpr std::int64_t kMostTokens = 256;
 
-  // `constants` must outlive it. Throws OpenClError; Error for sizes that a kernel has no place
-  // for, and for options that the device has none for.
+  // `constants` must outlive it. Throws OpenClError; Error for sizes that a kernel does not
+  // support, and for options that the device does not.
   ForwardPass(std::shared_ptr<Context> context, const layers::DecoderSizes& sizes,
               const PlacedConstants& constants, const PassOptions& options);
 
-  // How many tokens that is for a decoder with few positions.
+  // kMostTokens, or the decoder's positions if they are fewer.
   static std::int64_t most_tokens(const layers::DecoderSizes& sizes);
   std::int64_t most_tokens() const { return most_tokens(sizes_); }
-  // Kernels of one token of one sequence.
+  // Kernels for one token of one sequence, where attention is not computed in parts.
   static std::int64_t dispatches_of(const layers::DecoderSizes& sizes);
-  // Bytes of the buffers that a pass of these sizes has for its activations.
+  // Bytes of the buffers that a pass of these sizes allocates for its activations.
   static std::int64_t activation_bytes(const layers::DecoderSizes& sizes, const StoredType& stored);
 
-  // Writes hidden states, rows of `hidden` numbers, from row `first` on.
+  // Writes hidden states [count, hidden] to the rows from `first` on.
   void write_hidden(std::int64_t first, std::span<const float> rows);
-  // How many of its segment's tokens each of these sees, from row `first` on; of segments that have
-  // blocks.
+  // Says for each row from `first` on how many tokens of its segment that token sees. For segments
+  // that have blocks.
   void write_ends(std::int64_t first, std::span<const std::int32_t> ends);
-  // All layers of so many tokens, in segments.
+  // Runs all layers on the first `tokens` rows, which the segments divide among sequences.
   void run_layers(std::int64_t tokens, std::span<const Segment> segments);
-  // Keeps a token of the last layers as the one that a sequence's logits are of.
+  // Keeps row `token` of the last layer's output as the one of which the sequence's logits are
+  // computed.
   void keep_last(std::int64_t sequence, std::int64_t token);
-  // Logits of as many sequences; `kept`: of the tokens that were kept, else of those that ran last.
+  // Computes the logits of so many sequences: if `kept`, from the rows that keep_last() kept, else
+  // from the first rows of the run before.
   void run_head(std::int64_t sequences, bool kept);
-  // Waits, and reads them.
+  // Waits for the kernels, and copies logits [sequences, vocabulary].
   void read_logits(std::span<float> logits);
 
  private:
   struct CompiledProduct {
     ProductShape shape;
     const Buffer* weight = nullptr;
-    Buffer image;  // of the weight, if that is what kernels read
+    Buffer image;  // of the weight, if kernels read it so
 
     const Buffer* held_in(Storage storage) const {
       return storage == Storage::kImage ? &image : weight;
@@ -116,11 +119,11 @@ class ForwardPass {
     kActivations,
   };
 
-  // Keys of a part of a token's attention: two sweeps of a work-group's lanes, beside which to
-  // merge the parts is little.
+  // Keys of a part of a token's attention: two chunks of a work-group of 256 lanes, compared with
+  // which merging the parts takes little.
   static constexpr std::int64_t kKeysOfPart = 128;
-  // The most parts, work-groups for each KV head: as many as leave a compute unit four to choose
-  // from while others wait for memory.
+  // The most parts. Each is a work-group for every KV head; there are as many as give a compute
+  // unit four work-groups, so that some can compute while others wait for memory.
   static constexpr std::int64_t kMostParts = 64;
   static constexpr std::int64_t kGroupsOfUnit = 4;
 
@@ -142,7 +145,7 @@ class ForwardPass {
   void attend(std::size_t layer, std::span<const Segment> segments);
   void attend(const layers::LayerKind& kind, const Segment& segment, const Buffer* keys,
               const Buffer* values);
-  // In how many parts the keys of a segment are; 1: it is not cut.
+  // In how many parts a segment's keys are attended to; 1: all at once.
   std::int64_t parts_of(const layers::LayerKind& kind, const Segment& segment) const;
   void enter(const EntryNorms& norms, std::int64_t tokens);
 
@@ -162,17 +165,17 @@ class ForwardPass {
   std::shared_ptr<const CompiledKernel> first_norm_;
   std::shared_ptr<const CompiledKernel> entry_norm_;
   std::shared_ptr<const CompiledKernel> append_;
-  // What all layers attend with: their windows are parameters.
+  // All layers share these: windows are parameters.
   AttentionShape attention_shape_;
-  AttentionShape tiles_shape_;  // of prompts
+  AttentionShape tiles_shape_;  // for prompts
   std::shared_ptr<const CompiledKernel> attention_;
   std::shared_ptr<const CompiledKernel> attention_in_tiles_;
-  std::shared_ptr<const CompiledKernel> attention_of_blocks_;  // null without any
+  std::shared_ptr<const CompiledKernel> attention_of_blocks_;  // null unless the decoder has blocks
   std::shared_ptr<const CompiledKernel> attention_in_parts_;
   std::shared_ptr<const CompiledKernel> merge_;
   std::vector<Layer> layers_;
   CompiledProduct head_;
-  // Which of the two residual streams is the last.
+  // Which of the two residual buffers has the current residual stream.
   Activation residual_ = kResidual;
   std::vector<KernelArgument> arguments_;
 };

@@ -15,11 +15,11 @@ namespace flownpu::gpu {
 
 bool is_decoder_layers(const Node& node);
 
-// Where there is no decoder, the nodes as they are, and why for each that is for the device.
-// `outputs`: names of the values that leave the partition.
+// Lowers a partition. If there is no decoder, the nodes stay as they are, with the reason for each
+// that the device is for. `outputs`: names of the values that leave the partition.
 Lowered lower_decoder(std::vector<Node> nodes, const std::vector<std::string>& outputs);
 
-// The nodes that are for the device, with one reason why it does not compute them.
+// The products and attentions among the nodes, each with `reason` for not being on the device.
 std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
                                           const std::string& reason);
 

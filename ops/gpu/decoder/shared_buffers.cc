@@ -30,7 +30,7 @@ SharedBuffers share_buffers(std::span<const Lifetime> values) {
     for (std::size_t buffer = 0; buffer < users.size(); ++buffer) {
       const bool is_free = std::ranges::none_of(
           users[buffer], [&](std::size_t user) { return meet(values[user], values[value]); });
-      // All buffers there are are large enough: their first users chose before.
+      // All buffers so far are large enough: larger values chose before.
       if (is_free && (!best || shared.bytes[buffer] < shared.bytes[*best])) best = buffer;
     }
     if (!best) {

@@ -14,13 +14,13 @@ namespace flownpu::gpu {
 
 struct Lifetime {
   std::size_t bytes = 0;
-  // First and last step of each time that it lives.
+  // First and last step, both included, of each time span in which the value is needed.
   std::vector<std::pair<int, int>> steps;
 };
 
 struct SharedBuffers {
-  std::vector<std::size_t> buffer;  // of each value, its number
-  std::vector<std::size_t> bytes;   // of each buffer
+  std::vector<std::size_t> buffer;  // each value's buffer
+  std::vector<std::size_t> bytes;   // each buffer's size
 };
 
 SharedBuffers share_buffers(std::span<const Lifetime> values);

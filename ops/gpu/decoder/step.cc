@@ -20,8 +20,8 @@ layers::DecoderSizes read_sizes(const Node& node) {
   return sizes;
 }
 
-// Positions that the cache of a run is to have room for: what the caller's tensors have, which are
-// made for a whole conversation where past and present share memory.
+// How many positions a run's cache should have room for: as many as the caller's tensors, which are
+// made for a whole conversation if past and present share memory.
 std::int64_t room_of(const layers::DecoderSizes& sizes, std::span<const Tensor> presents,
                      std::int64_t total) {
   std::int64_t room = total;
@@ -38,7 +38,8 @@ std::string positions_text(const layers::SequenceTokens& tokens) {
                            : "positions " + first + "-" + std::to_string(tokens.total() - 1);
 }
 
-// Throws Error for numbers that do not grow, Unsupported for a block of more tokens than `most`.
+// Throws Error for block numbers that do not grow, Unsupported for a block of more tokens than
+// `most`.
 void check_blocks(std::span<const std::int32_t> blocks, const layers::SequenceTokens& tokens,
                   std::int64_t sequence, std::int64_t most) {
   check_block_numbers(blocks, "", sequence);
@@ -54,7 +55,7 @@ void check_blocks(std::span<const std::int32_t> blocks, const layers::SequenceTo
   }
 }
 
-// How many of these tokens each of them sees; nothing if none is in a block with another.
+// How many of these tokens each of them sees; empty if none is in a block with another.
 std::vector<std::int32_t> ends_of(std::span<const std::int32_t> blocks, std::int64_t first,
                                   std::int64_t count) {
   if (blocks.empty()) return {};
@@ -155,8 +156,8 @@ std::vector<DecoderStep::Sequence> DecoderStep::begin(std::span<const Tensor> in
   return sequences;
 }
 
-// All tokens one behind the other, sequence by sequence, cut into chunks. The last one of a prompt
-// that ends before the batch's does is kept until all have.
+// The tokens of all sequences follow one another and are cut into chunks. Where a sequence ends in
+// an earlier chunk than the last, its last token is kept until all chunks have run.
 void DecoderStep::compute(const Tensor& hidden, std::span<const Sequence> sequences) const {
   const std::int64_t given = hidden.shape[1];
   const auto count = static_cast<std::int64_t>(sequences.size());
@@ -179,7 +180,7 @@ void DecoderStep::compute(const Tensor& hidden, std::span<const Sequence> sequen
     auto& cache = static_cast<DeviceCacheMemory&>(sequence.cache->memory());
     for (std::int64_t token = 0; token < sequence.tokens.count;) {
       const std::int64_t some = some_of(sequence, token, pass_.most_tokens() - tokens);
-      if (some == 0) {  // The next block is whole in the next chunk.
+      if (some == 0) {  // The next block goes into the next chunk, uncut.
         run_chunk();
         continue;
       }

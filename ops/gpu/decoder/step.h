@@ -25,7 +25,7 @@ class DecoderStep final : public Step {
   // OpenClError; Error for a node that is not as constants.h says.
   DecoderStep(const Node& node, std::shared_ptr<Context> context, const DeviceOptions& options);
 
-  // Throws Unsupported for more sequences, or a longer block, than are computed at once.
+  // Throws Unsupported for more sequences, or a longer block, than can be computed at once.
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override;
   // Throws OpenClError; Unsupported for a cache that there is no memory for.
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
@@ -38,14 +38,14 @@ class DecoderStep final : public Step {
   struct Sequence {
     layers::SequenceTokens tokens;
     std::shared_ptr<layers::KvCache> cache;
-    std::span<const std::int32_t> blocks;  // each new token's, or nothing
+    std::span<const std::int32_t> blocks;  // of each new token, or empty
   };
 
-  // Numbers of the blocks of a sequence's new tokens, without padding; nothing of one token.
+  // The block numbers of a sequence's new tokens, without padding; empty for a single token.
   std::span<const std::int32_t> blocks_of(std::span<const Tensor> inputs, std::int64_t sequence,
                                           std::int64_t count) const;
-  // How many of the tokens from `token` on go into a chunk with room for `most`, so that no block
-  // is cut.
+  // How many of the tokens from `token` on go into a chunk with room for `most` without cutting a
+  // block.
   static std::int64_t some_of(const Sequence& sequence, std::int64_t token, std::int64_t most);
 
   std::vector<Sequence> begin(std::span<const Tensor> inputs,
@@ -61,9 +61,9 @@ class DecoderStep final : public Step {
   std::shared_ptr<layers::KvCaches> caches_;
 };
 
-// "26 layers and the LM head in 210 kernels a token, ...", of a node that `lower_decoder` made.
-// Throws Error if the device has not as much memory as weights and activations take, and as
-// choose_stored_type does. Who calls it does not hold the context's mutex.
+// "26 layers and the LM head in 210 kernels a token, ...": the text in the placement line about a
+// node that lower_decoder() made. Throws Error if weights and activations do not fit the device's
+// memory, and what choose_stored_type() throws. Locks the context's mutex.
 std::string describe_decoder(const Node& node, Context& context, GpuDtype dtype);
 
 }  // namespace flownpu::gpu

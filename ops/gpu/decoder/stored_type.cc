@@ -23,8 +23,9 @@ struct Halves {
   std::vector<float> middles;
 };
 
-// The middle of a number and the next one away from zero, which 12 bits hold: a tie. Of the largest
-// that is where infinity begins; infinities and NaN stay themselves.
+// A middle lies between a number and the next one away from zero. It takes 12 bits, and is a tie.
+// For the largest number it is the value from which on numbers round to infinity. Infinities and
+// NaN stand for themselves.
 Halves make_halves() {
   Halves made;
   for (std::size_t code = 0; code < kHalves; ++code) {
@@ -41,7 +42,7 @@ Halves make_halves() {
   return made;
 }
 
-// To the bit; a NaN is any.
+// Equal to the bit, or both NaN.
 bool same(float a, float b) {
   return (std::isnan(a) && std::isnan(b)) ||
          std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// QK-norm, rotation and append in one, as ML Drift fuses them: a work-group has one head of one
-// token, a lane every 64th element of it. Into int8 rows go codes, of which a row has one scale
-// (ops/definitions/int8_cache.py): the largest magnitude of the head comes first.
+// QK-norm, rotation and append in one kernel, as ML Drift fuses them. A work-group has one head of
+// one token, a lane every 64th element of it. In an int8 cache each row is codes with one scale
+// (ops/definitions/int8_cache.py), so that the head's largest magnitude has to be found first.
 #include <limits>
 
 #include "ops/gpu/kernels/kernels.h"
@@ -11,8 +11,9 @@ namespace {
 
 constexpr std::int64_t kLanes = 64;
 
-// NORM sets `inverse`; WEIGHTED(i) is element i of the head after that. KEEP takes `element` i of a
-// key or value, which STORE writes to the cache: for int8 rows once all of the row are there.
+// NORM sets `inverse`; WEIGHTED(i) is element i of the head, normalised. KEEP takes `element` i of
+// a key or value, and writes it to the cache; for int8 rows it only keeps it, and STORE writes the
+// row once all elements are known (KEEPING declares what that needs).
 constexpr const char* kBody = R"(
   const int head = group(0);
   const int row = args.first + group(1);
@@ -54,14 +55,14 @@ constexpr const char* kKeepingRow = R"(
   float kept[args.each];
   float largest = 0.0f;
 )";
-// NaN stays the largest.
+// Once the largest is NaN, it stays NaN.
 constexpr const char* kKeepRow = R"(
       kept[i / args.lanes] = element;
       const float magnitude = fabs(element);
       largest = isnan(largest) || magnitude <= largest ? largest : magnitude;
 )";
-// A scale that is not finite is NaN, one that is no normal number 0. All lanes of a work-group have
-// the same head, and so take the same way.
+// A scale that is not finite becomes NaN, one that is not a normal number 0. All lanes of a
+// work-group have the same head, and so take the same branch, with its barriers.
 constexpr const char* kStoreRow = R"(
   if (head >= args.heads) {
     magnitudes[lane()] = largest;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// ArgMax along the last axis, so that logits need not travel: a work-group a row, a lane every
-// 256th element.
+// ArgMax along the last axis, so that logits need not be moved to the host: a work-group has a row,
+// a lane every 256th element.
 #include "ops/gpu/kernels/kernels.h"
 
 namespace flownpu::gpu {
 namespace {
 
-// A vocabulary has 10^5 tokens and there is one row: as many lanes as all GPUs take in a group.
+// A vocabulary has 10^5 tokens, and there is one row: as many lanes as every GPU takes in a
+// work-group.
 constexpr std::int64_t kLanes = 256;
 
 constexpr const char* kBody = R"(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // DenseMatMul (ops/definitions/dense_matmul.py): a work-group computes 64 columns of the result for
-// each of 16 rows. It takes 16 columns of X and of W at a time into its own memory, where a lane
-// has one column of the result and a sum for each row.
+// each of 16 rows. It reads 16 columns of X and the rows of W for them at a time into its own
+// memory. A lane has one column of the result, and a sum for each row.
 #include "ops/gpu/kernels/kernels.h"
 
 namespace flownpu::gpu {
@@ -11,7 +11,8 @@ constexpr std::int64_t kLanes = 64;
 constexpr std::int64_t kTile = 16;  // rows of a work-group
 constexpr std::int64_t kStep = 16;  // columns of X at a time
 
-// WEIGHT is the element of column `from` of X and of column `m` of the result.
+// WEIGHT is the weight of column `from` of X for column `m` of the result; K_OF and M_OF are the
+// places of both in what the work-group reads at a time.
 constexpr const char* kBody = R"(
   const int first = group(1) * args.tile;
   const int column = group(0) * args.lanes + lane();
@@ -59,7 +60,7 @@ void replace(std::string& text, const std::string& word, const std::string& by) 
     text.replace(at, word.size(), by);
 }
 
-// Neighbouring lanes read neighbouring elements in either order of the weight.
+// In either order of the weight, neighbouring lanes read neighbouring elements.
 std::string body_of(const DenseShape& shape) {
   std::string body = kBody;
   replace(body, "K_OF", shape.transposed ? "i % args.step" : "i / args.lanes");

@@ -2,27 +2,29 @@
 // FlowKV and FlowQKV (Gemma3 paper, sections 3.1.2 and 3.1.3): the heads that share a KV head sweep
 // its keys in chunks, with an online softmax (equations 6 to 12).
 //
-// A work-group has `rows` queries: `heads` of a KV head's, of each of the tokens of its tile. Its
-// lanes are dealt out three times for a chunk of keys, with a barrier behind each:
-//  1. Scores: 8 lanes share a key, each takes every eighth unit of it (four elements; of heads
-//     whose size is no multiple of 4, one) and multiplies it with all rows. A row's sums go, eight
-//     for a key, into the work-group's memory.
-//  2. A lane has slots, (row, key) of the chunk: it adds the eight and applies softcap and mask.
-//     Then it looks through its row's scores for the maximum, four at a time, all lanes of a row
-//     the same ones, which memory gives to all at once, and leaves the key's weight behind. What
-//     the maximum was and the share of the denominator that passed through its slots are its own.
-//  3. Values: a lane has one unit of the head and a team's keys, as many teams as the lanes have
-//     room for, and multiplies what it reads with the weights of all rows.
+// A work-group has `rows` queries: `heads` heads of a KV head for each token of its tile. Its lanes
+// divide the work on a chunk of keys in three ways, one after the other, each with a barrier behind
+// it:
+//  1. Scores: 8 lanes share a key. Each takes every eighth unit of it (four elements, or one if the
+//     head's size is no multiple of 4) and multiplies it with all rows. A row's sums, eight for a
+//     key, go into the work-group's memory.
+//  2. Weights: a lane has slots, (row, key) of the chunk. It adds the eight sums, and applies
+//     softcap and mask. Then it reads its row's scores for the maximum, four at a time; all lanes
+//     of a row read the same ones, which memory broadcasts. It writes the key's weight, and keeps
+//     to itself the maximum and its slots' share of the denominator.
+//  3. Values: the lanes are in teams, each of which has some of the keys; a lane has one unit of
+//     the head. It multiplies what it reads with the weights of all rows.
 // Behind the last chunk the lanes' shares of denominators are added, and the teams' sums.
 //
-// Time: neighbouring lanes read neighbouring units, 64 bytes of a float16 key and whole lines of
-// values. A token's attention mostly waits, so that a lane asks for all it needs of a chunk's keys,
-// and then of its values, before it multiplies, and a chunk has but three barriers. For prompts
-// what counts is arithmetic: each unit that is read is multiplied with 8 rows (32 multiplications
-// for its 4 elements), and a float4 of the work-group's memory serves 8 of them (two keys) or 16.
+// Speed: neighbouring lanes read neighbouring units, 64 bytes of a float16 key, and whole lines of
+// values. A single token's attention mostly waits for memory, so a lane asks for all that it needs
+// of a chunk's keys, and then of its values, before it multiplies, and a chunk has only three
+// barriers. For prompts arithmetic counts: each unit that is read is multiplied with 8 rows (32
+// multiplications for its 4 elements), and a float4 of the work-group's memory serves 8 of them
+// (two keys) or 16.
 //
-// of_rows is an array of float: Mesa 22.3's compiler reads what an element was before, where it is
-// one of a float4 and was written by itself.
+// of_rows is an array of float, not of float4: after a single component of a float4 in a
+// work-group's memory was written, Mesa 22.3's compiler reads its old value.
 #include <algorithm>
 #include <utility>
 
@@ -34,15 +36,16 @@ namespace {
 
 // Lanes that share a key: with units of four, half a line of 128 bytes of a float16 cache.
 constexpr std::int64_t kShares = 8;
-// Keys of a lane, whose scores it computes at once: a query's unit is read once for both.
+// Keys for which a lane computes scores at once: a unit of the query is read once for both.
 constexpr std::int64_t kPasses = 2;
-// The most rows: a lane keeps rows x passes scores and as many sums of values, in units, 96
-// registers of the 256 that RDNA 3 has for a lane.
+// The most rows. A lane keeps, in units, a score for each row and pass, and a sum of values for
+// each row: 96 registers of the 256 that RDNA 3 has for a lane.
 constexpr std::int64_t kMostRows = 8;
-// The most numbers of queries: 8 KiB beside 20 KiB of 8 rows' scores, of the 32 KiB that OpenCL 1.2
-// requires; 8 heads of 256 elements.
+// The most elements of queries: 8 heads of 256 elements. They take 8 KiB beside 20 KiB for 8 rows'
+// scores, of the 32 KiB that OpenCL 1.2 requires.
 constexpr std::int64_t kMostQueries = 2048;
-// Units that are asked for before any is needed: 8 or 16, 32 or 64 registers, as rows leave room.
+// Units that a lane asks for before it uses the first: 16 with few rows, which are 64 registers,
+// else 8, which are 32.
 constexpr std::int64_t kAhead = 8;
 constexpr std::int64_t kFewRows = 4;
 constexpr std::int64_t kWide = 4;  // elements of a unit
@@ -54,19 +57,19 @@ struct Plan {
   std::int64_t width;     // elements of a unit
   std::int64_t units;     // of a head
   std::int64_t heads;     // of a work-group
-  std::int64_t blocks;    // of so many heads in a group
+  std::int64_t blocks;    // of `heads` heads, in a KV head's group
   std::int64_t tile;      // tokens of a work-group
   std::int64_t rows;      // heads x tile
   std::int64_t chunk;     // keys
-  std::int64_t slots;     // of a lane: rows x chunk among the lanes
+  std::int64_t slots;     // of a lane: its share of rows x chunk
   std::int64_t ahead;     // units of a key that are asked for at once
-  std::int64_t columns;   // units that lanes have at a time
+  std::int64_t columns;   // units that the lanes of a team have at a time
   std::int64_t each;      // units of a lane; more than 1 only if a head has more than lanes
-  std::int64_t teams;     // of lanes that have all columns
-  std::int64_t values;    // that a lane asks for at once
-  std::int64_t padded;    // keys of a chunk as the teams see it
+  std::int64_t teams;     // of `columns` lanes
+  std::int64_t values;    // units of values that a lane asks for at once
+  std::int64_t padded;    // chunk, rounded up to what the teams take at a time
   std::int64_t scratch;   // float4s of partial sums
-  std::int64_t together;  // rows whose teams' sums the scratch holds
+  std::int64_t together;  // rows whose sums of all teams fit the scratch
 
   std::int64_t row_quads() const { return q4nx::ceil_div(rows, kWide); }
   std::int64_t float4s() const {
@@ -100,8 +103,9 @@ Plan plan_of(const AttentionShape& shape) {
   return plan;
 }
 
-// UNIT is float4, READ what reads one, or float of heads whose size is no multiple of 4. Rows are
-// `heads` of the tile's first token, then of its second. ADD adds what a value is to all rows.
+// UNIT is float4, or float if the head's size is no multiple of 4; READ reads one. Rows are the
+// `heads` heads of the tile's first token, then of its second. ADD adds a value, times its key's
+// weight, to the sums of all rows.
 constexpr const char* kBody = R"(
   const int kv = group(0) / args.blocks;
   const int first_head = kv * args.per_group + group(0) % args.blocks * args.heads;
@@ -277,7 +281,7 @@ constexpr const char* kBody = R"(
   }
 )";
 
-// The keys that a token sees; none of one that is padding.
+// The keys that a token sees, from `from` to `to`; none for a token that is padding.
 constexpr const char* kRange = R"(
     int from = base;
     int to = past + SEEN;
@@ -285,12 +289,13 @@ constexpr const char* kRange = R"(
     if (token >= valid) to = from;
 )";
 
-// Only a row without keys has a denominator of 0: the largest weight is 1.
+// Only a row without keys has a denominator of 0: otherwise the largest weight is 1.
 constexpr const char* kMean = R"(
         const float denominator = of_rows[row];
         args.y.Write(denominator == 0.0f ? 0.0f : sum / denominator, batch, first_row + token, at);
 )";
-// A work-group has a part of the keys, of which it leaves the softmax's state behind.
+// With has_parts: a work-group has a part of the keys, and writes the softmax's state beside its
+// sum.
 constexpr const char* kPart = R"(
   const int part = group(2);
   const int portion = (end - begin + args.parts - 1) / args.parts;
@@ -308,7 +313,7 @@ constexpr const char* kDenominator = R"(
     args.states.Write(denominator, part, first_head + lane(), 1);
 )";
 
-// What ADD is: for each row its weight, a component of a float4, times the value.
+// ADD: for each row, its weight, which is a component of a float4, times the value.
 std::string add_of(const Plan& plan) {
   std::string text;
   for (std::int64_t row = 0; row < plan.rows; ++row) {
@@ -321,7 +326,7 @@ std::string add_of(const Plan& plan) {
   return text;
 }
 
-// A part without keys has a denominator of zero and a maximum of -INFINITY, which weighs nothing.
+// A part without keys has a denominator of 0 and a maximum of -INFINITY, so that it adds nothing.
 constexpr const char* kMergeBody = R"(
   const int head = group(0);
   float maximum = -INFINITY;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // FusedDQP (Gemma3 paper, equation 15; ML Drift's fully connected layer of the decode stage): a
-// work-group computes 16 results, those of a strip. A lane has 4 columns of each group that falls
-// to it, 8 lanes the group's 32, so that neighbours read neighbouring bytes, 32 each, and the
-// scales and minima of the strip's rows, 64 bytes of a block, are read for 64 codes of a lane and
-// not for 16: unpacking and multiplying these are some 3 operations each, the parameters some 7 for
+// work-group computes 16 results, those of a strip. Eight lanes share a group of 32 columns, 4 for
+// each, so that neighbouring lanes read neighbouring bytes, 32 each. The scales and minima of the
+// strip's rows, 64 bytes of a block, then serve 64 codes of a lane; with a column a lane they would
+// serve 16. Unpacking and multiplying a code takes some 3 operations, the parameters some 7 for
 // each row.
 //     of_row = x0 code0 + .. + x3 code3;    sum += scale of_row + minimum (x0 + .. + x3)
-// Rows that share bytes with their neighbours are summed apart, even and odd ones. The lanes' sums
-// go through the work-group's memory, [row][lane], a row one float longer than there are lanes, so
-// that both ways of reading it meet all banks; they are added in an order that the sizes set.
+// Two neighbouring rows share bytes, so even and odd rows are summed in vectors of their own. The
+// lanes' sums go through the work-group's memory, [row][lane]. A row there is one float longer than
+// there are lanes, so that writing and reading both use all banks. The order in which sums are
+// added depends on the sizes only.
 #include <algorithm>
 
 #include "ops/gpu/kernels/product.h"
@@ -16,12 +17,12 @@
 namespace flownpu::gpu {
 namespace {
 
-// Lanes of a team: eight groups of a row of blocks.
+// Lanes of a team. They have eight groups of a row of blocks at a time.
 constexpr std::int64_t kLanes = 64;
 constexpr std::int64_t kGroupsOfTeam = 8;
-// So many teams are 256 lanes, which every GPU takes in a work-group.
+// The most teams: 256 lanes, which every GPU takes in a work-group.
 constexpr std::int64_t kMostTeams = 4;
-// Teams that a compute unit chooses from while others wait for memory.
+// Teams for each compute unit, so that some can compute while others wait for memory.
 constexpr std::int64_t kTeamsOfUnit = 4;
 
 constexpr const char* kBody = R"(
@@ -118,7 +119,7 @@ Grid fused_dqp_grid(const ProductShape& shape, std::int64_t tokens) {
 }
 
 std::vector<std::int64_t> teams_for(const ProductShape& shape, const DeviceFacts& facts) {
-  // What a team has of the sums, a lane more of them among it.
+  // Bytes of a team's sums, with the float by which a row is longer.
   constexpr std::int64_t kBytes = (kLanes + 1) * q4nx::kStripRows * sizeof(float);
   const std::int64_t most = std::min({kMostTeams, facts.work_group / kLanes,
                                       q4nx::ceil_div(q4nx::groups_of(shape.columns), kGroupsOfTeam),

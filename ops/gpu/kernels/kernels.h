@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels, each with the rule for its grid: what it computes, for sizes that are written into
-// its source. Rows, tokens and lengths are parameters, so that nothing is compiled anew from one
-// prompt or token to the next. All arithmetic is in float, in an order that depends on the sizes
-// only.
+// The kernels, each with the rule for its grid. Sizes are written into a kernel's source; rows,
+// tokens and lengths are parameters, so that nothing is compiled anew from one prompt or token to
+// the next. All arithmetic is in float, in an order that depends on the sizes only. Unless another
+// type is named, tensors are float32, or the type of activations (Element::kActivation).
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,9 @@ namespace flownpu::gpu {
 
 enum class Gating : std::uint8_t { kNone, kGeGlu, kSwiGlu };
 
-// A product with a Q4NX weight: `rows` results of `columns`; with gating the weight holds the
-// gate's rows of blocks and below them the up projection's.
+// A product with a Q4NX weight of `rows` x `columns`: `rows` results of `columns` inputs. With
+// gating the weight has two such parts: the gate's rows of blocks, and below them the up
+// projection's.
 struct ProductShape {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
@@ -27,40 +28,41 @@ struct ProductShape {
   Gating gating = Gating::kNone;
   bool has_bias = false;
   bool has_residual = false;
-  Element given = Element::kActivation;   // what is multiplied; or float32
-  Element result = Element::kActivation;  // or float32
+  Element given = Element::kActivation;   // of x; or float32
+  Element result = Element::kActivation;  // of y; or float32
   Storage storage = Storage::kBuffer;     // of the weight
-  // Teams of lanes among which a work-group of fused_dqp shares the columns.
+  // Teams of lanes of a work-group of fused_dqp, among which the columns are shared.
   std::int64_t teams = 1;
 };
 
-// The numbers of teams that the device has room for, 1, 2 and 4; first the one that gives all
-// compute units work where a product has few rows.
+// The numbers of teams, of 1, 2 and 4, that the device has room for. First the one that the rule
+// takes: more where a product has few rows, so that all compute units have work.
 std::vector<std::int64_t> teams_for(const ProductShape& shape, const DeviceFacts& facts);
 
-// What may hold a weight of so many bytes; first what does unless others were measured to be
-// faster. Throws Error for an image that the device does not have.
+// What may hold a weight of so many bytes; first what is taken unless another was measured to be
+// faster. Throws Error if `wanted` is an image, and the device has none of that size.
 std::vector<Storage> storages_for(GpuWeights wanted, std::size_t bytes, const DeviceFacts& facts);
 
-// FusedDQP: y[t] = dequant(w) . x[t] for each row t, which the weight is read for. Arguments: x
-// [t, columns], w, y [t, rows], then bias [rows] and residual [t, rows] if there are.
+// FusedDQP: y[t] = dequant(w) . x[t], where the weight is read anew for each row t. Arguments: x
+// [t, columns], w, y [t, rows], then, if the shape has them, bias [rows] and residual [t, rows].
 KernelDescription fused_dqp(const ProductShape& shape);
 Grid fused_dqp_grid(const ProductShape& shape, std::int64_t tokens);
 
-// Rows rounded to int8, with a scale for each group of 32 columns, and the sum of its integers.
-// Arguments: x [t, columns], codes int8 [t, groups 32], scales and sums [t, groups].
+// Rounds rows to int8, with a scale for each group of 32 columns, and adds up each group's
+// integers. Arguments: x [t, columns], codes int8 [t, 32 groups], scales and sums float32 [t,
+// groups].
 KernelDescription quantize_rows(std::int64_t columns, Element given = Element::kActivation);
 Grid quantize_rows_grid(std::int64_t columns, std::int64_t tokens);
 
-// Q4NXMatMul of these: dots of integers, scaled group by group. Arguments: codes, scales, sums, w,
-// y, then as fused_dqp; parameter: tokens.
+// Q4NXMatMul of rows that quantize_rows rounded: dot products of integers, scaled group by group.
+// Arguments: codes, scales, sums, w, y, then bias and residual as in fused_dqp; parameter: tokens.
 KernelDescription q4nx_matmul(const ProductShape& shape);
 Grid q4nx_matmul_grid(const ProductShape& shape, std::int64_t tokens);
 
 enum class DenseActivation : std::uint8_t { kNone, kGelu, kGeluTanh };
 
-// A product with a weight of numbers: `rows` results of `columns`, W [columns, rows], or [rows,
-// columns] if it is transposed.
+// A product with a weight that is not in blocks: `rows` results of `columns` inputs. W is [columns,
+// rows], or if it is transposed [rows, columns].
 struct DenseShape {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
@@ -73,8 +75,8 @@ struct DenseShape {
 };
 
 // DenseMatMul: y[t] = activation((x[t] . W) scale + bias) + residual[t % residual_rows]. Arguments:
-// x [t, columns], W, y [t, rows], then scale and bias [rows] and residual [r, rows] if there are;
-// parameters: tokens, with a residual: residual_rows.
+// x [t, columns], W, y [t, rows], then, if the shape has them, scale and bias [rows] and residual
+// [residual_rows, rows]; parameters: tokens, and with a residual residual_rows.
 KernelDescription dense_matmul(const DenseShape& shape);
 Grid dense_matmul_grid(const DenseShape& shape, std::int64_t tokens);
 
@@ -85,27 +87,28 @@ Grid q4nx_gather_grid(std::int64_t columns, std::int64_t count);
 struct NormShape {
   std::int64_t columns = 0;
   float epsilon = 0;
-  // A residual that is added first; whether it is normalised itself before that; whether the sum is
-  // written.
+  // Whether a residual (skip) is added first; whether that is normalised before it is added;
+  // whether the sum is written.
   bool has_skip = false;
   bool norms_skip = false;
   bool writes_sum = false;
 };
 
 // RMS norm of rows: y = weight x / sqrt(mean(x^2) + epsilon). Arguments: x [t, columns], weight
-// [columns], y, then if there are skip [skips, columns], its weight [columns], and sum [t,
-// columns]; parameter, with a skip: skips, its rows, which repeat.
+// [columns], y [t, columns], then, if the shape has them, skip [skips, columns], the skip's norm
+// weight [columns], and sum [t, columns]; parameter, with a skip: skips, the rows of it, which are
+// repeated.
 KernelDescription rms_norm(const NormShape& shape);
 Grid rms_norm_grid(std::int64_t columns, std::int64_t rows);
 
 struct RotationShape {
   std::int64_t width = 0;  // of a row: heads x head_size
   std::int64_t head_size = 0;
-  std::int64_t half = 0;  // the first 2 half elements of a head are rotated
+  std::int64_t half = 0;  // the first 2 * half elements of a head are rotated
   bool interleaved = false;
 };
 
-// Rotation of heads by positions. Arguments: x [t, width], positions int32 [t], cos and sin [p,
+// Rotates heads by positions (RoPE). Arguments: x [t, width], positions int32 [t], cos and sin [p,
 // half], y [t, width].
 KernelDescription rotary_embedding(const RotationShape& shape);
 Grid rotary_embedding_grid(const RotationShape& shape, std::int64_t tokens);
@@ -120,11 +123,12 @@ struct HeadsShape {
   float epsilon = 0;
 };
 
-// What becomes of a packed QKV projection, for one sequence: queries and keys are normalised, if
-// `qk_norm`, and rotated, keys and values appended to a cache. Arguments: packed [t, (heads + 2
-// kv_heads) head_size], cos and sin [p, head_size / 2], query [t, heads head_size], key and value
-// cache [kv_heads, capacity, head_size], then with qk_norm its weights [head_size] of queries and
-// of keys; parameters: first (of t), past (the position of that), capacity.
+// What follows a packed QKV projection, for one sequence: queries and keys are normalised, if
+// `qk_norm`, and rotated; queries are scaled; keys and values are appended to a cache. Arguments:
+// packed [t, (heads + 2 kv_heads) head_size], cos and sin [p, head_size / 2], query [t, heads
+// head_size], key and value cache [kv_heads, capacity, head_size], then with qk_norm the weights
+// [head_size] for queries and for keys; parameters: first (the sequence's first row of t), past
+// (the position of that row), capacity.
 KernelDescription append_heads(const HeadsShape& shape);
 Grid append_heads_grid(const HeadsShape& shape, std::int64_t tokens);
 
@@ -135,43 +139,47 @@ struct AttentionShape {
   Element cache = Element::kFloat32;
   float softcap = 0;
   bool causal = true;
-  // Tokens of a sequence that lie among others' rows, and a cache from position 0 on.
+  // The tokens are rows of one sequence among those of others, and its cache begins at position 0.
   bool one_sequence = false;
-  // Tokens of a block see one another: with one_sequence, a causal token sees further.
+  // Tokens of a block see one another. Needs one_sequence; a causal token then sees further.
   bool has_blocks = false;
-  // With one_sequence, of one token: its keys are shared among several work-groups, whose sums
+  // Needs one_sequence, and one token: its keys are shared among several work-groups, whose sums
   // merge_attention puts together.
   bool has_parts = false;
   // Several tokens of a prompt share a work-group, which reads keys and values once for them.
   bool in_tiles = false;
-  // Work-items of a work-group, a power of two from 64 on: attention_lanes.
+  // Work-items of a work-group, a power of two, at least 64: attention_lanes().
   std::int64_t lanes = 256;
 
   std::int64_t heads_per_group() const { return heads / kv_heads; }
 };
 
-// Attention of a token's heads, up to 8 of one KV head at a time, which reads its keys and values
-// once: an online softmax over chunks of them. Arguments: query [b, t, heads head_size], scaled,
-// key and value [b, kv_heads, capacity, head_size], rows int32 [b, 3] (tokens before, tokens of the
-// call, the position of the first row of the cache), y [b, t, heads head_size]; parameters: tokens,
-// capacity, window (0: none; no constant, so that a model's layers share their kernels). Tokens
-// that are padding get zeros. With one_sequence b is 1, there are no rows, and before these
-// parameters come first (of t) and before (its position); with has_blocks there is ends int32 [t]
-// before y: how many of the sequence's tokens, from `first` on, a token sees. With has_parts it
-// writes sums [parts, heads head_size] in the place of y and states [parts, heads, 2] behind them,
-// maximum and denominator; the last parameter is parts, and the grid's third axis.
+// Attention of a token's heads. A work-group has up to 8 heads of one KV head, reads its keys and
+// values once, and computes an online softmax over chunks of them. Arguments: query [b, t, heads
+// head_size], scaled; key and value [b, kv_heads, capacity, head_size]; rows int32 [b, 3] (tokens
+// before, tokens of the call, the position of the first row of the cache); y [b, t, heads
+// head_size]. Parameters: tokens, capacity, window (0: none; not a constant, so that a model's
+// layers share their kernels). Tokens that are padding get zeros.
+// With one_sequence b is 1, there are no rows, and two parameters precede these: first (the
+// sequence's first row of t) and before (that row's position). With has_blocks there is ends int32
+// [t] before y: how many of the call's tokens, from `first` on, a token sees. With has_parts it
+// writes sums [parts, heads head_size] in the place of y, and after them states [parts, heads, 2],
+// maximum and denominator; the last parameter is parts, which is also the grid's third axis
+// (`batch`).
 KernelDescription flow_attention(const AttentionShape& shape);
 Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens);
-// Arguments: sums and states, as above, y [t, heads head_size]; parameters: first (of t), parts.
+// Merges the parts. Arguments: sums and states, as above, y [t, heads head_size]; parameters: first
+// (the row of y to write), parts.
 KernelDescription merge_attention(const AttentionShape& shape);
 Grid merge_attention_grid(const AttentionShape& shape);
-// Bytes of a work-group's own memory that flow_attention takes at most, in tiles or not.
+// The most bytes of a work-group's own memory that flow_attention takes, in tiles or not.
 std::int64_t flow_attention_memory(const AttentionShape& shape);
 // The most lanes of a shape that the device has room for: 256, 128 or 64.
 std::int64_t attention_lanes(const DeviceFacts& facts);
 
-// The place of the largest of each row, the first of equals. As on the CPU, NaN is the largest
-// where it comes first, and nowhere else. Arguments: x [t, columns], y int32 [t].
+// The index of the largest element of each row, of equal ones the first. As on the CPU, NaN is the
+// largest if it is the first element, and is passed over elsewhere. Arguments: x [t, columns], y
+// int32 [t]. The grid is a work-group a row.
 KernelDescription argmax(std::int64_t columns);
 
 }  // namespace flownpu::gpu

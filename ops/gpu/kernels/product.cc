@@ -40,7 +40,7 @@ std::string gated(const ProductShape& shape, const std::string& gate, const std:
     case Gating::kGeGlu:  // sqrt(2 / pi) = 0.79788456
       return "0.5f * " + gate + " * (1.0f + tanh(0.79788456f * (" + gate + " + 0.044715f * " +
              gate + " * " + gate + " * " + gate + "))) * " + up;
-    case Gating::kSwiGlu:  // exp would overflow
+    case Gating::kSwiGlu:  // sigmoid by tanh, since exp would overflow
       return "0.5f * " + gate + " * (1.0f + tanh(0.5f * " + gate + ")) * " + up;
     case Gating::kNone:
       break;

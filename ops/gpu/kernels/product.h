@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels of products share: the tensors around them, and what becomes of a product.
+// What the kernels of products share: descriptions of their tensors, and what is done with a
+// product.
 #pragma once
 
 #include <string>
@@ -9,13 +10,14 @@
 
 namespace flownpu::gpu {
 
-// The weight, and y, whose links add bias and residual.
+// Descriptions of the weight and of y. link_addends() links the addition of bias and residual to y.
 TensorDescription weight_of(const ProductShape& shape);
 TensorDescription result_of(const ProductShape& shape);
 void link_addends(const ProductShape& shape, KernelDescription& kernel);
-// Products that a lane computes side by side: gate and up, or one; rows of blocks of each.
+// How many products a lane computes side by side: 2 with gating (gate and up), else 1. The weight
+// has as many parts.
 std::int64_t parts_of(const ProductShape& shape);
-// The expression of what is written, of products product[0] and, with gating, product[1].
+// The expression of the result: gate, or with gating activation(gate) * up; both are expressions.
 std::string gated(const ProductShape& shape, const std::string& gate, const std::string& up);
 
 }  // namespace flownpu::gpu

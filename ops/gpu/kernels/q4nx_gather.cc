@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Q4NXGather: rows of a table, an element a lane.
+// Q4NXGather: dequantised rows of a table; a lane has an element.
 #include "ops/gpu/kernels/kernels.h"
 
 namespace flownpu::gpu {

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Q4NXMatMul of activations that quantize_rows rounded: a work-group computes 64 results, of two
-// rows of blocks, for each of 32 tokens. It goes along the columns in steps of 4 groups: each lane
-// unpacks 4 columns of a strip's group into the work-group's memory, row by row, and brings 8 words
-// of activations there, a word being 4 columns; then it has 4 rows times 4 tokens, 128 dots of 4
-// columns for 16 reads of 4 words. A group's dot is an exact integer, scaled into a float sum:
+// rows of blocks, for each of 32 tokens. It goes along the columns in steps of 4 groups. In each
+// step every lane unpacks 4 columns of a strip's group into the work-group's memory, row by row,
+// and copies 8 words of activations there (a word is 4 columns). Then, for each group, it computes
+// 4 rows times 4 tokens: 128 dot products of 4 columns for 16 reads of 4 words. A group's dot
+// product is an exact integer, which is scaled and added to a float:
 //     sum += scale_x (scale_w dot(codes_w, codes_x) + minimum_w sum(codes_x))
-// A row of a step is 32 words, and 4 more that hold nothing, so that 8 rows from which neighbouring
-// lanes read 4 words at once meet all of 32 banks. A lane's rows are 16 apart, its tokens 8, so
-// that neighbours read and write neighbouring rows. In the work-group's memory:
+// A row of a step is 32 words, padded to 36, so that the 8 rows from which neighbouring lanes read
+// 4 words at once lie in different banks, of which there are 32. A lane's rows are 16 apart and its
+// tokens 8, so that neighbouring lanes read and write neighbouring rows. In the work-group's
+// memory:
 //     codes [64 rows, 36], given [32 tokens, 36] int; scales, minima [4 groups, 64 rows],
 //     of_tokens, totals [4 groups, 32 tokens] float: 16.5 KiB of the 32 that OpenCL promises.
 #include <utility>
@@ -18,8 +20,8 @@
 namespace flownpu::gpu {
 namespace {
 
-// Tokens, and rows of blocks, of a work-group; what its lanes unpack of a step are 4 strips x 4
-// groups x 8 times 4 columns.
+// Tokens and rows of blocks of a work-group. Its lanes are 4 strips x 4 groups x 8 times 4 columns,
+// which is how they unpack a step.
 constexpr std::int64_t kTile = 32;
 constexpr std::int64_t kBlocks = 2;
 constexpr std::int64_t kLanes = 128;
@@ -109,7 +111,7 @@ constexpr const char* kBody = R"(
   }
 )";
 
-// 8 dots of 4 columns, one into the next.
+// 8 dot products of 4 columns, each added to the one before it.
 std::string dots() {
   std::string sum = "0";
   for (const auto& [half, which] : {std::pair("front", "[0]"), {"back", "[1]"}})

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activations to int8, as ML Drift's prefill has it: a kernel of its own, before the product. Eight
-// lanes have a group of 32 columns, 4 neighbouring ones each: x = scale * integer, integer = x *
-// (127 / largest) to the nearest, as on the CPU. They tell one another their largest, and the sums
-// of their integers, through the work-group's memory. The sum of a group's integers is what the
-// weight's minimum is multiplied by.
+// Rounds activations to int8, in a kernel of its own before the product, as in ML Drift's prefill.
+// Eight lanes have a group of 32 columns, 4 neighbouring ones each: x = scale * integer, where
+// integer = x * (127 / largest), to the nearest, as on the CPU. They exchange their largest
+// magnitudes, and the sums of their integers, through the work-group's memory. The product
+// multiplies the sum of a group's integers by the weight's minimum.
 #include <limits>
 
 #include "ops/gpu/kernels/kernels.h"
@@ -14,8 +14,8 @@ namespace {
 constexpr std::int64_t kLanes = 64;
 constexpr std::int64_t kGroups = kLanes / 8;
 
-// Up to `negligible`, 127 / largest would be infinite: taken for 0. NaN stays the largest, so that
-// the scale tells of it.
+// Where the largest is not above `negligible`, 127 / largest would be infinite, and all codes are
+// 0. A NaN stays the largest, so that the scale is NaN.
 constexpr const char* kBody = R"(
   const int token = group(1);
   const int g = group(0) * (args.lanes / 8) + lane() / 8;

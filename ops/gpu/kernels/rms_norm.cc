@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// RMS norm of rows, a work-group a row; a residual is added while it is read.
+// RMS norm of rows; a work-group has a row. A residual is added to x whenever x is read.
 #include "ops/gpu/kernels/kernels.h"
 
 namespace flownpu::gpu {
 namespace {
 
-// A token's norm is a chain of reads, sums and waits: 256 lanes, which every GPU takes in a
-// work-group, have few columns each, but are of no use where there are fewer.
+// A token's norm is a chain of reads, sums and waits. With 256 lanes, which every GPU takes in a
+// work-group, each has few columns; where there are fewer columns than that, 64 lanes do.
 constexpr std::int64_t kMostLanes = 256;
 
 std::int64_t lanes_for(std::int64_t columns) { return columns < kMostLanes ? 64 : kMostLanes; }
 
-// The sum of `square` of all lanes, in two stages: of every 16th, then of 16 such. A tree would
-// wait for all lanes eight times.
+// Sets `square` to its sum over all lanes, in two stages: 16 lanes add every 16th each, then every
+// lane adds these 16. A tree would have eight barriers.
 constexpr const char* kReduce = R"(
   squares[lane()] = square;
   synchronise();
@@ -36,8 +36,8 @@ constexpr const char* kNormSkip = R"(
   square = 0.0f;
 )";
 
-// NORM_SKIP comes first where the skip is normalised; SUM is x, or x and the skip; KEEP writes it
-// where it is asked for.
+// NORM_SKIP comes first if the skip is normalised. SUM is x, or x plus the skip. KEEP writes it if
+// the sum is wanted.
 constexpr const char* kBody = R"(
   const int row = group(0);
   shared float squares[args.lanes];

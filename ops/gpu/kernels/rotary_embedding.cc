@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotation of heads by their tokens' positions (RoPE), an element a lane. The first 2 half elements
-// of a head are pairs, i and i + half, or interleaved 2 i and 2 i + 1; others stay.
+// Rotates heads by their tokens' positions (RoPE); a lane has an element. The first 2 * half
+// elements of a head are pairs, i and i + half, or if interleaved 2 i and 2 i + 1; the others stay.
 #include "ops/gpu/kernels/kernels.h"
 
 namespace flownpu::gpu {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dialect: what differs between languages that GPUs' drivers take. One is one file: opencl_c.cc.
+// Dialect: what differs between the languages that GPU drivers compile. Each dialect is one file,
+// such as opencl_c.cc.
 #pragma once
 
 #include <string>
@@ -13,34 +14,39 @@ class Dialect {
  public:
   virtual ~Dialect() = default;
 
-  // What stands before all kernels: the words of kernel.h that are no tensors.
+  // Source before all kernels: definitions of the words of kernel.h that are not about tensors.
   virtual std::string prelude() const = 0;
-  // The kernel, of the dialect's body.
+  // The whole kernel with that body, in the dialect's language.
   virtual std::string kernel(const KernelDescription& description,
                              const std::string& body) const = 0;
+  // A literal with exactly this value.
   virtual std::string number(float value) const = 0;
 
-  // Physical places: `index` counts elements from the tensor's first.
+  // Expressions and statements that access memory. `index` is an expression that counts elements
+  // from the tensor's first.
   virtual std::string read(const TensorDescription& tensor, const std::string& index) const = 0;
   virtual std::string read4(const TensorDescription& tensor, const std::string& index) const = 0;
-  // Four elements as float4, of int8 rows the codes; the first is at a multiple of their size.
+  // Four elements as float4; for int8 rows the codes without their scale. The index of the first is
+  // a multiple of 4.
   virtual std::string read_floats(const TensorDescription& tensor,
                                   const std::string& index) const = 0;
-  // A statement that writes the variable `value`.
+  // A statement that writes the variable `value` to the tensor.
   virtual std::string write(const TensorDescription& tensor, const std::string& index) const = 0;
-  // The declaration of `value`, of that tensor's elements, without a semicolon.
+  // A declaration, without a semicolon, of the variable `value`, initialised with the expression
+  // `value`; of the type that the tensor's elements have in arithmetic.
   virtual std::string declare_value(const TensorDescription& tensor,
                                     const std::string& value) const = 0;
 
-  // A statement that writes the variable `value`, which bf16 holds, as a float whose upper half is
-  // at this offset in bytes.
+  // A statement that writes the scale of an int8 row: the variable `value`, which bf16 holds
+  // exactly, as a float whose upper half is at `offset`, in bytes.
   virtual std::string write_scale(const TensorDescription& tensor,
                                   const std::string& offset) const = 0;
 
-  // A Q4NX weight's, in either storage, the first of int8 rows', too; `offset` counts bytes, and is
-  // a multiple of those that are read. One bf16; 8 of them; 16 bytes; the code of `row`, `offset`
-  // being that of its strip's 16 rows of the column. 8 floats are what AVX has registers for: where
-  // LLVM 14 (PoCL 3.0) takes a Zen 4 for a Zen 3, it ends the process on vectors of 16.
+  // Reads of a Q4NX weight, in either storage; bfloat16() also reads the scale of int8 rows.
+  // `offset` counts bytes and is a multiple of the bytes that are read: one bf16; 8 of them; 16
+  // bytes; the code of `row`, where `offset` is that of the column in the row's strip of 16 rows.
+  // No vector has more than 8 floats, which is what AVX has registers for: LLVM 14 (PoCL 3.0) takes
+  // a Zen 4 for a Zen 3, and then ends the process on vectors of 16.
   virtual std::string bfloat16(const TensorDescription& weight,
                                const std::string& offset) const = 0;
   virtual std::string bfloat16s(const TensorDescription& weight,

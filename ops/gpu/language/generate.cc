@@ -69,7 +69,7 @@ class Generator {
     return *found;
   }
 
-  // All words of `text` that begin with args.
+  // `text` with every word that begins with `args.` replaced by what it stands for.
   std::string rewrite(std::string_view text) const {
     std::string made;
     std::size_t done = 0;
@@ -96,8 +96,8 @@ class Generator {
     return made;
   }
 
-  // What stands between the parentheses at `at`, rewritten, cut at its commas; `at` goes behind
-  // them.
+  // The parameters between the parentheses that open at `at`, each rewritten and put into
+  // parentheses of its own; moves `at` behind the closing one. `name`, `word`: for messages.
   std::vector<std::string> parameters(std::string_view text, std::size_t& at, std::string_view name,
                                       std::string_view word) const {
     if (at >= text.size() || text[at] != '(') refuse("'(' after args.", name, ".", word);
@@ -187,7 +187,8 @@ class Generator {
                    dialect_.code(weight, places.codes(), given[0]), ")");
   }
 
-  // An element of int8 rows: a scale of 8 bits times a code of 7, which float holds.
+  // An element of int8 rows: a scale of 8 bits times a code of 7 bits, a product that float holds
+  // exactly.
   std::string read_row(const TensorDescription& rows, const std::vector<std::string>& given) const {
     const std::string scale = scale_of_row(rows, {given.begin(), given.end() - 1});
     return text_of("(", dialect_.bfloat16(rows, scale), " * (float)",
@@ -215,7 +216,7 @@ class Generator {
                    dialect_.write_scale(rows, scale_of_row(rows, row)), " }");
   }
 
-  // A block: the coordinates once, the value, what is linked to it, and the write.
+  // A block: the coordinates, computed once, the value, the linked steps, and the write.
   std::string write(const TensorDescription& tensor, const std::string& value,
                     const std::vector<std::string>& given) const {
     check_coordinates(tensor, "Write", given);
@@ -233,7 +234,7 @@ class Generator {
     return made + dialect_.write(tensor, index_of(tensor, at)) + " }";
   }
 
-  // The word `at` becomes all coordinates.
+  // `code` with the word `at` replaced by all coordinates.
   static std::string with_coordinates(std::string_view code, const std::string& at) {
     std::string made;
     for (std::size_t i = 0; i < code.size();) {

@@ -6,7 +6,8 @@
 namespace flownpu::gpu::image {
 namespace {
 
-// A component of a texel is chosen by comparisons: one that is indexed would be put into memory.
+// A component of a texel is chosen by comparisons: an index would make the compiler put the texel
+// into memory.
 constexpr const char* kFunctions = R"(
 uint word_of_image(__read_only image1d_buffer_t image, int offset) {
   const uint4 texel = read_imageui(image, offset / 16);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tensor's second storage, in OpenCL C: its memory as an image, which GPUs read through their
-// texture units and the caches of these. It is an image1d_buffer_t, which OpenCL 1.2 has without an
+// texture units and texture caches. It is an image1d_buffer_t, which OpenCL 1.2 has without an
 // extension: nothing is copied, since texels are the memory's bytes. A texel is four uint32, the
-// one format of so many bytes and of integers that every device with images has.
+// only integer format of 16 bytes that every device with images has.
 #pragma once
 
 #include <string>
@@ -11,12 +11,12 @@
 
 namespace flownpu::gpu::image {
 
-// What expressions of read() call; it stands before the kernel.
+// Functions that the expressions of read() call; they stand before the kernel.
 std::string functions();
 // The type of the kernel's argument.
 std::string type();
-// The bytes at `offset` of `image`, as one of uchar, ushort, ushort8 and uint4: an expression. The
-// offset is a multiple of their size.
+// An expression: the bytes at `offset` of `image` as one `type`, which is uchar, ushort, ushort8 or
+// uint4. The offset is a multiple of the type's size.
 std::string read(const std::string& type, const std::string& image, const std::string& offset);
 
 }  // namespace flownpu::gpu::image

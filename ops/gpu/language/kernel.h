@@ -1,34 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 // The language of GPU kernels, after ML Drift's tensor virtualisation: a kernel is text that names
 // its tensors and their logical coordinates, and a description of each tensor says what holds it.
-// generate.h makes a dialect's source of both.
+// From both, generate() (generate.h) makes source in a dialect.
 //
 // The text is C with these words:
-//   args.x.Read(i, j)             an element, as float or int: of bf16 and f16, too; of int8 rows
-//                                 scale * code, a float
-//   args.x.Read4(i, j)            four along the last axis, j a multiple of 4 (int8 only)
-//   args.x.ReadFloats(i, j)       float4: four along the last axis, as Read has them, j and the
-//                                 axis's size multiples of 4, so that one load of 4 elements does
-//   args.y.Write(value, i, j);    a statement; what is linked to y (Link) happens to `value` first;
-//                                 of int8 rows a code
+//   args.x.Read(i, j)             an element: int of integers, float of float, bf16 and f16; of
+//                                 int8 rows scale * code, a float
+//   args.x.Read4(i, j)            char4: four along the last axis, j a multiple of 4 (int8 only)
+//   args.x.ReadFloats(i, j)       float4: four along the last axis, the values that Read gives; j
+//                                 and the axis's size are multiples of 4, so that one load of 4
+//                                 elements is enough
+//   args.y.Write(value, i, j);    a statement; links of y (Link) are applied to `value` first; of
+//                                 int8 rows it is a code
 //   args.y.WriteScale(value, i);  of int8 rows: a statement; the scale of row i, which bf16 holds
 //   args.w.Scale(row, group), args.w.Minimum(row, group)
 //                                 of a Q4NX weight (ops/formats/q4nx.h), float
 //   args.w.Scales(row, group), args.w.Minima(row, group)
 //                                 of the 8 rows from `row` on, a multiple of 8: float8
-//   args.w.CodePairs(row, column) the codes of the 16 rows from `row` on, a multiple of 16, of
-//                                 `column`, which is even, in .x and .y, and of the next column in
-//                                 .z and .w, as they lie in memory: two rows a byte, the even one
-//                                 in its low nibble; uint4
+//   args.w.CodePairs(row, column) uint4: codes of the 16 rows from `row` on, a multiple of 16, in
+//                                 two columns: `column`, which is even, in .x and .y, and the next
+//                                 one in .z and .w. As in memory, a byte has two rows, the even one
+//                                 in its low nibble
 //   args.n                        a constant, written as a number; or a parameter of the launch
 //   group(axis), lane()           the work-group, and the work-item in it
 //   shared float a[args.n];       memory of a work-group; synchronise(): its lanes wait for one
 //                                 another
 //   unrolled for (...)            a loop of a constant number of rounds, written out: arrays that
-//                                 it indexes are registers
-//   dot4(a, b, c)                 c + the dot product of two char4, int
-//   transposed(four)              of the 16 bytes of a uint4: byte i of word j is byte j of word i;
-//                                 uint4
+//                                 it indexes can be registers
+//   dot4(a, b, c)                 int: c + the dot product of two char4
+//   transposed(four)              uint4: the bytes of a uint4 as a 4 x 4 matrix, transposed: byte
+//                                 i of word j is byte j of word i
 // and float4, float8, uchar16, char4, uint4, int4 and C's functions as OpenCL C has them (dialect.h
 // says what a dialect must give).
 #pragma once
@@ -44,8 +45,8 @@
 namespace flownpu::gpu {
 
 // kInt8Rows: a row of an int8 KV cache, the codes of its elements and behind them their scale
-// (ops/nodes/flow_qkv_attention.h); rows have an even number of elements. kActivation: what one
-// kernel leaves for the next, of the type that generate() is told.
+// (ops/nodes/flow_qkv_attention.h); rows have an even number of elements. kActivation: values that
+// one kernel writes for the next; generate() is told their type.
 enum class Element : std::uint8_t {
   kFloat32,
   kFloat16,
@@ -57,11 +58,11 @@ enum class Element : std::uint8_t {
   kActivation,
 };
 enum class Access : std::uint8_t { kRead, kWrite };
-// What holds a tensor: memory, or an image of the same bytes (image.h), which a Q4NX weight that is
-// read may be.
+// What holds a tensor: memory, or an image of the same bytes (image.h). Only a Q4NX weight that is
+// read may be an image.
 enum class Storage : std::uint8_t { kBuffer, kImage };
 
-// A number, or the name of a parameter: what is not known before the launch.
+// A number, or the name of a parameter, for a size that is not known before the launch.
 using Size = std::variant<std::int64_t, std::string>;
 
 // A logical tensor, row-major in what holds it; a Q4NX weight [rows, columns] in its blocks.
@@ -74,13 +75,15 @@ struct TensorDescription {
   Storage storage = Storage::kBuffer;
 };
 
-// An element-wise step that its producer does by the way. The code changes `value`, of the element
-// at coordinates `at`, of which at0 is the first, at1 the second, ...
+// An element-wise step that is fused into the kernel which writes its input. The code changes the
+// variable `value`, the element at coordinates `at`: that word stands for all of them, at0 is the
+// first, at1 the second, ...
 struct Link {
   std::string code;
   std::vector<TensorDescription> tensors = {};
 };
 
+// Numbers that are written into the source, by their names.
 using Constants = std::map<std::string, std::variant<std::int64_t, float>>;
 
 struct KernelDescription {
@@ -88,15 +91,15 @@ struct KernelDescription {
   std::string body;
   std::vector<TensorDescription> tensors;
   Constants constants = {};
-  // 32-bit integers.
+  // Names of 32-bit integers that each launch gives.
   std::vector<std::string> parameters = {};
   // Work-items of a work-group: args.lanes.
   std::int64_t lanes = 64;
-  // What is linked to the tensor of that name.
+  // The steps that are linked to an output, by the tensor's name.
   std::map<std::string, std::vector<Link>> links = {};
 
-  // All tensors, in the order of the arguments of a launch: the kernel's, then its links'. The
-  // parameters come behind them.
+  // All tensors, in the order of a launch's arguments: the kernel's, then its links'. The
+  // parameters follow them.
   std::vector<TensorDescription> arguments() const {
     std::vector<TensorDescription> all = tensors;
     for (const auto& [name, steps] : links)

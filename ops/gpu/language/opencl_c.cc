@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dialect OpenCL C 1.2: arithmetic in float; dot products of char4 by the device's own, where
-// its compiler has them (cl_khr_integer_dot_product, in OpenCL C 3.0; NVIDIA's compiler takes its
-// own assembly's, which GPUs since 2016 have), else by multiplying in int: the same numbers. What
-// is read as a vector is read where a vector of its size may lie: a load, and not one for each
-// element, as vloadn is compiled to by those who know of no alignment.
+// The dialect OpenCL C 1.2, with arithmetic in float. Dot products of char4 use the device's own
+// instruction where its compiler offers one (cl_khr_integer_dot_product in OpenCL C 3.0; on NVIDIA
+// GPUs since 2016 inline assembly), else multiplications in int, with the same results. Vectors are
+// read through pointers to types that are aligned to their size, which is one load: vloadn promises
+// no alignment, and some compilers make a load for each element of it.
 #include <array>
 #include <charconv>
 
@@ -28,7 +28,7 @@ ushort to_bfloat16(float value) {
 }
 float4 four_from_bfloat16(ushort4 bits) { return as_float4(convert_uint4(bits) << 16); }
 float8 from_bfloat16s(ushort8 bits) { return as_float8(convert_uint8(bits) << 16); }
-// In two steps: pairs of bytes, then of pairs.
+// First pairs of bytes, then pairs of these pairs.
 uint4 transposed(uint4 four) {
   const uint mask = 0x00ff00ffu;
   const uint2 first = (uint2)((four.x & mask) | ((four.y & mask) << 8),
@@ -73,7 +73,7 @@ const char* type_of(Element element) {
   return "uchar";
 }
 
-// Apart from the variables of the kernel's text, which may have the tensor's name.
+// A name of its own, since the kernel's text may have a variable with the tensor's name.
 std::string variable(const TensorDescription& tensor) { return text_of("tensor_", tensor.name); }
 
 bool is_integer(Element element) {
@@ -122,7 +122,8 @@ class OpenClC final : public Dialect {
     return text_of("*(__global const char4*)(", variable(tensor), " + ", index, ")");
   }
 
-  // By types that are aligned to their size: vload4 need not be, and may be four loads.
+  // Through types that are aligned to their size: vload4 promises no alignment, and may be four
+  // loads.
   std::string read_floats(const TensorDescription& tensor,
                           const std::string& index) const override {
     const std::string place = text_of("(", variable(tensor), " + ", index, ")");
@@ -180,7 +181,7 @@ class OpenClC final : public Dialect {
     return text_of("__global ", tensor.access == Access::kRead ? "const " : "",
                    type_of(tensor.element), "* restrict ");
   }
-  // Bytes at an offset, as one of uchar, ushort, ushort8 and uint4.
+  // The bytes at an offset as one `type`, which is uchar, ushort, ushort8 or uint4.
   static std::string bytes_of(const TensorDescription& weight, const std::string& type,
                               const std::string& offset) {
     if (weight.storage == Storage::kImage) return image::read(type, variable(weight), offset);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where elements of a logical tensor are, as text: of coordinates that are text.
+// Where elements of a logical tensor are in memory. Coordinates and places are expressions in text.
 #pragma once
 
 #include <string>
@@ -9,16 +9,17 @@
 
 namespace flownpu::gpu {
 
-// The element's number in a row-major tensor, of int8 rows with their scales' bytes. The first size
-// does not matter.
+// The element's index in a row-major tensor, in elements; in int8 rows the bytes of the scales
+// count, too. The tensor's first size does not matter.
 std::string index_of(const TensorDescription& tensor, const std::vector<std::string>& at);
 
-// Offset in bytes of the scale of a row of int8 rows, of which these are the coordinates: of its
-// upper 16 bits, which are a bf16; the lower ones are 0.
+// Offset in bytes of the scale of the row of int8 rows that has these coordinates: of its upper 16
+// bits, which are a bf16; the lower ones are 0.
 std::string scale_of_row(const TensorDescription& tensor, std::vector<std::string> row);
 
-// Offsets in bytes within a Q4NX weight: of what belongs to `row` and the second coordinate, which
-// is a group for scale() and minimum(), and a column for codes(), those of the row's strip.
+// Offsets in bytes within a Q4NX weight. The second coordinate is a group for scale() and
+// minimum(), and a column for codes(), which is where the codes of the column in the row's strip of
+// 16 rows begin.
 class WeightPlaces {
  public:
   WeightPlaces(const TensorDescription& weight, std::string row, std::string second);
@@ -27,7 +28,7 @@ class WeightPlaces {
   std::string codes() const;
 
  private:
-  // Offset of the group's block, and, `each` bytes a group, within it.
+  // Offset of the group's block, plus the group's number within its block times `each` bytes.
   std::string at_group(const std::string& group, std::int64_t each) const;
 
   q4nx::Layout layout_;

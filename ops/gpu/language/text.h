@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Source is text of pieces.
+// Puts source text together from pieces.
 #pragma once
 
 #include <sstream>
@@ -7,7 +7,7 @@
 
 namespace flownpu::gpu {
 
-// The pieces, texts and numbers, one after the other.
+// The pieces, strings and numbers, one after the other.
 template <typename... Pieces>
 std::string text_of(const Pieces&... pieces) {
   std::ostringstream text;

@@ -13,7 +13,7 @@ using Int = std::int32_t;
 using UInt = std::uint32_t;
 using Bits = std::uint64_t;
 
-// Handles: the implementation's, of which nothing is known.
+// Opaque handles of the implementation's objects.
 using Platform = struct PlatformOfOpenCl*;
 using DeviceId = struct DeviceOfOpenCl*;
 using Context = struct ContextOfOpenCl*;
@@ -23,7 +23,8 @@ using Program = struct ProgramOfOpenCl*;
 using Kernel = struct KernelOfOpenCl*;
 using Event = struct EventOfOpenCl*;
 
-// What is asked of platforms, devices, programs, kernels and events, and what is said about memory.
+// What platforms, devices, programs, kernels and events are asked for (clGet...Info); types of
+// devices; flags and formats of queues, memory and images.
 inline constexpr UInt kPlatformVersion = 0x0901;
 inline constexpr UInt kPlatformName = 0x0902;
 inline constexpr Bits kEveryType = 0xFFFFFFFF;
@@ -62,7 +63,8 @@ inline constexpr UInt kEventEnd = 0x1283;
 inline constexpr std::intptr_t kContextPlatform = 0x1084;
 inline constexpr UInt kTrue = 1;
 
-// What texels are, and what an image is: of memory it has a width, in texels, and the memory.
+// cl_image_format and cl_image_desc. An image of memory has only a type, a width in texels, and the
+// buffer.
 struct ImageFormat {
   UInt order = kRgba;
   UInt type = kUnsigned32;
@@ -84,7 +86,8 @@ struct ImageDescription {
 inline constexpr Int kComplete = 0;
 
 // The functions of the ICD loader, by the names it exports: X(result, name, parameters).
-// clCreateCommandQueue is 1.x's, which later versions keep: it needs no list of properties.
+// clCreateCommandQueue is deprecated since 2.0, but later versions keep it, and it needs no list of
+// properties.
 #define FLOWNPU_OPENCL_FUNCTIONS(X)                                                              \
   X(Int, clGetPlatformIDs, (UInt, Platform*, UInt*))                                             \
   X(Int, clGetPlatformInfo, (Platform, UInt, std::size_t, void*, std::size_t*))                  \
@@ -126,7 +129,7 @@ inline constexpr Int kComplete = 0;
   X(Int, clGetEventProfilingInfo, (Event, UInt, std::size_t, void*, std::size_t*))               \
   X(Int, clReleaseEvent, (Event))
 
-// They, once they are loaded (opencl/loader.h).
+// Pointers to these functions, once they are loaded (opencl/loader.h).
 struct Functions {
   // NOLINTNEXTLINE(bugprone-macro-parentheses): these are parts of a declaration.
 #define FLOWNPU_OPENCL_POINTER(result, name, parameters) result(*name) parameters = nullptr;

@@ -12,8 +12,8 @@
 namespace flownpu::gpu {
 namespace {
 
-// OpenCL C 1.2, or where there are dot products of integers, 3.0: only from 2.0 on do compilers
-// declare them. No -cl-fast-relaxed-math: NaN is to stay NaN, and a sum its order.
+// OpenCL C 3.0 on devices with dot products of integers, which compilers declare from 2.0 on only;
+// else 1.2. Without -cl-fast-relaxed-math, so that NaN stays NaN and sums keep their order.
 const char* build_options(const DeviceFacts& facts) {
   const bool has_3 = facts.version.starts_with("OpenCL 3");
   return facts.has_integer_dot && has_3 ? "-cl-std=CL3.0" : "-cl-std=CL1.2";
@@ -21,7 +21,7 @@ const char* build_options(const DeviceFacts& facts) {
 
 // Events that are kept before their times are read: a limit to what a long run holds.
 constexpr std::size_t kMostEvents = 4096;
-// Times that nobody takes, likewise.
+// Times that are kept if nobody takes them, also a limit.
 constexpr std::size_t kMostTimes = 1U << 16;
 // Characters of a compiler's log, which may be long.
 constexpr std::size_t kShownLog = 2000;
@@ -32,10 +32,10 @@ std::int64_t now_ns() {
       .count();
 }
 
-// What a device that was given up may still use stays for as long as the process does.
+// Keeps memory that a device which was given up may still use until the process ends.
 void leave_to_process(std::vector<std::shared_ptr<const void>> owners) {
   static std::mutex mutex;
-  // Never destroyed: statics are before the driver's threads end.
+  // Never destroyed: the driver's threads may outlive static objects.
   static auto* const kept = new std::vector<std::shared_ptr<const void>>();
   const std::lock_guard lock(mutex);
   std::ranges::move(owners, std::back_inserter(*kept));
@@ -77,7 +77,7 @@ Context::~Context() {
   try {
     wait();
   } catch (const OpenClError&) {
-    given_up_ = true;  // It was told already, or is of what nobody asked for.
+    given_up_ = true;  // Thrown before, or of commands whose result nobody waits for.
   }
   if (!marks_.empty() || since_mark_.commands > 0) leave_to_process(std::move(owners_));
   for (const Mark& one : marks_) opencl().clReleaseEvent(one.event);
@@ -168,7 +168,7 @@ Buffer Context::allocate(std::size_t bytes) {
 
 Buffer Context::use(std::span<const std::byte> memory, std::shared_ptr<const void> owner) {
   cl::Int code = 0;
-  // The driver only reads it.
+  // The cast is safe: the driver only reads it.
   cl::Memory handle =
       opencl().clCreateBuffer(context_, cl::kReadOnly | cl::kUseHostMemory, memory.size(),
                               const_cast<std::byte*>(memory.data()), &code);
@@ -190,7 +190,7 @@ Buffer Context::image_of(const Buffer& buffer) {
 
 void Context::write(const Buffer& buffer, std::span<const std::byte> from, std::size_t offset) {
   if (from.empty()) return;
-  wait();  // What comes now takes its own time only.
+  wait();  // The blocking call below has no limit: it is to wait for its own transfer only.
   check(opencl().clEnqueueWriteBuffer(queue_, buffer.handle(), cl::kTrue, offset, from.size(),
                                       from.data(), 0, nullptr, nullptr),
         "clEnqueueWriteBuffer", std::to_string(from.size()) + " bytes to the device");
@@ -245,7 +245,7 @@ std::shared_ptr<const CompiledKernel> Context::compile(const std::string& name,
   return made;
 }
 
-// Null if there is none on disk, or the driver does not take it.
+// Null if there is no binary on disk, or the driver does not take it.
 cl::Program Context::load(const std::string& key) {
   const auto binary = cache_.find(key);
   if (!binary) return nullptr;
@@ -291,7 +291,7 @@ std::string Context::build_log(cl::Program program) const {
   return log.substr(0, kShownLog);
 }
 
-// A driver that gives no binary is asked again next time.
+// Without a binary from the driver nothing is kept, and the kernel is compiled again next time.
 void Context::keep(cl::Program program, const std::string& key) {
   std::size_t bytes = 0;
   if (opencl().clGetProgramInfo(program, cl::kProgramBinarySizes, sizeof(bytes), &bytes, nullptr) !=
@@ -310,8 +310,8 @@ void Context::launch(const CompiledKernel& kernel, std::span<const KernelArgumen
                      const Grid& grid) {
   check_not_given_up();
   const std::string what = "kernel " + kernel.name();
-  // The size that its source asks for: what registers allow of that is the driver's to say.
-  // (Mesa 22.3 tells 32 of every kernel, and runs more.)
+  // The device's limit. Whether registers allow a kernel so many is left to the driver: what it
+  // reports is not relied on. (Mesa 22.3 reports 32 for every kernel, and runs more.)
   if (grid.lanes > facts().work_group) {
     throw OpenClError(Failure::kCommand,
                       "[FlowNPU] device 'gpu': " + what + ": expected work-groups of at most " +
@@ -352,8 +352,8 @@ void Context::launch(const CompiledKernel& kernel, std::span<const KernelArgumen
 
 void Context::collect() {
   wait();
-  // The device says when the host gave it a kernel, by its own clock: before the call returned. The
-  // least difference is nearest to that of the clocks.
+  // `queued` is when the host enqueued the kernel, by the device's clock, which was before the call
+  // returned. So the least difference of the two times is nearest to that of the clocks.
   std::int64_t apart = std::numeric_limits<std::int64_t>::max();
   std::vector<KernelTime> found;
   for (const Launched& one : std::exchange(launched_, {})) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device that is in use: its queue, buffers in its memory, kernels, and what was done with them.
+// A device that is in use: its queue, buffers in its memory, kernels, and counts of what it was
+// given to do.
 #pragma once
 
 #include <array>
@@ -30,7 +31,8 @@ using LiveBytes = std::shared_ptr<std::atomic<std::int64_t>>;
 class Buffer {
  public:
   Buffer() = default;
-  // `live`: what it counts for; null for memory of the host's.
+  // `live`: the counter that has its bytes while it lives; null for images, and for the host's
+  // memory.
   Buffer(cl::Memory handle, std::size_t bytes, LiveBytes live);
   Buffer(Buffer&& other) noexcept { swap(other); }
   Buffer& operator=(Buffer&& other) noexcept {
@@ -80,7 +82,7 @@ struct Grid {
 
 using KernelArgument = std::variant<const Buffer*, std::int32_t, float>;
 
-// How long a kernel ran, by the device's clock, and when, by the host's
+// How long a kernel ran, by the device's clock, and when it began, by the host's
 // (std::chrono::steady_clock).
 struct KernelTime {
   std::string kernel;
@@ -88,7 +90,7 @@ struct KernelTime {
   std::int64_t begin_ns;
 };
 
-// What was done since the context was opened.
+// What was done since the context was opened. `compiled`, `from_cache`: kernels.
 struct Counts {
   std::int64_t dispatches = 0;
   std::int64_t allocations = 0;
@@ -98,12 +100,12 @@ struct Counts {
   std::int64_t from_cache = 0;
 };
 
-// One in-order queue. Not to be used by several threads at once: who does holds the mutex. All
-// throw OpenClError. A device of which nothing ends within the time limit is given up: what asks
-// for it after that is told so at once.
+// One in-order queue. A thread that uses it holds its mutex. All members throw OpenClError. If
+// commands do not end within the time limit (progress.h), the device is given up: calls after that
+// fail at once.
 class Context {
  public:
-  // Throws Error too, as time_limit does.
+  // Throws Error, too, where time_limit() does (progress.h).
   explicit Context(FoundDevice device, std::filesystem::path cache_folder = default_cache_folder());
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -112,43 +114,46 @@ class Context {
   const DeviceFacts& facts() const { return device_.facts; }
   const ProgramCache& cache() const { return cache_; }
   ProgramCache& cache() { return cache_; }
-  // What of device and driver a compiled kernel, or its time, depends on.
+  // All of device, driver and build options that a compiled kernel, or its time, depends on.
   std::string identity() const;
   const Counts& counts() const { return counts_; }
   std::mutex& mutex() { return mutex_; }
-  // A command failed, or the device was given up: another context may do better.
+  // Whether a command failed or the device was given up; a new context may work again.
   bool failed() const { return failed_; }
 
-  // Its content is not defined. A buffer of nothing has a byte.
+  // A buffer with undefined content; for 0 bytes it has 1.
   Buffer allocate(std::size_t bytes);
-  // Memory of the host's, which kernels read where it is; its owner is kept as long as they may.
+  // A buffer of the host's memory, which kernels read in place; `owner` is kept for as long as they
+  // may.
   Buffer use(std::span<const std::byte> memory, std::shared_ptr<const void> owner);
-  // An image of a buffer's bytes, in texels of four uint32, which kernels may read instead; it
-  // keeps the memory. For as many bytes as DeviceFacts::can_be_image says.
+  // An image of a buffer's bytes, in texels of four uint32, which kernels may read instead of the
+  // buffer; it keeps the memory alive. DeviceFacts::can_be_image says which sizes it takes.
   Buffer image_of(const Buffer& buffer);
-  // Bytes of all buffers that were allocated and live.
+  // Bytes of all buffers of allocate() that have not been freed.
   std::int64_t live_bytes() const { return *live_; }
-  // All but copy() return when the bytes have been moved. Offsets are in bytes.
+  // write() and read() return when the bytes have been moved; copy() is a command of the queue, and
+  // does not wait. Offsets are in bytes.
   void write(const Buffer& buffer, std::span<const std::byte> from, std::size_t offset = 0);
   void read(const Buffer& buffer, std::span<std::byte> to, std::size_t offset = 0);
   void copy(const Buffer& from, std::size_t from_offset, const Buffer& to, std::size_t to_offset,
             std::size_t bytes);
 
-  // The kernel `name` of a source: of this process, of the disk, or compiled.
+  // The kernel `name` of a source: from this process's memory, from disk, or newly compiled.
   std::shared_ptr<const CompiledKernel> compile(const std::string& name, const std::string& source);
-  // Does not wait.
+  // Enqueues the kernel, and does not wait for it. Nothing is launched where the grid has no
+  // groups.
   void launch(const CompiledKernel& kernel, std::span<const KernelArgument> arguments,
               const Grid& grid);
-  // Waits for all that was launched, and tells how it ended.
+  // Waits for all commands. Throws OpenClError if one failed, or did not end in time.
   void wait();
-  // Whether kernels' times are taken, which costs an event each; they are at first.
+  // Whether kernels' times are taken, which costs an event for each; true at first.
   bool takes_times() const { return takes_times_; }
   void set_takes_times(bool takes) { takes_times_ = takes; }
-  // How long the kernels ran since this was last asked; waits for them.
+  // The times of the kernels that were launched since the last call; waits for them.
   std::vector<KernelTime> take_times();
 
  private:
-  // Kernels between two marks (progress.h).
+  // The commands between two marks (progress.h).
   struct Stretch {
     std::string_view first;
     std::string_view last;
@@ -191,7 +196,7 @@ class Context {
   Counts counts_;
   std::chrono::milliseconds limit_;
   Stretch since_mark_;
-  std::vector<Mark> marks_;  // those that were not waited for
+  std::vector<Mark> marks_;  // not waited for yet
   std::vector<std::shared_ptr<const void>> owners_;
   bool failed_ = false;
   bool given_up_ = false;

@@ -10,11 +10,12 @@
 namespace flownpu::gpu {
 namespace {
 
-// What the loader says where it finds no implementation at all.
+// What the loader returns if it finds no implementation at all; what a platform without devices
+// does.
 constexpr cl::Int kPlatformNotFound = -1001;
 constexpr cl::Int kDeviceNotFound = -1;
 
-// A text of any length, as clGetPlatformInfo and clGetDeviceInfo give it.
+// A string of any length from clGetPlatformInfo or clGetDeviceInfo, without trailing spaces.
 template <typename Handle>
 std::string text(cl::Int (*get)(Handle, cl::UInt, std::size_t, void*, std::size_t*), Handle handle,
                  cl::UInt what, const char* call) {
@@ -30,7 +31,7 @@ std::string text(cl::DeviceId id, cl::UInt what) {
   return text(opencl().clGetDeviceInfo, id, what, "clGetDeviceInfo");
 }
 
-// A number of the type that OpenCL gives it in.
+// A number, `Number` being the type in which OpenCL gives it.
 template <typename Number>
 std::int64_t number(cl::DeviceId id, cl::UInt what) {
   Number value{};
@@ -60,7 +61,7 @@ DeviceKind kind_of(std::int64_t type) {
   return DeviceKind::kOther;
 }
 
-// A word of a list, so that none is taken for the beginning of another.
+// The words between spaces, so that no extension is found as a part of a longer name.
 std::string between_spaces(std::string_view words) {
   std::string text(1, ' ');
   return text.append(words).append(1, ' ');

@@ -34,7 +34,8 @@ struct DeviceFacts {
   bool has_images = false;
   // The most texels of an image of memory; 0 without images.
   std::int64_t texels = 0;
-  // By extension: arithmetic in half precision, dot products of four 8-bit integers, subgroups.
+  // As extensions say: arithmetic in half precision, dot products of four 8-bit integers,
+  // subgroups.
   bool has_half = false;
   bool has_integer_dot = false;
   bool has_subgroups = false;
@@ -63,12 +64,12 @@ struct FoundDevice {
   DeviceFacts facts;
 };
 
-// All platforms' names, those without a device too.
+// Names of all platforms, including those without a device. Throws OpenClError where a call fails.
 std::vector<std::string> platforms();
 // All devices that are available and can compile. Throws OpenClError where a call fails.
 std::vector<FoundDevice> devices();
-// The first whose title contains `wanted`; of "" the first GPU, else the first of any kind. Throws
-// OpenClError (kNoLoader, kNoPlatform, kNoDevice).
+// The first device whose title contains `wanted`; for "" the first GPU, else the first device of
+// any kind. Throws OpenClError (kNoLoader, kNoPlatform, kNoDevice; else where a call fails).
 FoundDevice choose_device(const std::string& wanted);
 
 }  // namespace flownpu::gpu

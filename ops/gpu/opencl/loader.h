@@ -8,15 +8,16 @@
 
 namespace flownpu::gpu {
 
-// Names the loader's file where the system's linker does not find it; in the environment.
+// Environment variable: the loader's file, for systems whose linker does not find it.
 inline constexpr const char* kLoaderVariable = "FLOWNPU_OPENCL";
 
-// The loader's functions. It stays loaded, as implementations' threads want. Throws OpenClError
-// (kNoLoader) that says which file was looked for, and the command that installs one; asked again
-// after that, it looks again.
+// The loader's functions. It stays loaded, since implementations have threads of their own. Throws
+// OpenClError (kNoLoader) that says which file was looked for, and how to install one; a call after
+// that looks again.
 const cl::Functions& opencl();
 
-// The same, of this file: "" for what the environment and the linker find.
+// Loads the functions from this file; "": from the one that the environment names or the linker
+// finds. Throws as opencl() does.
 cl::Functions load_opencl(const std::string& file);
 
 }  // namespace flownpu::gpu

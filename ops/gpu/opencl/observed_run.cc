@@ -16,7 +16,7 @@ ObservedRun::ObservedRun(Context& context, const std::string& where)
       took_times_(context.takes_times()),
       before_(context.counts()) {
   if (observer_ == nullptr) return;
-  if (took_times_) context_.take_times();  // those of runs before
+  if (took_times_) context_.take_times();  // discards those of earlier runs
   context_.set_takes_times(true);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ObservedRun: tells who looks on at a run (ops/dispatch_observer.h) which kernels it launched.
+// ObservedRun: tells the observer of a run (ops/dispatch_observer.h) which kernels it launched.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 
 namespace flownpu::gpu {
 
-// In the place of an array.
+// Dispatch::array of kernels.
 inline constexpr const char* kOpenCl = "opencl";
 
-// Lives as long as the run, under the context's mutex. If nobody looks on it does nothing.
+// Lives as long as the run, while the context's mutex is held. Without an observer it does nothing.
 class ObservedRun {
  public:
-  // `where`: said with each kernel, "position 70"; may be empty.
+  // `where`: what is appended to each kernel's name, such as "position 70"; may be empty.
   explicit ObservedRun(Context& context, const std::string& where = "");
   ~ObservedRun();
   ObservedRun(const ObservedRun&) = delete;

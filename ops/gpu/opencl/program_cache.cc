@@ -31,7 +31,7 @@ std::uint32_t sum_of(const std::string& content) {
   return crc32(std::as_bytes(std::span(content.data(), content.size())));
 }
 
-// FNV-1a, to name files: that another key has the same name is seen in the file.
+// FNV-1a, to name files. Where two keys have the same hash, the key in the file tells them apart.
 std::uint64_t hash(const std::string& text) {
   std::uint64_t found = 0xcbf29ce484222325U;
   for (const char letter : text) {

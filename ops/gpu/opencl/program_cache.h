@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiled kernels on disk, so that a driver's compiler is waited for once for each kernel, device,
-// driver and source. A file that is damaged, or another key's, is as good as none.
+// Compiled kernels on disk, so that a driver compiles a kernel once for each device, driver and
+// source. A file that is damaged, or has another key, is taken for none.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,11 @@
 
 namespace flownpu::gpu {
 
-// The folder, in the environment; empty there: nothing is kept.
+// Environment variable: the folder; empty: nothing is kept.
 inline constexpr const char* kCacheVariable = "FLOWNPU_GPU_CACHE";
 
-// That folder, else flownpu/opencl in the user's folder of caches (XDG_CACHE_HOME, ~/.cache); empty
-// where there is none of these.
+// The folder that the variable names, else flownpu/opencl in the user's folder of caches
+// (XDG_CACHE_HOME, ~/.cache); an empty path where none of these is known.
 std::filesystem::path default_cache_folder();
 
 class ProgramCache {
@@ -23,12 +23,13 @@ class ProgramCache {
   // Empty: nothing is kept.
   explicit ProgramCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
-  // `key`: all that the binary depends on, its source included.
+  // The binary that was kept with this key, if any. `key`: all that it depends on, its source
+  // included.
   std::optional<std::vector<unsigned char>> find(const std::string& key) const;
-  // Written beside and renamed, so that no process reads half of it.
+  // Writes to a file beside the final one, then renames it, so that no process reads half of it.
   void keep(const std::string& key, const std::vector<unsigned char>& binary);
   std::filesystem::path file_of(const std::string& key) const;
-  // Why the last binary was not kept; empty if it was. No reason to stop: it is compiled anew next
+  // Why the last binary was not kept; empty if it was. Callers may go on: it is compiled anew next
   // time.
   const std::string& problem() const { return problem_; }
 

@@ -11,16 +11,16 @@
 namespace flownpu::gpu {
 namespace {
 
-// How long none of kCommandsOfMark kernels may end. Those of a GPU take 64 x 27 ms if all are the
-// largest product of a 4B model for a chunk of 256 tokens (27 G operations, at 1 Tops), and Linux's
-// amdgpu resets a queue after 60 s, whose error says more than ours: twice that. A CPU's OpenCL
-// has a hundredth of such a GPU's operations a second, and nobody resets it.
+// How long to wait for the kCommandsOfMark commands before a mark. A GPU's kernels take 64 x 27 ms
+// if all are the largest product of a 4B model for a chunk of 256 tokens (27 G operations, at 1
+// Tops). Linux's amdgpu resets a queue after 60 s, with an error that says more than ours: so twice
+// that. A CPU's OpenCL has a hundredth of such a GPU's operations a second, and nobody resets it.
 constexpr std::chrono::seconds kLimitOfGpu{120};
 constexpr std::chrono::seconds kLimitOfCpu{1200};
 
-// Who waits looks again when a 32nd of the time that it has waited has passed: it is told 3 % late
-// at most. Pauses below 50 us, which is by how much Linux lets a sleep take longer, are none: the
-// core is offered to others. Long ones are a millisecond.
+// The pause between two looks is a 32nd of the time waited so far, so that the end is seen 3 % late
+// at most. Pauses below 50 us, by which Linux may prolong a sleep, only offer the core to other
+// threads. The longest is a millisecond.
 using Clock = std::chrono::steady_clock;
 
 void pause(Clock::duration waited) {

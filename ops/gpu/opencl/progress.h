@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far a queue has come: seen by looking at marks that lie between commands. OpenCL's own waits
-// have no limit, and a kernel that never ends would hold a thread for ever; its callbacks come when
-// the driver's thread for them wakes up: NVIDIA's (580.159) every 6 ms, three of which were a
-// token's 19 ms of which its kernels took 4.
+// How far a queue has come, told by polling marks that lie between commands. OpenCL's own waits
+// have no limit, so that a kernel that never ends would hold a thread for ever. Its callbacks run
+// when the driver's thread for them wakes up, on NVIDIA (580.159) every 6 ms: with three of these
+// waits a token took 19 ms, of which its kernels were 4.
 #pragma once
 
 #include <chrono>
@@ -14,17 +14,17 @@
 
 namespace flownpu::gpu {
 
-// Commands between two marks, one of which costs some microseconds: one to four marks a token.
+// Commands between two marks. A mark costs some microseconds, and a token has one to four.
 inline constexpr std::int64_t kCommandsOfMark = 64;
 
-// Seconds for which none of the kernels that were launched may end, in the environment.
+// Environment variable: seconds to wait for the commands before a mark.
 inline constexpr const char* kTimeVariable = "FLOWNPU_GPU_TIMEOUT";
 
-// That limit, else the device's. Throws Error for what is no number of seconds.
+// That limit, else the device's default. Throws Error if the variable is not a number of seconds.
 std::chrono::milliseconds time_limit(const DeviceFacts& facts);
 
-// How the command of an event ended, kComplete or its error; nothing if it did not within `limit`.
-// Throws OpenClError where the driver does not tell.
+// How the command of an event ended: kComplete or its error; nothing if it did not end within
+// `limit`. Throws OpenClError if the driver does not say.
 std::optional<cl::Int> end_of(cl::Event event, std::chrono::milliseconds limit);
 
 }  // namespace flownpu::gpu

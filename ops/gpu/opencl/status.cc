@@ -14,7 +14,7 @@ struct Code {
   std::string_view name;
 };
 
-// Those of OpenCL 1.2 and of the ICD loader that calls of ours can end with.
+// Codes of OpenCL 1.2 and of the ICD loader that our calls can end with.
 constexpr std::array<Code, 44> kCodes{{
     {-1, "CL_DEVICE_NOT_FOUND"},
     {-2, "CL_DEVICE_NOT_AVAILABLE"},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What OpenCL says of a call, as an error: the call, its code's name, and what to do.
+// An OpenCL call's status code as an error: the call, the code's name, and what to do.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace flownpu::gpu {
 
-// What went wrong, apart from what the message says.
+// The kind of an OpenClError, for callers that treat kinds differently.
 enum class Failure : std::uint8_t {
   kNoLoader,    // no ICD loader: nothing of OpenCL is installed
   kNoPlatform,  // a loader that finds no implementation
@@ -31,11 +31,11 @@ class OpenClError : public DeviceFailed {
   Failure failure_;
 };
 
-// "CL_OUT_OF_RESOURCES", or the number as text if the registry has none of it.
+// "CL_OUT_OF_RESOURCES", or the number as text if the name is not known.
 std::string name_of_code(cl::Int code);
 
-// Throws OpenClError unless the code is that of success. `call`: the function's name; `what`: what
-// it was for ("kernel fused_dqp"); `details`: more to tell, such as a compiler's log.
+// Throws OpenClError unless the code is CL_SUCCESS. `call`: the function's name; `what`: what it
+// was for ("kernel fused_dqp"); `details`: more to tell, such as a compiler's log.
 void check(cl::Int code, std::string_view call, std::string_view what,
            std::string_view details = "");
 

@@ -10,7 +10,7 @@
 namespace flownpu::gpu {
 namespace {
 
-// Runs whose median counts; one before them wakes the device up, and fills its caches.
+// Runs, of which the median counts; one more before them wakes the device up, and fills its caches.
 constexpr std::size_t kRuns = 5;
 
 bool is_wanted(const DeviceFacts& facts) {

@@ -12,24 +12,25 @@
 
 namespace flownpu::gpu {
 
-// In the environment: 1 or 0, whether anything is measured. Without it only GPUs are: on a CPU, of
-// which other programs have a part, times say little.
+// Environment variable: 1 or 0, whether anything is measured. Unset: on GPUs only. On a CPU, which
+// other programs share, times say little.
 inline constexpr const char* kTuneVariable = "FLOWNPU_GPU_TUNE";
 
 class Tuner {
  public:
-  // `context` must outlive it, and its mutex be held when it measures. Throws Error for a variable
-  // that is neither.
+  // `context` must outlive it, and its mutex be held by callers of fastest(). Throws Error if
+  // kTuneVariable is set to something else.
   explicit Tuner(Context& context);
 
   bool measures() const { return measures_; }
-  // The number of the fastest of so many ways, 0 if none is measured. `what`: all that the times
-  // depend on, but for device and driver. `launch`: launches one kernel, in that way. Throws
-  // OpenClError.
+  // The number of the fastest of so many ways; 0 if nothing is measured. `what`: all that the times
+  // depend on, except device and driver, as a key. `launch`: launches one kernel in the given way.
+  // Throws OpenClError.
   std::size_t fastest(const std::string& what, std::size_t ways,
                       const std::function<void(std::size_t)>& launch);
 
  private:
+  // Median time of a kernel, by the device's clock.
   double seconds_of(const std::function<void()>& launch);
 
   Context& context_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FlowQKVAttention and FlowKVAttention: the host normalises, rotates and scales queries and appends
-// to the cache, as the CPU device does; the device attends.
+// to the cache, as on the CPU device; then the device computes attention.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -23,7 +23,7 @@ using cpu::KeyValueRows;
 
 constexpr std::string_view kOneToken = "FlowKVAttention";
 
-// What the kernels have no place for.
+// Inputs that the kernels do not support.
 constexpr std::pair<AttentionInput, const char*> kRefused[] = {
     {kAttentionBias, "attention_bias"},
     {kBidirectionalBlocks, "bidirectional_blocks"},
@@ -50,7 +50,7 @@ class Attention final : public cpu::FlowQKVAttention {
       fail("[", attributes().name, "] expected one token, got ", inputs[kQuery].shape[1],
            ": use FlowQKVAttention for several");
   }
-  // A slice would be a prompt by itself.
+  // None: the device would treat each slice as a whole prompt.
   std::optional<Slicing> slicing(const Node& /*node*/) const override { return std::nullopt; }
 
  protected:
@@ -111,7 +111,8 @@ class Attention final : public cpu::FlowQKVAttention {
     return queries;
   }
 
-  // Keys or values, [batch, kv_heads, capacity, head_size], from each row's first position on.
+  // Keys or values [batch, kv_heads, capacity, head_size], each row of the batch from its cache's
+  // first position on.
   std::vector<std::byte> cache_of(const AttentionCall& call, std::int64_t capacity,
                                   std::byte* KeyValueRows::* part) const {
     const std::int64_t heads = attributes().kv_heads;

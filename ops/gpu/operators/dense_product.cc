@@ -13,7 +13,7 @@
 namespace flownpu::gpu {
 namespace {
 
-// W's number among the inputs (ops/layers/operators.h has those after it).
+// W's index among the inputs (ops/layers/operators.h has those after it).
 constexpr std::size_t kWeight = 1;
 
 DenseActivation activation_of(const Node& node) {
@@ -48,7 +48,7 @@ class DenseProduct final : public HostCheckedStep {
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     HostCheckedStep::infer(inputs, outputs);
     if (!shape_.has_residual) return;
-    // The kernel repeats a residual's rows: what the product's shape ends with.
+    // The kernel repeats the residual's rows, so its shape must be that of the product's last axes.
     const Shape& residual = inputs[layers::kDenseResidual].shape;
     const Shape& product = outputs[0];
     const int front = product.rank() - residual.rank();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which nodes of a session's graph the device computes by themselves: products and attention of
-// graphs without a KV cache, an encoder's. A decoder that is not computed as one node is the
-// host's: from token to token each of its products would wait for the one before it to come back.
+// Which nodes of a session's graph the device computes one by one: products and attention of graphs
+// without a KV cache, such as an encoder's. A decoder that cannot be computed as one node is left
+// to the host: for every token each of its products would have to wait until the one before it came
+// back.
 #pragma once
 
 #include <string>
@@ -12,18 +13,20 @@
 
 namespace flownpu::gpu {
 
-// In the device's domain: what no other device computes.
+// The domain of lowered nodes, which no other device computes.
 inline constexpr std::string_view kGpuDomain = "ai.flownpu.gpu";
 
+// Whether the node is an operator that lower_operators() gave to the device.
 bool is_operator_alone(const Node& node);
-// The node as the graph had it.
+// The node as it was in the graph, in FlowNPU's domain.
 Node operator_of_graph(const Node& node);
 
-// Whether there are products or attention, and no attention that keeps keys and values.
+// Whether the graph has products or attention, and no attention that keeps keys and values.
 bool is_without_cache(const std::vector<Node>& nodes);
-// Gives them to the device, and says of those that it does not take why.
+// Gives products and attention to the device. Those that it does not take stay on the host, with
+// the reason.
 Lowered lower_operators(std::vector<Node> nodes);
-// "12 products and 2 attentions one by one", of lowered nodes.
+// "12 products and 2 attentions one by one": the text about lowered nodes in the placement line.
 std::string describe_operators(const std::vector<Node>& nodes);
 
 }  // namespace flownpu::gpu

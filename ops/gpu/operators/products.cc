@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Q4NXMatMul, FusedDQP and Q4NXGather, whose weights stay on the device. One row is multiplied as
-// it is (dequantisation fused); more are rounded to int8 first, unless activations = bf16, which
-// here rounds nothing.
+// Q4NXMatMul, FusedDQP and Q4NXGather, whose weights stay on the device. A single row is multiplied
+// unrounded (dequantisation fused); several are rounded to int8 first, unless activations = bf16,
+// which on this device rounds nothing.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@
 namespace flownpu::gpu {
 namespace {
 
-// A weight's, which the host has checked; an unknown one has no elements.
+// The shape of a weight, which the host has checked; without elements if it is unknown.
 Shape shape_of(const Value& weight) { return weight.shape.value_or(Shape{0}); }
 
 q4nx::Layout layout_of(const Value& weight) {
@@ -65,7 +65,7 @@ class Product final : public HostCheckedStep {
   }
 
  private:
-  // `buffers`: as of fused_dqp.
+  // `buffers`: those of fused_dqp, in its order.
   void multiply_rounded(Run& run, std::int64_t tokens, std::vector<const Buffer*> buffers) const {
     const std::int64_t groups = q4nx::groups_of(shape_.columns);
     const auto count = static_cast<std::size_t>(tokens * groups);
@@ -82,7 +82,7 @@ class Product final : public HostCheckedStep {
   ProductShape shape_;
   bool rounds_;
   Buffer weight_;
-  Buffer image_;  // of the weight, where kernels read that
+  Buffer image_;  // of the weight, if kernels read it so
 };
 
 class Gather final : public HostCheckedStep {
@@ -107,7 +107,7 @@ class Gather final : public HostCheckedStep {
   }
 
  private:
-  // Throws Error for a row that the table lacks, which a kernel could not tell.
+  // Throws Error for an index beyond the table, which the kernel does not check.
   std::vector<std::int32_t> indices_of(const Tensor& tensor) const {
     std::vector<std::int32_t> indices;
     for (std::int64_t i = 0; i < tensor.shape.elements(); ++i) {

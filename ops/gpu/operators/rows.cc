@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes row by row: RMS norms, with a residual or without, rotation, and ArgMax.
+// Operators on rows: RMS norms, with a residual or without, rotation, and ArgMax.
 #include <algorithm>
 #include <vector>
 
@@ -49,7 +49,7 @@ class RmsNorm final : public HostCheckedStep {
   float epsilon_;
 };
 
-// com.microsoft's RotaryEmbedding of [batch, tokens, heads x head size], or [batch, heads, tokens,
+// com.microsoft's RotaryEmbedding, of [batch, tokens, heads x head size] or [batch, heads, tokens,
 // head size].
 class RotaryEmbedding final : public HostCheckedStep {
  public:
@@ -79,7 +79,7 @@ class RotaryEmbedding final : public HostCheckedStep {
   }
 
  private:
-  // One for each row of X; the host has checked them.
+  // The position of each row of X; the host has checked them.
   static std::vector<std::int32_t> positions_of(std::span<const Tensor> inputs) {
     const Shape& x = inputs[0].shape;
     const std::int64_t tokens = x[x.rank() == 4 ? 2 : 1];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One run of an operator: buffers of its inputs and outputs, and the kernels that are launched.
+// One run of an operator: the buffers of its inputs and outputs, and the kernels that it launches.
 #pragma once
 
 #include <cstddef>
@@ -18,29 +18,31 @@
 
 namespace flownpu::gpu {
 
-// Has the context to itself for as long as it lives; its buffers go with it.
+// Holds the context's mutex for as long as it lives, and owns its buffers.
 class Run {
  public:
   explicit Run(Context& context) : context_(context), lock_(context.mutex()), observed_(context) {}
 
-  // A buffer with this content. Throws Error for more bytes than 32-bit indices reach.
+  // A new buffer with this content. Throws Error for more bytes than 32-bit indices reach.
   const Buffer* input(std::span<const std::byte> content);
   const Buffer* input(const Tensor& tensor);
   template <typename Number>
   const Buffer* input(std::span<const Number> content) {
     return input(std::as_bytes(content));
   }
-  // A buffer to be written.
+  // A new buffer for kernels to write. Throws as input() does.
   const Buffer* output(std::size_t bytes);
 
-  // Buffers in the order of KernelDescription::arguments(), then its parameters.
+  // Compiles the kernel if need be, and enqueues it. Buffers are in the order of
+  // KernelDescription::arguments(), parameters in that of its parameters. Throws Error unless their
+  // numbers fit.
   void launch(const KernelDescription& kernel, const Grid& grid,
               std::initializer_list<const Buffer*> buffers,
               std::initializer_list<std::int64_t> parameters = {});
   void launch(const KernelDescription& kernel, const Grid& grid,
               std::span<const Buffer* const> buffers, std::span<const std::int64_t> parameters);
 
-  // Waits for what was launched.
+  // Waits for the kernels, then copies to the host.
   void read(const Buffer* from, const Tensor& to);
   void read(const Buffer* from, std::span<std::byte> to) { context_.read(*from, to); }
 
@@ -48,18 +50,19 @@ class Run {
   Context& context_;
   std::lock_guard<std::mutex> lock_;
   ObservedRun observed_;
-  std::deque<Buffer> buffers_;  // does not move them
+  std::deque<Buffer> buffers_;  // a deque, which does not move them
 };
 
-// How kernels read values of this type; there are floats, and int8. Throws Error for others.
+// The element of the kernel language for values of this type, which are floats or int8. Throws
+// Error for other types.
 Element element_of(DataType type);
-// The same of a KV cache, whose int8 has a scale in each row.
+// The same for a KV cache, where each int8 row has a scale.
 Element element_of_cache(DataType type);
 
 // A constant's bytes in a buffer. Throws as check_bytes does.
 Buffer upload(Context& context, const Value& constant);
 
-// Throws Error unless 32-bit integers count the bytes; `what`: whose they are.
+// Throws Error if a 32-bit integer cannot count the bytes; `what`: what they are, for the message.
 void check_bytes(std::size_t bytes, std::string_view what);
 
 }  // namespace flownpu::gpu

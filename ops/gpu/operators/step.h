@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operators by themselves: a step's inputs go to the device, its kernels run, its outputs come
-// back. Constants that are large, weights, stay on the device. Shapes, lengths and what is refused
-// of them are the host's step's, the CPU device's.
+// Operators by themselves: a step copies its inputs to the device, runs kernels, and copies the
+// outputs back. Weights stay on the device. Shapes and lengths are inferred and checked by the CPU
+// device's step for the same node, the host's.
 #pragma once
 
 #include <memory>
@@ -16,10 +16,10 @@
 
 namespace flownpu::gpu {
 
-// What a step is made with.
+// What a step is made with, beside its node.
 struct Making {
   std::shared_ptr<Context> context;
-  // The same node's, on the CPU.
+  // The CPU device's step for the same node.
   std::unique_ptr<Step> host;
   Activations activations = Activations::kInt8;
   GpuWeights weights = GpuWeights::kAuto;
@@ -27,6 +27,7 @@ struct Making {
   cpu::Context host_context;
 };
 
+// A step that lets the host's step infer shapes and refuse inputs.
 class HostCheckedStep : public Step {
  public:
   explicit HostCheckedStep(Making making)
@@ -45,7 +46,7 @@ class HostCheckedStep : public Step {
   std::unique_ptr<Step> host_;
 };
 
-// Each throws Error for a node of its operator that the device's kernels do not compute.
+// Each throws Error for a node that the device's kernels do not compute.
 std::unique_ptr<Step> make_product(const Node& node, Making making);
 std::unique_ptr<Step> make_dense_product(const Node& node, Making making);
 std::unique_ptr<Step> make_gather(const Node& node, Making making);
@@ -54,10 +55,10 @@ std::unique_ptr<Step> make_rotary_embedding(const Node& node, Making making);
 std::unique_ptr<Step> make_argmax(const Node& node, Making making);
 std::unique_ptr<Step> make_attention(const Node& node, Making making);
 
-// What of an attention node the kernel has no place for; empty if it has.
+// Why the kernel does not compute an attention node; empty if it does.
 std::string refused_attention(const Node& node);
 
-// The operators that there are, by their names.
+// The operators that the device computes, and how their steps are made.
 struct Operator {
   std::string_view op_type;
   std::unique_ptr<Step> (*make)(const Node& node, Making making);

@@ -12,30 +12,30 @@ namespace flownpu::lowering {
 namespace {
 
 constexpr float kLargestCode = q4nx::kLargestCode;
-// How far the starts move the smallest and the largest weight inwards, in steps of range / 15: all
-// pairs are tried, and refitted once; the best of them three times more. On normal and on Student-t
-// (4 degrees of freedom) weights that comes within 2.2 % of the squared error of 12 x 12 starts
-// with 3 refits each, in a tenth of the time.
+// The starting points of the search: by how much the smallest and the largest weight are moved
+// inwards, in units of range / 15. All pairs are tried and refitted once, and the best of them is
+// refitted three more times. On normal and on Student-t (4 degrees of freedom) weights that comes
+// within 2.2 % of the squared error of 12 x 12 starts with 3 refits each, in a tenth of the time.
 constexpr std::array<float, 4> kStarts{-0.3F, 0.15F, 0.6F, 1.2F};
 constexpr int kFinalRefits = 3;
 
-// A float this large has no fraction: what is added to it and taken off again is rounded to the
-// nearest integer, ties to even, without a call.
+// A float this large has no fraction bits: adding it to a number and subtracting it again rounds
+// the number to the nearest integer, ties to even, without a function call.
 constexpr float kToInteger = 0x1p23F;
 
-// What takes or returns such values is inlined: nothing is called as the ABI has it, which GCC and
-// Clang warn is another one without AVX-512.
+// GCC and Clang warn that vectors are passed to functions differently without AVX-512. That does
+// not matter here: all functions that take or return vectors are inlined.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
-// A search of `kWidth` groups side by side, which fill a vector register: 4 of SSE2, 8 of AVX2, 16
-// of AVX-512. Every group is computed as it would be alone, operation by operation, so that all of
-// these find the same bits.
+// Searches `kWidth` groups side by side, which fill a vector register: 4 with SSE2, 8 with AVX2, 16
+// with AVX-512. Every group goes through the same operations as it would alone, so that all widths
+// find the same bits.
 template <std::size_t kWidth>
 class Search {
  public:
   typedef float Lanes __attribute__((vector_size(kWidth * sizeof(float))));
   typedef std::uint32_t Bits __attribute__((vector_size(kWidth * sizeof(float))));
-  // No std::array: as an argument of a template the type would lose its attribute.
+  // Not a std::array: as a template argument the vector type would lose its attribute.
   struct Codes {
     Lanes of[q4nx::kGroup];  // NOLINT(modernize-avoid-c-arrays)
 
@@ -47,7 +47,7 @@ class Search {
     Lanes minimum{};
   };
 
-  // `weights`: `size` of each group.
+  // `weights`: the first `size` elements are used, one vector of all groups each.
   [[gnu::always_inline]] Search(const Codes& weights, std::size_t size)
       : weights_(weights), size_(size), count_(static_cast<float>(size)) {
     for (std::size_t i = 0; i < size_; ++i) total_ += weights_[i];
@@ -61,7 +61,8 @@ class Search {
       largest = weights_[i] > largest ? weights_[i] : largest;
     }
     const Lanes step = largest / kLargestCode - smallest / kLargestCode;
-    // A constant group is its minimum alone; it is also what any other start must beat.
+    // The first candidate is the mean alone, with scale 0: right for a constant group, and with an
+    // error that the other candidates must beat.
     consider({Lanes{}, rounded(total_ / count_)});
     for (const float low : kStarts) {
       for (const float high : kStarts) {
@@ -73,7 +74,7 @@ class Search {
     return best_;
   }
 
-  // The codes that bring scale * code + minimum nearest to the weights.
+  // The codes for which scale * code + minimum is nearest to the weights.
   [[gnu::always_inline]] Codes codes(const Parameters& parameters) const {
     const Lanes inverse =
         parameters.scale >= std::numeric_limits<float>::min() ? 1 / parameters.scale : Lanes{};
@@ -88,14 +89,15 @@ class Search {
   }
 
  private:
-  // To bf16 and back; of what is finite as to_bfloat16 does.
+  // Rounds to bf16 and back, for finite values as to_bfloat16() does.
   [[gnu::always_inline]] static Lanes rounded(const Lanes& value) {
     const Bits bits = __builtin_bit_cast(Bits, value);
     const Bits nearest = (bits + 0x7fffU + ((bits >> 16) & 1U)) & 0xffff0000U;
     return __builtin_bit_cast(Lanes, nearest);
   }
 
-  // Keeps these parameters where they are better; returns the codes they give.
+  // Keeps these parameters for the groups whose error they reduce; returns the codes that they
+  // give.
   [[gnu::always_inline]] Codes consider(const Parameters& parameters) {
     const Codes found = codes(parameters);
     Lanes error{};
@@ -109,7 +111,8 @@ class Search {
     return found;
   }
 
-  // Scale and minimum that fit these codes best; the minimum for the scale that bf16 has.
+  // The scale and minimum that fit these codes best by least squares; the minimum is fitted to the
+  // rounded scale.
   [[gnu::always_inline]] Parameters refit(const Codes& codes) const {
     Lanes sum{};
     Lanes squares{};
@@ -134,19 +137,20 @@ class Search {
   Lanes least_error_ = Lanes{} + std::numeric_limits<float>::infinity();
 };
 
-// The power of two that brings a group's largest magnitude to 1/2 to 1.
+// The exponent of the power of two that a group must be divided by for its largest magnitude to be
+// in 1/2 to 1.
 int exponent_of(std::span<const float> weights) {
   float largest = 0;
   for (const float weight : weights) largest = std::max(largest, std::abs(weight));
   return largest > 0 ? std::max(std::ilogb(largest) + 1, -126) : 0;
 }
 
-// At most kWidth groups.
+// Quantises at most kWidth groups.
 template <std::size_t kWidth>
 [[gnu::always_inline]] inline void quantize_some(std::span<const float> weights, std::size_t size,
                                                  std::span<Q4NXGroup> found) {
-  // Searched at magnitudes of 1/2 to 1, where no square overflows or vanishes: a power of two
-  // changes no rounding.
+  // Groups are scaled to magnitudes of 1/2 to 1, where no square overflows or underflows; scaling
+  // by a power of two changes no rounding.
   std::array<int, kWidth> exponents{};
   typename Search<kWidth>::Codes scaled{};
   for (std::size_t g = 0; g < found.size(); ++g) {
@@ -207,7 +211,7 @@ std::vector<std::size_t> search_widths() {
 void quantize_groups(std::span<const float> weights, std::size_t size, std::span<Q4NXGroup> found,
                      std::size_t width) {
   static const std::size_t widest = search_widths().back();
-  if (width == 0) width = found.size() <= 4 ? 4 : widest;  // a few fill the narrowest vector
+  if (width == 0) width = found.size() <= 4 ? 4 : widest;  // a few groups fit the narrowest vector
   switch (width) {
 #if defined(__x86_64__)
     case 8:

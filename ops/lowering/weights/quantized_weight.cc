@@ -14,9 +14,9 @@
 namespace flownpu::lowering {
 namespace {
 
-// 2^(bits - 1), the operators' own default.
+// 2^(bits - 1): what MatMulNBits and GatherBlockQuantized use without zero points.
 constexpr float kDefaultZeroPoint = 8;
-// The largest weight that is quantised again: beyond, a minimum might round to infinity.
+// The largest weight that is quantised again: for larger ones a minimum might round to infinity.
 constexpr float kLargestWeight = 0x1p127F;
 int nibble(const void* packed, std::int64_t index) {
   const auto byte = static_cast<const std::uint8_t*>(packed)[index / 2];
@@ -73,7 +73,7 @@ std::string QuantizedWeight::damage() const {
   });
   if (!fit) return scales.name + " holds a scale that is not finite, or too large for bf16";
   if (keeps_codes()) return "";
-  // What is quantised again has to be finite itself.
+  // Weights that are quantised again must be finite themselves.
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t block = 0; block < blocks(); ++block) {
       const float largest =
@@ -89,7 +89,7 @@ float QuantizedWeight::zero_point(std::int64_t row, std::int64_t block) const {
   if (zero_points.name.empty()) return kDefaultZeroPoint;
   if (zero_points.type == DataType::kFloat32)
     return static_cast<const float*>(zero_points.constant)[at(row) * blocks() + block];
-  // Each row begins with a byte of its own.
+  // Each row's packed zero points begin at a whole byte.
   return static_cast<float>(
       nibble(zero_points.constant, at(row) * q4nx::ceil_div(blocks(), 2) * 2 + block));
 }
@@ -140,7 +140,7 @@ float QuantizedWeight::weight(std::int64_t row, std::int64_t column) const {
          (static_cast<float>(code) - zero_point(row, block));
 }
 
-// The columns from `first` on, as Q4NX has them with their codes unchanged.
+// The Q4NX group of the columns from `first` on, with codes unchanged.
 Q4NXGroup QuantizedWeight::group(std::int64_t row, std::int64_t first) const {
   const std::int64_t block = first / block_size;
   Q4NXGroup group;
@@ -154,7 +154,7 @@ Q4NXGroup QuantizedWeight::group(std::int64_t row, std::int64_t first) const {
   return group;
 }
 
-// The same, quantised again.
+// The same, but quantised again.
 Q4NXGroup QuantizedWeight::new_group(std::int64_t row, std::int64_t first) const {
   std::array<float, q4nx::kGroup> weights{};
   const auto count = static_cast<std::size_t>(std::min(q4nx::kGroup, columns - first));
@@ -182,7 +182,7 @@ void QuantizedWeight::pack_row(std::int64_t row, std::byte* row_of_blocks,
   }
 }
 
-// Its scale and minimum, and its nibble in each column's bytes.
+// Writes scale and minimum, and ORs the row's nibble into the bytes of each column.
 void put_group(const Q4NXGroup& group, std::int64_t row, std::int64_t first,
                const q4nx::Layout& layout, std::byte* row_of_blocks) {
   const std::int64_t in_block = row % q4nx::kBlockRows;

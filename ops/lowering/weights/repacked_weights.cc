@@ -24,25 +24,25 @@
 namespace flownpu::lowering {
 namespace {
 
-// While the bytes are not there yet; no one reads them.
+// Value::constant points here as long as the constant has not been made; the byte is never read.
 constexpr std::byte kToBeMade{};
-// What exporters and this file put behind the names of weights.
+// The suffixes that exporters and this file append to names of weights.
 constexpr std::string_view kCodesSuffix = "_Q4";
 constexpr std::string_view kSuffix = "_Q4NX";
 
-// Weights begin at pages, as in the files that others are mapped from: kernels read whole cache
-// lines, and what begins in the middle of one costs two of them each time.
+// Weights begin on page boundaries, as they do in mapped files: kernels read whole cache lines, and
+// data that begins in the middle of a line would cost an additional one each time.
 constexpr std::size_t kAlignment = 4096;
-// Beyond, a minimum might become infinite when it is rounded.
+// For larger weights a minimum might become infinite when it is rounded to bf16.
 constexpr float kLargestWeight = 0x1p127F;
-// Size of a piece of work: some ms, a thousandth of a vocabulary's table.
+// The size of a piece of work: it takes some ms, and a vocabulary's table has about a thousand.
 constexpr std::int64_t kPieceBytes = std::int64_t{256} << 10;
 
 constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-// Calls work(i) for 0 <= i < count on all cores; throws what one of them throws.
+// Calls work(i) for 0 <= i < count on all cores; rethrows the first exception of a call.
 template <typename Work>
 void parallel(std::size_t count, const Work& work) {
   std::atomic<std::size_t> next = 0;
@@ -63,7 +63,8 @@ void parallel(std::size_t count, const Work& work) {
   if (error) std::rethrow_exception(error);
 }
 
-// Quantises some rows of blocks of a weight of floats into `blocks`, where all of it begins.
+// Quantises `count` rows of blocks, from `first` on, of a weight of floats. `blocks`: where the
+// blocks of the whole weight begin.
 Difference pack_floats(const FloatWeight& weight, const float* floats, const q4nx::Layout& layout,
                        std::int64_t first, std::int64_t count, std::byte* blocks) {
   const std::int64_t row_bytes = layout.row_bytes(weight.columns);
@@ -76,7 +77,7 @@ Difference pack_floats(const FloatWeight& weight, const float* floats, const q4n
   const std::int64_t end = std::min(weight.rows, (first + count) * q4nx::kBlockRows);
   for (std::int64_t row = first * q4nx::kBlockRows; row < end; ++row) {
     for (std::int64_t k = 0; k < weight.columns;) {
-      // As many groups as there are in a row of as many weights: the last one may have fewer.
+      // Takes as many groups of equal size as possible: the last group of a row may be smaller.
       const std::int64_t size = std::min(q4nx::kGroup, weight.columns - k);
       const std::int64_t at_once = std::min(std::ssize(made), (weight.columns - k) / size);
       const auto taken = std::span(groups).first(static_cast<std::size_t>(at_once * size));
@@ -113,14 +114,16 @@ bool same_bytes(const Value& a, const Value& b) {
                       static_cast<std::size_t>(elements) * size_of(a.type)) == 0);
 }
 
-// The same weight, perhaps in another copy: ORT folds a Reshape of a constant into one.
+// Whether both are the same weight, possibly in two copies: ORT makes a copy where it folds the
+// Reshape of a constant.
 bool same(const QuantizedWeight& a, const QuantizedWeight& b) {
   return a.rows == b.rows && a.columns == b.columns && a.block_size == b.block_size &&
          a.first_row == b.first_row && a.row_step == b.row_step && same_bytes(a.scales, b.scales) &&
          same_bytes(a.zero_points, b.zero_points) && same_bytes(a.codes, b.codes);
 }
 
-// What the names have in common, word by word, and `name` behind it.
+// The words, up to a '.' each, that the names of all products' weights begin with, followed by
+// `name`.
 std::string joined_name(const std::vector<const Node*>& products, const std::string& name) {
   const std::string& first = products.front()->inputs[kProductWeight].name;
   std::size_t common = 0;
@@ -141,7 +144,7 @@ std::string joined_name(const std::vector<const Node*>& products, const std::str
 
 bool Q4NXConstant::Part::keeps_codes() const {
   const auto* weight = std::get_if<QuantizedWeight>(&source);
-  // One of floats has none that could be kept.
+  // The other kinds of weight have no codes that are replaced.
   return weight == nullptr || weight->keeps_codes();
 }
 
@@ -301,8 +304,8 @@ void RepackedWeights::make(std::vector<Node>& nodes) {
     }
   }
   if (readers.empty()) return;
-  // A step of decoding reads every weight once, in order: with pages of 4 KiB it waits for as many
-  // translations. Files are mapped in larger ones already. All that is read is written.
+  // A decode step reads every weight once, in order, and waits for an address translation for each
+  // page, hence large ones. The memory is not initialised: pack() writes all bytes that are read.
   const std::shared_ptr<std::byte> memory = allocate_large_pages(end);
   for (const auto& [value, offset] : readers) {
     value->constant = memory.get() + offset;

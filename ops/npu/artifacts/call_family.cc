@@ -11,7 +11,7 @@ namespace {
 
 using words::WordReader;
 
-// What positions are computed with stays below 64 bits.
+// With this limit, what is computed from positions fits 64 bits.
 constexpr std::int64_t kMostPositions = std::int64_t{1} << 31;
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -32,7 +32,7 @@ CallFamily CallFamily::read(std::span<const std::int64_t> words) try {
   reader.head(words::WordKind::kFamily);
   CallFamily family;
   family.name_ = reader.text();
-  reader.next();  // the array's identity, which the words of a sequence have as well
+  reader.next();  // the array's identity, which the words of a sequence repeat
   family.positions_ = reader.next();
   family.keys_ = reader.next();
   family.chunks_of_a_task_ = reader.next();
@@ -66,8 +66,8 @@ CallFamily CallFamily::read(std::span<const std::int64_t> words) try {
   fail("[FlowNPU] ", error.what());
 }
 
-// As aie/designs/attention.py, `sweep`: chunks from the one with the first key that some query sees
-// to the one with the last.
+// As `sweep` in aie/designs/attention.py: the chunks from the one with the first key that a query
+// sees to the one with the last.
 std::vector<std::int64_t> CallFamily::features(std::int64_t position) const {
   std::vector<std::int64_t> features{position};
   features.reserve(1 + 2 * sweeps_.size());

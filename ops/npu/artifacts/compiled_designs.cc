@@ -10,8 +10,8 @@
 namespace flownpu::npu {
 namespace {
 
-// A dispatch takes milliseconds, the longest, 2^31 bytes of weights at a tenth of main memory's
-// rate, less than half a second: ten times that.
+// A dispatch takes milliseconds. The longest reads 2^31 bytes of weights, which at a tenth of main
+// memory's rate takes less than half a second; the limit is ten times that.
 constexpr std::chrono::seconds kTimeLimit{5};
 
 std::int64_t now_ns() {
@@ -37,7 +37,7 @@ std::unique_ptr<Runtime> open_runtime(const Artifacts& artifacts) {
 
 }  // namespace
 
-// The table holds nothing open: sessions do.
+// The table has weak references only: sessions keep designs open.
 std::shared_ptr<CompiledDesigns> CompiledDesigns::open(const std::string& folder, bool emulated) {
   static std::mutex mutex;
   static std::map<std::pair<std::string, bool>, std::weak_ptr<CompiledDesigns>> opened;
@@ -45,7 +45,7 @@ std::shared_ptr<CompiledDesigns> CompiledDesigns::open(const std::string& folder
   std::weak_ptr<CompiledDesigns>& known = opened[{folder, emulated}];
   std::shared_ptr<CompiledDesigns> designs = known.lock();
   if (designs != nullptr && !designs->failed()) {
-    // The folder may have been built again.
+    // The folder may have been built again since.
     if (Artifacts(folder, emulated).identity() == designs->artifacts().identity()) return designs;
   }
   designs = std::make_shared<CompiledDesigns>(folder, emulated);
@@ -62,7 +62,7 @@ Array& CompiledDesigns::array(const CallRecord& call) {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Array>& array = arrays_[call.array];
   if (array == nullptr) array = runtime_->load(artifacts_.array_file(call));
-  // XRT looks up an argument that is not there without asking.
+  // XRT would look up a missing argument without a check, and crash.
   if (call.buffers.size() > array->most_buffers()) {
     artifacts_.refuse("the array " + artifacts_.array(call.array).name + " takes " +
                           std::to_string(array->most_buffers()) + " buffers, and its call " +
@@ -91,7 +91,8 @@ bool CompiledDesigns::failed() {
 void CompiledDesigns::begin_run() {
   const std::lock_guard lock(mutex_);
   if (!failure_.empty()) throw DeviceFailed(failure_);
-  // From the first run that is observed on; what was moved to load the model is no run's.
+  // Counting begins with the first run that is observed: what was moved to load the model belongs
+  // to no run.
   if (current_dispatch_observer() != nullptr && told_.dispatches == 0) told_ = runtime_->counts();
 }
 
@@ -145,7 +146,7 @@ Sequence* PreparedCall::at(std::int64_t position, std::size_t slot) {
   const std::size_t number = family_->class_of(position);
   Words& words = words_[{number, slot}];
   if (words.sequence == nullptr) {
-    // Without a position's features the words may say nothing that can be run.
+    // Before they are patched for a position, the words may not be a valid sequence.
     std::vector<std::int64_t> first = family_->at(number).words;
     family_->patch(position, [&](std::size_t word, std::int64_t value) { first[word] = value; });
     words.sequence = array_->sequence(first);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// CompiledDesigns: a folder of artifacts together with the runtime that runs them and the arrays
-// that are loaded, which the sessions of a process share. PreparedCall: a call of the folder, ready
-// to be submitted at any position.
+// CompiledDesigns: a folder of artifacts, the runtime that runs them, and the arrays that are
+// loaded; the sessions of a process share it. PreparedCall: a call of the folder, ready to be
+// submitted at any position.
 #pragma once
 
 #include <chrono>
@@ -22,72 +22,73 @@
 
 namespace flownpu::npu {
 
-// Seconds within which a dispatch has to end, in the environment.
+// Environment variable: seconds within which a dispatch has to end.
 inline constexpr const char* kTimeVariable = "FLOWNPU_NPU_TIMEOUT";
 
 class CompiledDesigns {
  public:
-  // The folder's, opened now or by another session that still lives; `emulated`: on the emulator,
-  // else on the NPU. Throws DeviceError.
+  // The designs in a folder: shared with another session that still has them open, or opened now.
+  // `emulated`: on the emulator, else on the NPU. Throws DeviceError.
   static std::shared_ptr<CompiledDesigns> open(const std::string& folder, bool emulated);
 
   CompiledDesigns(const std::string& folder, bool emulated);
 
   const Artifacts& artifacts() const { return artifacts_; }
   Runtime& runtime() { return *runtime_; }
-  // The array of a call, loaded once. Throws DeviceError.
+  // The array of a call, which is loaded once. Throws DeviceError.
   Array& array(const CallRecord& call);
-  // Its family, which programs that make the call share. Throws DeviceError.
+  // The family of a call, which all programs with that call share. Throws DeviceError.
   std::shared_ptr<const CallFamily> family(const CallRecord& call);
 
-  // A run of a session begins. Throws DeviceFailed with what was said first, if a dispatch has
-  // failed, of whichever session: the arrays are in an unknown state then.
+  // To be called when a run of a session begins. If a dispatch of any session has failed, the
+  // arrays are in an unknown state: throws DeviceFailed, with the first failure's message.
   void begin_run();
-  // Calls over the array of this number in one dispatch, of which ops/dispatch_observer.h hears;
-  // returns when they have ended. Throws DeviceFailed.
+  // Runs calls over the array of this number in one dispatch, and tells the run's observer
+  // (ops/dispatch_observer.h) of it; returns when they have ended. Throws DeviceFailed.
   void dispatch(std::size_t array, std::span<const Call> calls);
-  // What the host computes between dispatches, of which the observer hears as well, as of the array
-  // "host"; `name`, `position`: as of a Call.
+  // Runs what the host computes between dispatches, and tells the observer of it, as of an array
+  // "host"; `name`, `position`: as in Call.
   void compute(const std::string& name, std::int64_t position, const std::function<void()>& work);
 
  private:
   bool failed();
-  // With the bytes that were moved since the last that was told of.
+  // Tells the observer, with the bytes that were moved since it was last told of something.
   void tell(Dispatch dispatch);
 
   Artifacts artifacts_;
   std::chrono::milliseconds time_limit_;
   std::unique_ptr<Runtime> runtime_;
-  std::mutex mutex_;  // for what follows
+  std::mutex mutex_;  // guards what follows
   std::map<std::size_t, std::shared_ptr<Array>> arrays_;
   std::map<const CallRecord*, std::weak_ptr<const CallFamily>> families_;
   std::string failure_;
-  Counts told_;  // as of the last that was told of
+  Counts told_;  // when the observer was last told of something
 };
 
 class PreparedCall {
  public:
-  // `call`: of the designs, which must outlive this. Throws DeviceError.
+  // `call`: one of the designs', which must outlive this. Throws DeviceError.
   PreparedCall(CompiledDesigns& designs, const CallRecord& call);
 
   // The number of its array.
   std::size_t array() const { return call_->array; }
   const std::string& file() const { return call_->file; }
 
-  // Its words for a position, until they are asked for at another in this slot, of which a dispatch
-  // needs one for each position. Throws Error if there are none.
+  // The call's words for a position. They are valid until at() is called for another position with
+  // the same slot; a dispatch needs a slot for each of its positions. Throws Error if there are no
+  // words for the position.
   Sequence* at(std::int64_t position, std::size_t slot = 0);
 
  private:
   struct Words {
     std::unique_ptr<Sequence> sequence;
-    std::int64_t position = -1;  // that they are for
+    std::int64_t position = -1;  // for which the words are
   };
 
   const CallRecord* call_;
   Array* array_;
   std::shared_ptr<const CallFamily> family_;
-  // By class of positions and slot, made when they are needed first.
+  // By class of positions and slot; made when first needed.
   std::map<std::pair<std::size_t, std::size_t>, Words> words_;
 };
 

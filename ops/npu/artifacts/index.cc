@@ -104,7 +104,7 @@ void Artifacts::read_index(std::span<const std::int64_t> words) {
 
 std::string Artifacts::build_command() const {
   const fs::path folder = path_of(folder_).lexically_normal();
-  // `flownpu build` writes to MODEL/artifacts/emulate, or the target's name, unless it is told.
+  // Without --output, `flownpu build` writes to MODEL/artifacts/emulate or MODEL/artifacts/TARGET.
   const fs::path artifacts =
       folder.has_filename() ? folder.parent_path() : folder.parent_path().parent_path();
   const bool usual = artifacts.filename() == "artifacts";

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Artifacts: the folder of compiled designs that `flownpu build` makes, as the host reads it.
+// Artifacts: the folder of compiled designs that `flownpu build` writes, as the host reads it.
 //
-// `index.words` (aie/artifacts/index.py writes it) lists the arrays, the calls with their host
-// buffers, the host's calls, and the programs (program_record.h). The words of a call are a family
-// (call_family.h).
+// `index.words` (written by aie/artifacts/index.py) lists the arrays, the calls with their host
+// buffers, the host's calls, and the programs (program_record.h). The words of a call are in a file
+// of their own, a family (call_family.h).
 #pragma once
 
 #include <cstddef>
@@ -26,45 +26,45 @@ struct ArrayRecord {
 
 class Artifacts {
  public:
-  // Whether a folder has artifacts, in whatever state.
+  // Whether a folder has artifacts, valid or not.
   static bool are_in(const std::string& folder);
 
-  // `emulated`: whether its arrays are to be plans for the emulator rather than xclbins. Throws
-  // DeviceError (kArtifact) if there is no such folder, it was built for the other, or its index is
-  // damaged: it says how to build it.
+  // `emulated`: whether the arrays must be plans for the emulator rather than xclbins. Throws
+  // DeviceError (kArtifact), which says how to build the folder, if there is no such folder, it was
+  // built for the other of these, or its index is damaged.
   Artifacts(std::string folder, bool emulated);
 
   const std::string& folder() const { return folder_; }
   // "npu1", "npu2".
   const std::string& target() const { return target_; }
   bool emulated() const { return emulated_; }
-  // What they were built of: changes when any file does.
+  // A digest of what they were built from: it changes when any file does.
   const std::string& identity() const { return identity_; }
 
   const ArrayRecord& array(std::size_t number) const { return arrays_[number]; }
   const CallRecord& call(std::size_t number) const { return calls_[number]; }
   const HostCallRecord& host_call(std::size_t number) const { return host_calls_[number]; }
-  // Whether there are programs of a kind, for whatever model.
+  // Whether there are programs of a kind, for any model.
   bool has(std::string_view kind) const;
-  // The programs of a kind that are for the model of this node, the fewest tokens first.
+  // The programs of a kind for the model of this node, those for the fewest tokens first.
   std::vector<const ProgramRecord*> programs(std::string_view kind, const Node& node) const;
-  // The same, at least one; DeviceError (kArtifact) that says what those that are there are for,
-  // and how to build what is missing.
+  // The same, but at least one. Throws DeviceError (kArtifact) that says for which models there are
+  // programs, and how to build the missing ones.
   std::vector<const ProgramRecord*> require(std::string_view kind, const Node& node) const;
-  // The path of the call's array, and its words; both are checked against their sums. Throw
-  // DeviceError (kArtifact).
+  // The path of the call's array; the call's words. Both files are compared with their checksums.
+  // Throw DeviceError (kArtifact).
   std::string array_file(const CallRecord& call) const;
   CallFamily family(const CallRecord& call) const;
-  // Reads all files of these programs' calls. Throws as those do.
+  // Checks all files of these programs' calls. Throws as those two do.
   void check(std::span<const ProgramRecord* const> programs) const;
-  // `flownpu build` for these: what a message tells the user to type.
+  // The `flownpu build` command that makes these artifacts, for messages.
   std::string build_command() const;
-  // Throws DeviceError (kArtifact): why, what to do, and the command for it.
+  // Throws DeviceError (kArtifact) with the reason, what to do, and the command for it.
   [[noreturn]] void refuse(const std::string& why, const std::string& what_to_do) const;
 
  private:
   void read_index(std::span<const std::int64_t> words);
-  // The path of a file of the folder, which has this sum.
+  // The path of a file of the folder, after its checksum was compared with `sum`.
   std::string checked(const std::string& file, std::int64_t sum) const;
 
   std::string folder_;

@@ -12,10 +12,10 @@ namespace {
 
 using words::WordReader;
 
-// Times a size of a buffer this is far below 2^64.
+// A number of elements; in bytes it stays far below 2^64.
 constexpr std::size_t kMostElements = std::size_t{1} << 31;
 
-// As aie/programs/program.py's `attribute_words` has it.
+// An attribute as words, as `attribute_words` in aie/programs/program.py writes it.
 struct WordsOf {
   using Words = std::vector<std::int64_t>;
   Words operator()(std::int64_t value) const { return {value}; }
@@ -29,7 +29,7 @@ struct WordsOf {
   }
 };
 
-// Words of an attribute as a person reads them, who knows its type by the model's `like`.
+// An attribute's words as text for people; the model's attribute, `like`, tells their type.
 std::string text_of(const std::vector<std::int64_t>& words, const Attribute& like) {
   if (std::holds_alternative<std::string>(like)) return {words.begin(), words.end()};
   const bool floats = std::holds_alternative<float>(like);
@@ -84,7 +84,7 @@ RowsRecord read_rows(WordReader& reader, const ProgramRecord& program, const cha
   return rows;
 }
 
-// A step of a program, which names one of `calls`: the arrays' or the host's.
+// Reads a step of a program. Its call is one of `calls`, which are the arrays' or the host's.
 template <typename Record>
 StepRecord read_step(WordReader& reader, const ProgramRecord& program,
                      std::span<const Record> calls) {
@@ -107,7 +107,7 @@ StepRecord read_step(WordReader& reader, const ProgramRecord& program,
   return step;
 }
 
-// An array sees no memory of the host's.
+// Throws unless an array reaches all buffers of its steps: it does not see the host's own memory.
 void require_reachable(const DispatchRecord& dispatch, const ProgramRecord& program) {
   if (dispatch.host) return;
   for (const StepRecord& step : dispatch.steps) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program as the index of artifacts has it: what the host does for a prompt, a token or an image
-// (aie/programs/program.py, which says what each number means, writes it).
+// A program as the index of artifacts has it: what the host does for a prompt, a token or an image.
+// aie/programs/program.py writes it, and says what each number means.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ struct CallRecord {
   std::string op_type;  // stem of the design: "decode_layer", "gemm", ...
   std::string name;
   std::size_t array = 0;
-  std::string file;  // of the family
+  std::string file;  // the file of the family
   std::int64_t crc = 0;
   std::vector<BufferRecord> buffers;  // in the order of the call's arguments
 };
@@ -45,7 +45,8 @@ struct ViewRecord {
   std::size_t bytes = 0;
 };
 
-// Rows of bf16 that the host writes or reads: `columns` elements, `line` from one to the next.
+// Rows of bf16 that the host writes or reads: `columns` elements each, which begin `line` elements
+// apart.
 struct RowsRecord {
   ViewRecord view;
   std::size_t columns = 0;
@@ -55,21 +56,22 @@ struct RowsRecord {
 };
 
 struct StepRecord {
-  std::size_t call = 0;  // its number in the index, among arrays' or the host's
+  std::size_t call = 0;  // its number in the index, among the arrays' calls or the host's
   std::string label;     // for messages
-  // Tokens from the run's first one to that of the call.
+  // How many tokens after the run's first token the call's first one is.
   std::int64_t offset = 0;
   std::vector<ViewRecord> views;
 };
 
-// Steps over one array, or of the host.
+// Steps that go together: calls over one array, or one or more of the host's.
 struct DispatchRecord {
   bool host = false;
   std::vector<StepRecord> steps;
 };
 
-// Where a KV cache has the key and the value of a layer, position and KV head: bytes from each to
-// the next. The positions of a layer follow one another, each with all its heads.
+// Where a KV cache has the key and the value of a layer, position and KV head: each member is the
+// distance in bytes to the next one, `value` that from a key to its value. The positions of a layer
+// follow one another, each with all its heads.
 struct CacheLayout {
   std::size_t layer = 0;
   std::size_t position = 0;
@@ -79,11 +81,12 @@ struct CacheLayout {
   bool operator==(const CacheLayout&) const = default;
 };
 
-// Neighbours whose values share an exponent where XDNA2 multiplies them (bfp16ebs8: eight numbers,
-// aie/kernels/common/attention.h). So the positions that follow the last key, up to a multiple of these,
-// are zeros: what a cache had there before would decide how the values beside it are rounded.
+// Neighbouring values that share an exponent when XDNA2 multiplies them (bfp16ebs8: eight numbers,
+// aie/kernels/common/attention.h). The positions that follow the last key, up to a multiple of
+// this, must be zeros: larger numbers left there would change how the values beside them are
+// rounded.
 inline constexpr std::size_t kPositionsOfExponent = 8;
-// The positions that are to be written for `keys`, in a cache of `context`.
+// How many positions are to be written for `keys` keys, in a cache of `context` positions.
 inline std::size_t with_zeros(std::size_t keys, std::size_t context) {
   const std::size_t end =
       (keys + kPositionsOfExponent - 1) / kPositionsOfExponent * kPositionsOfExponent;
@@ -96,14 +99,16 @@ struct ProgramBuffer {
   std::string name;
   BufferRole role = BufferRole::kScratch;
   std::size_t bytes = 0;
-  // It begins as zeros, and with a line as ones at the elements `one`, one + line, ...
+  // The buffer begins with zeros; if `line` is not 0, with ones at the elements `one`, one + line,
+  // ...
   std::size_t line = 0;
   std::size_t one = 0;
 };
 
 struct ProgramRecord {
-  std::string kind;  // "decode", "prefill", "encode"
-  // Attributes of the model's node that it is for; floats as their bits, texts as their bytes.
+  std::string kind;  // "decode", "prefill", "block", "encode"; or an operator's stem
+  // Attributes of the model's node that the program is for; floats as their bits, texts as their
+  // bytes.
   std::map<std::string, std::vector<std::int64_t>, std::less<>> attributes;
   std::int64_t tokens = 0;
   std::int64_t fewest = 0;  // tokens for which it is worth its time
@@ -111,17 +116,18 @@ struct ProgramRecord {
   CacheLayout cache;
   std::vector<ProgramBuffer> buffers;
   RowsRecord given;  // written before a run
-  RowsRecord made;   // read after it; none without bytes
+  RowsRecord made;   // read after it; nothing is, if it has no bytes
   std::vector<DispatchRecord> dispatches;
 
-  // That go to an array.
+  // How many dispatches go to an array.
   std::size_t array_dispatches() const;
 
-  // The first program's attribute that the node has not, or has otherwise; "" if there is none.
+  // Describes the first of the program's attributes that the node lacks, or has with another value;
+  // "" if there is none.
   std::string difference(const Node& node) const;
 };
 
-// Throws words::Error if a number is out of its range: a view ends with its buffer.
+// Throws words::Error if a number is out of range, such as a view that exceeds its buffer.
 ProgramRecord read_program(words::WordReader& reader, std::span<const CallRecord> calls,
                            std::span<const HostCallRecord> host_calls);
 

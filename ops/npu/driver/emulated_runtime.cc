@@ -69,7 +69,7 @@ class EmulatedBuffer final : public Buffer {
 
 class EmulatedArray;
 
-// The words, and what they say, which is read again after one has changed.
+// The words, and the sequence that they encode, which is decoded again after a word has changed.
 class EmulatedSequence final : public Sequence {
  public:
   EmulatedSequence(const EmulatedArray& array, std::span<const std::int64_t> words)
@@ -89,13 +89,13 @@ class EmulatedSequence final : public Sequence {
   }
 
   const EmulatedArray* array() const { return array_; }
-  // What the words say now. Throws words::Error if it is nothing that can be run.
+  // The sequence that the words encode now. Throws words::Error if they encode none.
   const emulator::Sequence& program() {
     if (changed_) program_ = emulator::read_sequence(words_);
     changed_ = false;
     return program_;
   }
-  // Bytes of words that were changed since they were sent.
+  // Bytes of the words that were changed since they were last sent; from now on they count as sent.
   std::uint64_t send() { return std::exchange(unsent_, 0) * sizeof(std::int64_t); }
 
  private:
@@ -144,7 +144,7 @@ class EmulatedArray final : public Array {
       ++counters_->calls;
       counters_->word_bytes += ready[i].sequence->send();
       try {
-        // The host's next dispatch takes its time to come; the next call of this one does not.
+        // Only the last call settles: a dispatch's next call follows without a pause.
         emulator_.run(*ready[i].program, ready[i].buffers,
                       {.seed = 0, .settle = i + 1 == calls.size()});
       } catch (const std::exception& error) {
@@ -156,7 +156,7 @@ class EmulatedArray final : public Array {
   }
 
  private:
-  // Checks all there is to check before the array begins.
+  // Checks everything before the array begins.
   Ready prepare(const Call& call) {
     const auto refuse = [&](const auto&... pieces) {
       fail_device(Failure::kSubmit, call.name, ": ", pieces...);
@@ -188,7 +188,7 @@ class EmulatedArray final : public Array {
 
   std::string file_;
   std::int64_t identity_;
-  std::mutex mutex_;  // for what follows
+  std::mutex mutex_;  // guards emulator_
   emulator::Emulator emulator_;
   std::shared_ptr<Counters> counters_;
 };

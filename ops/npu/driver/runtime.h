@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runtime: all the NPU path knows of an array and its driver. XRT drives a real one
-// (xrt_runtime.cc), the emulator stands in for it everywhere else (emulated_runtime.cc).
+// Runtime: all that the NPU path knows of an array and its driver. XRT drives a real one
+// (xrt_runtime.cc); elsewhere the emulator stands in for it (emulated_runtime.cc).
 //
 // The words of a call are what the host sends for it: the emulator's flat sequence, or the
 // instructions of the NPU's controller, one 32-bit word in each.
@@ -21,7 +21,7 @@
 
 namespace flownpu::npu {
 
-// What went wrong with the device, apart from what the message says.
+// The kind of a DeviceError, for callers that treat kinds differently.
 enum class Failure : std::uint8_t {
   kNoDevice,    // no device file, or the driver is not there
   kPermission,  // the device file or locked memory is refused
@@ -43,7 +43,7 @@ class DeviceError : public DeviceFailed {
   Failure failure_;
 };
 
-// Throws DeviceError with the pieces joined, as fail() throws Error.
+// Throws DeviceError with the pieces joined to one message, after "[FlowNPU] ".
 template <typename... Pieces>
 [[noreturn]] void fail_device(Failure failure, const Pieces&... pieces) {
   std::ostringstream text;
@@ -51,8 +51,9 @@ template <typename... Pieces>
   throw DeviceError(failure, text.str());
 }
 
-// Memory that both the host and the array reach. What one side wrote the other sees after it was
-// moved (`to_device`, `to_host`); a transfer of nothing does nothing.
+// Memory that both the host and the array reach. One side sees what the other wrote after it was
+// moved (`to_device`, `to_host`). Offsets and sizes are in bytes; to move none does nothing, and a
+// range beyond the buffer throws Error.
 class Buffer {
  public:
   virtual ~Buffer() = default;
@@ -61,7 +62,7 @@ class Buffer {
   virtual void to_host(std::size_t offset, std::size_t bytes) = 0;
 };
 
-// What a DMA's addresses are multiples of.
+// Addresses of DMA transfers are multiples of this, in bytes.
 inline constexpr std::size_t kDmaWord = 4;
 
 // A part of a buffer, as an argument of a call.
@@ -72,20 +73,20 @@ struct View {
   bool constant = false;  // no array writes it
 };
 
-// The words of a call, where the device reads them. A word may be changed between dispatches.
+// The words of a call, in memory that the device reads. A word may be changed between dispatches.
 class Sequence {
  public:
   virtual ~Sequence() = default;
   virtual void write(std::size_t word, std::int64_t value) = 0;
 };
 
-// An array, configured: an xclbin in a hardware context of its own, or an emulator.
+// An array that is configured: an xclbin in a hardware context of its own, or an emulator.
 class Array {
  public:
   virtual ~Array() = default;
   // Throws DeviceError (kArtifact) if the words are not for this array.
   virtual std::unique_ptr<Sequence> sequence(std::span<const std::int64_t> words) = 0;
-  // How many buffers a call of it may have.
+  // The most buffers that a call of this array may have.
   virtual std::size_t most_buffers() const { return std::numeric_limits<std::size_t>::max(); }
 };
 
@@ -99,8 +100,8 @@ struct Call {
   std::int64_t position = 0;
 };
 
-// Since the runtime was opened, of dispatches that were accepted. Bytes are those of to_device and
-// to_host, without the words of calls, which are counted apart.
+// Counts since the runtime was opened, of dispatches that were accepted. Bytes are those of
+// to_device and to_host; the words of calls are counted separately.
 template <typename Number>
 struct CountsOf {
   Number dispatches = 0;
@@ -112,7 +113,7 @@ struct CountsOf {
 };
 using Counts = CountsOf<std::uint64_t>;
 
-// What a runtime made goes on counting after it is gone.
+// Shared by all that a runtime made, which may outlive it and counts on.
 struct Counters : CountsOf<std::atomic<std::uint64_t>> {
   Counts read() const {
     return {dispatches, calls, bytes_to_device, bytes_to_host, word_bytes, buffer_bytes};
@@ -127,7 +128,7 @@ class Runtime {
   virtual std::string description() const = 0;
   // `file`: what the artifacts' index names for an array. Throws DeviceError (kArtifact).
   virtual std::shared_ptr<Array> load(const std::string& file) = 0;
-  // 4096-byte aligned, zeros. Throws DeviceError (kMemory).
+  // A buffer of zeros that begins at a multiple of 4096. Throws DeviceError (kMemory).
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
   // Calls over one array, one after the other in one dispatch; each sees what those before it left.
   // Returns when they have ended. Throws DeviceError that names the call, after which the array is

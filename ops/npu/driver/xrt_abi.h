@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What libflownpu_ep.so (xrt_runtime.cc) and the plugin libflownpu_xrt.so (xrt/) say to each other.
+// The C interface between libflownpu_ep.so (xrt_runtime.cc) and the plugin libflownpu_xrt.so
+// (xrt/).
 //
-// The plugin alone is linked to XRT, so that all else runs where there is none. The two have C++
-// run times of their own (the EP brings its, XRT shares the system's): only C's types cross, and no
-// exception does.
+// Only the plugin is linked to XRT, so that all else runs where there is none. The two have C++ run
+// times of their own (the EP brings its own, XRT uses the system's), so only C types and no
+// exceptions cross.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +35,7 @@ struct Array;
 struct Sequence;
 struct Buffer;
 
-// Where a function says what XRT said; cut to `capacity` bytes, a zero among them.
+// Where a function writes a message: at most `capacity` bytes, with a zero at the end.
 struct Text {
   char* data;
   std::size_t capacity;
@@ -54,16 +55,17 @@ struct Call {
 
 // What became of a dispatch.
 struct Outcome {
-  bool accepted;           // all its calls were, however they ended
-  std::size_t word_bytes;  // of instructions, moved to the device for it
-  std::size_t failed;      // which call, where XRT knows; else it is left
+  bool accepted;           // whether all its calls were, however they ended
+  std::size_t word_bytes;  // bytes of instructions moved to the device for it
+  std::size_t failed;      // index of the call, if XRT knows it; else unchanged
 };
 
 enum class Direction : std::int32_t { kToDevice, kToHost };
 
-// All functions may be called from any thread; one object is used by one thread at a time, but for
-// devices and arrays. What a function makes is freed with its `free_`; a device or an array may be
-// freed before what was made of it. Without kOk nothing was made, and `error` says why.
+// All functions may be called from any thread. One object is used by one thread at a time, except
+// devices and arrays. What a function makes is freed with the matching `free_`; a device or an
+// array may be freed before what was made of it. If a function returns anything but kOk, it made
+// nothing, and `error` says why.
 struct Table {
   std::uint32_t version;
 
@@ -71,27 +73,28 @@ struct Table {
   Status (*open_device)(Device** device, Text description, Text error);
   void (*free_device)(Device* device);
 
-  // An xclbin, in a hardware context of its own. `most_buffers`: how many a call of it may have.
+  // Loads an xclbin, in a hardware context of its own. `most_buffers`: how many a call of it may
+  // have.
   Status (*load_array)(Device* device, const char* file, Array** array, std::size_t* most_buffers,
                        Text error);
   void (*free_array)(Array* array);
 
-  // Instructions of the NPU's controller. A word is not written while a call of it is under way.
+  // Instructions of the NPU's controller. No word may be written while a call of it is under way.
   Status (*make_sequence)(Array* array, const std::uint32_t* words, std::size_t count,
                           Sequence** sequence, Text error);
   Status (*write_word)(Sequence* sequence, std::size_t word, std::uint32_t value, Text error);
   void (*free_sequence)(Sequence* sequence);
 
-  // Zeros for both sides; `host`: where the host has it, page-aligned.
+  // Begins as zeros, for host and device; `host`: its address on the host, page-aligned.
   Status (*make_buffer)(Device* device, std::size_t bytes, Buffer** buffer, void** host,
                         Text error);
   Status (*move)(Buffer* buffer, Direction direction, std::size_t offset, std::size_t bytes,
                  Text error);
   void (*free_buffer)(Buffer* buffer);
 
-  // One dispatch. kTimeout if the calls have not ended after `milliseconds`: then, and after
-  // kNoDevice, it waits until the driver's watchdog has ended them; what that never ends is kept,
-  // with all it uses.
+  // Runs one dispatch. kTimeout if the calls have not ended after `milliseconds`. Then, and after
+  // kNoDevice, it waits until the driver's watchdog has ended them; calls that the watchdog never
+  // ends are kept, with all they use.
   Status (*run)(Array* array, const Call* calls, std::size_t count, std::uint32_t milliseconds,
                 Outcome* outcome, Text error);
 };

@@ -14,7 +14,8 @@ using xrt_abi::Status;
 constexpr const char* kAfterFailure =
     "the driver's message is in `sudo dmesg`; close the session and make it again";
 
-// What a status is to the caller, and what to do about it.
+// What a status means to the caller, and what to do about it. The last one is also for unknown
+// statuses.
 struct Meaning {
   Status status;
   Failure failure;

@@ -15,14 +15,14 @@ namespace {
 
 using xrt_abi::Status;
 
-// The plugin's table and what is counted; what the runtime made may outlive it.
+// The plugin's table and the counters, shared by all that the runtime made, which may outlive it.
 struct Connection {
   explicit Connection(const xrt_abi::Table& plugin) : table(plugin) {}
   const xrt_abi::Table& table;
   std::string description;
   Counters counters;
 
-  // What is too old, its versions tell.
+  // Where something is too old, the message needs the versions.
   std::string versions(Status status) const {
     return status == Status::kTooOld ? " on " + description : "";
   }
@@ -75,7 +75,7 @@ class XrtBuffer final : public Buffer {
   std::byte* host_ = nullptr;
 };
 
-// A word of the controller; words are kept wide for the emulator's sake.
+// A 32-bit word of the controller; the artifacts keep words in 64 bits, since the emulator's are.
 std::uint32_t word_of(std::int64_t value) {
   if (value < 0 || value > std::numeric_limits<std::uint32_t>::max()) {
     fail_device(Failure::kArtifact, "expected instructions of 32 bits for the NPU, got ", value,
@@ -84,7 +84,7 @@ std::uint32_t word_of(std::int64_t value) {
   return static_cast<std::uint32_t>(value);
 }
 
-// An array in the plugin, which what was made of it keeps.
+// An array in the plugin, kept alive by the sequences that were made of it.
 class XrtArray final : public Array, public std::enable_shared_from_this<XrtArray> {
  public:
   XrtArray(std::shared_ptr<Connection> connection, xrt_abi::Device* device, std::string file)
@@ -147,7 +147,7 @@ std::unique_ptr<Sequence> XrtArray::sequence(std::span<const std::int64_t> words
   return std::make_unique<XrtSequence>(shared_from_this(), words);
 }
 
-// A call as the plugin takes it, whose arguments are in `views`.
+// A call in the plugin's form; its arguments go into `views`, which must outlive it.
 xrt_abi::Call flatten(const Call& call, const XrtArray& array, std::vector<xrt_abi::View>& views) {
   auto& sequence = static_cast<XrtSequence&>(*call.sequence);
   if (sequence.array() != &array) {
@@ -172,7 +172,7 @@ xrt_abi::Call flatten(const Call& call, const XrtArray& array, std::vector<xrt_a
   return {sequence.handle(), views.data(), views.size()};
 }
 
-// The name of a call, or of all, if it is not known which.
+// The name of the call with this number, or of all calls, if XRT does not know which it was.
 std::string name_of(std::span<const Call> calls, std::size_t number, const XrtArray& array) {
   if (calls.empty()) return array.file();
   if (number < calls.size()) return calls[number].name;
@@ -206,7 +206,7 @@ class XrtRuntime final : public Runtime {
     std::vector<xrt_abi::Call> flat;
     flat.reserve(calls.size());
     for (std::size_t i = 0; i < calls.size(); ++i) flat.push_back(flatten(calls[i], on, views[i]));
-    // For XRT 0 is for ever.
+    // XRT takes 0 for no limit.
     const auto milliseconds =
         std::clamp<std::int64_t>(limit.count(), 1, std::numeric_limits<std::int32_t>::max());
     ErrorText error;

@@ -16,7 +16,7 @@
 namespace flownpu::npu {
 namespace {
 
-// Operators and their stems.
+// Operators and the stems of their programs.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kStems{{
     {"Q4NXMatMul", "q4nx_matmul"},
     {"Q4NXMoE", "q4nx_matmul"},
@@ -27,11 +27,11 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kStems{{
 }};
 
 constexpr ExpertPart kExpertParts[] = {ExpertPart::kGateUp, ExpertPart::kDown};
-constexpr std::size_t kFirstOfMixture = 2;  // of its weights among the inputs
+constexpr std::size_t kFirstOfMixture = 2;  // input of a mixture that is a weight
 
 bool is_mixture(const Node& node) { return layers::is(node, kDomain, "Q4NXMoE"); }
 
-// The name of an expert's constant among those that are packed with a mixture on the array.
+// The name under which a mixture on the array has packed an expert's constant.
 std::string packed_name(ExpertPart part, std::int64_t expert) {
   return (part == ExpertPart::kGateUp ? "gate_up." : "down.") + std::to_string(expert);
 }
@@ -50,7 +50,7 @@ Node sizes_of(const Node& node) {
   return sizes;
 }
 
-// Elements over axes first .. end - 1; 0 if one is not known.
+// The product of the axes first .. end - 1; 0 if one is not known.
 std::int64_t known_elements(const Value& value, int first, int end) {
   if (!value.shape || value.shape->rank() < end) return 0;
   std::int64_t count = 1;
@@ -83,7 +83,7 @@ ArrayOperator describe_product(const Node& node) {
           .rows = x.rank() == 0 ? 0 : known_elements(*node.input(0), 0, x.rank() - 1)};
 }
 
-// What an expert has of the rows of X: of each its share.
+// A mixture's products. Each expert gets its share of the rows of X.
 ArrayOperator describe_mixture(const Node& node) {
   ArrayOperator found;
   for (const ExpertPart part : kExpertParts) {
@@ -136,7 +136,7 @@ ArrayOperator describe_attention(const Node& node) {
   return found;
 }
 
-// Wide blocks, and rows of blocks of zeros up to what GEMM makes at least.
+// The weight in wide blocks, padded with zeros to the rows of blocks that GEMM computes at least.
 Packed pack_blocks(const Node& product) {
   const layers::Q4NXWeight weight = layers::read_q4nx_weight(product);
   const DenseProjection sizes{.inner = weight.columns,
@@ -229,10 +229,10 @@ Node operator_of_graph(Node node) {
   return node;
 }
 
-// A dispatch takes some 50 us, and a change of the array's configuration 2.7 ms at least (published
-// for XRT's hardware contexts, warm), which operators by themselves need before most dispatches. A
-// core of the host makes 450 GOP/s of int8, and 232 GFLOP/s of bf16 (Zen 4 with AVX-512, measured);
-// a multiply-add is two of these. What the array takes to compute comes on top.
+// A dispatch takes some 50 us, and a change of the array's configuration at least 2.7 ms (published
+// for XRT's hardware contexts, warm), which most dispatches of operators by themselves need. A core
+// of the host computes 450 GOP/s of int8, and 232 GFLOP/s of bf16 (Zen 4 with AVX-512, measured); a
+// multiply-add is two operations. The array's own time to compute is not counted.
 std::int64_t default_threshold(Activations activations, int threads) {
   constexpr double kSeconds = 50e-6 + 2.7e-3;
   const double of_a_core = activations == Activations::kInt8 ? 450e9 / 2 : 232e9 / 2;

@@ -17,7 +17,7 @@
 namespace flownpu::npu {
 namespace {
 
-// Elements of a vector of bf16 that the designs on rows take at a time.
+// Elements of bf16 that the designs on rows take at a time.
 constexpr std::int64_t kLanes = 16;
 
 class EncoderMatcher {
@@ -47,7 +47,7 @@ class EncoderMatcher {
   void check_dims(const Node& reshape, std::initializer_list<std::int64_t> dims) const;
   void check_epsilon(const Node& node, float& known) const;
 
-  // What reads a value, and nothing else does; it must be this operator of ONNX's.
+  // The only reader of a value; it must be this operator of ONNX.
   const Node& next(std::string_view value, std::string_view op_type, const char* what);
 
   const layers::GraphWalk& graph_;
@@ -76,7 +76,7 @@ const Node& EncoderMatcher::next(std::string_view value, std::string_view op_typ
   return node;
 }
 
-// The dimensions after the first, as ONNX Runtime inferred them or as the target says.
+// Checks the dimensions after the first, as ONNX Runtime inferred them or as the target shape says.
 void EncoderMatcher::check_dims(const Node& reshape,
                                 std::initializer_list<std::int64_t> dims) const {
   const auto are = [&](const std::int64_t* begin, const std::int64_t* end) {
@@ -124,7 +124,8 @@ const Value* residual_of(const Node& product) {
   return product.input(dense ? std::size_t{layers::kDenseResidual} : std::size_t{kProductResidual});
 }
 
-// The residual stream `hidden`, if it is added, is read by the norm before and by the product.
+// If the residual stream `hidden` is given, the product must add it, and only the norm before may
+// read it, too.
 std::string_view EncoderMatcher::project(std::string_view x, const char* what,
                                          std::string_view hidden) {
   const Node& node = product(x, what, constants.projections.emplace_back());
@@ -150,7 +151,7 @@ std::string_view EncoderMatcher::project_and_activate(std::string_view x, const 
   return gelu.outputs[0].name;
 }
 
-// The weights of the last four products.
+// Checks the weights of the last four products.
 void EncoderMatcher::check_layer() const {
   const std::array<DenseProjection, 4> expected = shape.projections();
   for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -205,7 +206,7 @@ std::string_view EncoderMatcher::embed(const Node& convolution) {
   return sum.outputs[0].name;
 }
 
-// Reads the residual stream, which is read by the residual connection, too.
+// Finds the norm of the residual stream, which the residual connection reads, too.
 std::string_view EncoderMatcher::norm(std::string_view hidden) {
   const auto& readers = graph_.readers(hidden);
   const auto found = std::ranges::find_if(
@@ -296,7 +297,7 @@ void EncoderMatcher::match(const Node& convolution) {
     hidden = layer(hidden);
   } while (graph_.readers(hidden).size() == 2);
   pool(norm(hidden));
-  // What the array's buffers have a place for.
+  // Sizes that the array's buffers support.
   const auto& [qkv, output, up, down] = shape.projections();
   if (up.padded_columns() > down.bias_row()) {
     fail(to_string(convolution), ": expected a feed-forward that fills ", up.padded_columns(),

@@ -23,15 +23,16 @@ namespace flownpu::npu {
 //   output   features f32 [N, tokens, D]
 //   packed   weights, vectors (weights/pack.h)
 
-// Whether there are a convolution and attention that is not causal: what an encoder is known by.
+// Whether there are a convolution and attention that is not causal, by which encoders are
+// recognised.
 bool is_encoder(const std::vector<Node>& nodes);
 
-// Whether the node is one of an encoder's that the array computes.
+// Whether the array would compute the node as a part of an encoder.
 bool is_for_encoder(const Node& node);
 
-// The nodes with the encoder as one, without those that nothing reads any more; `outputs`: names of
-// the values that leave the partition. Throws Error where there is no such encoder: which node is
-// in the way, and what was expected.
+// The nodes with the encoder as one node, without nodes that nothing reads any more. `outputs`:
+// names of the values that leave the partition. Throws Error if there is no such encoder, with the
+// node in the way and what was expected.
 std::vector<Node> with_encoder_layers(const std::vector<Node>& nodes,
                                       const std::vector<std::string>& outputs);
 

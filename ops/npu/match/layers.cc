@@ -20,14 +20,14 @@
 namespace flownpu::npu {
 namespace {
 
-// Whether the node is a projection, an attention or a mixture of experts: what the array is for.
+// Whether the node is a projection, an attention or a mixture of experts, which the array is for.
 bool is_for_array(const Node& node) {
   return layers::is_projection(node) || layers::is_attention(node) ||
          layers::is(node, kDomain, "Q4NXMoE");
 }
 
-// The node DecoderLayers (ops/layers/decoder_sizes.h) is one sequence's, and has packed: weights,
-// vectors, rotary (weights/pack.h).
+// Finds a decoder, and puts the node DecoderLayers (ops/layers/decoder_sizes.h) in its place. It
+// takes one sequence, and has packed: weights, vectors, rotary (weights/pack.h).
 std::vector<Node> with_decoder_layers(const std::vector<Node>& nodes,
                                       const std::vector<std::string>& outputs) {
   static const layers::DecoderLimits limits{.who = "the array",
@@ -42,14 +42,15 @@ std::vector<Node> with_decoder_layers(const std::vector<Node>& nodes,
   return layers::with_one_node(nodes, graph, found.taken, found.head, node, outputs);
 }
 
-// Throws Error where there are no such layers: which node is in the way, and what was expected.
+// Throws Error if there are no such layers, with the node in the way and what was expected.
 std::vector<Node> with_layers(const std::vector<Node>& nodes,
                               const std::vector<std::string>& outputs) {
   return is_encoder(nodes) ? with_encoder_layers(nodes, outputs)
                            : with_decoder_layers(nodes, outputs);
 }
 
-// ONNX's order, which rules rely on; what goes in circles has no end for who follows it.
+// Throws Error unless nodes are in topological order, as ONNX has them: rules rely on it, and would
+// follow a cycle without an end.
 void check_order(const std::vector<Node>& nodes) {
   std::unordered_set<std::string_view> to_come;
   for (const Node& node : nodes) {
@@ -68,11 +69,11 @@ void check_order(const std::vector<Node>& nodes) {
 
 struct Taken {
   std::vector<Node> nodes;
-  std::vector<std::string> reasons;  // why others are not, of those that were for the array
+  std::vector<std::string> reasons;  // of nodes for the array that are not taken
 };
 
-// Nodes that are not taken become what nobody looks for, so that all that is looked at has the
-// inputs and attributes of its operator.
+// Nodes that are not taken get an unknown op_type, so that all others have the inputs and
+// attributes that their operators require.
 Taken taken_nodes(std::vector<Judged> graph) {
   Taken taken;
   taken.nodes.reserve(graph.size());
@@ -93,7 +94,7 @@ Node layers_of(std::vector<Judged> graph, const std::vector<std::string>& output
   const std::vector<Node> found =
       with_layers(lowering::outline(std::move(taken.nodes), outputs, promised), outputs);
   const Node& node = *std::ranges::find_if(found, is_layers);
-  // Checked as it is when a step is made of it.
+  // The checks that are made when a step is made of it.
   if (is_encoder_layers(node))
     EncoderShape::read(node);
   else
@@ -101,8 +102,8 @@ Node layers_of(std::vector<Judged> graph, const std::vector<std::string>& output
   return node;
 }
 
-// What a session that reads no more than the file would say of each node, with the name that it
-// has there.
+// What a session that knows no more than the file would say of each node. Nodes without a name get
+// that of their first output.
 std::vector<Judged> judge(std::vector<Node> nodes, const lowering::Promised& promised) {
   for (Node& node : nodes) {
     for (const Value& output : node.outputs) {

@@ -12,35 +12,35 @@
 
 namespace flownpu::npu {
 
-// Whether it is the one that layers became.
+// Whether the node is one that layers became: a decoder's or an encoder's.
 bool is_layers(const Node& node);
 bool is_decoder_layers(const Node& node);
 bool is_encoder_layers(const Node& node);
 
-// The nodes that are for the array, with one reason why it does not compute them.
+// The nodes that are for the array, each with `reason` for not being computed there.
 std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
                                           const std::string& reason);
 
-// The nodes with the layers as one, without those that nothing reads any more; `outputs`: names of
-// the values that leave the partition. Where there are no such layers, the nodes as they are, and
-// why for each that is for the array: which node is in the way, and what was expected.
+// The nodes with the layers as one node, without nodes that nothing reads any more. `outputs`:
+// names of the values that leave the partition. If there are no such layers, the nodes as they are,
+// with the reason for each that is for the array: which node is in the way, and what was expected.
 Lowered lower_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs);
 
-// Why a graph of which some nodes are not taken has no such layers; empty if it has.
+// Why a graph, of which some nodes may not be taken, has no such layers; empty if it has.
 std::string obstacle_of_layers(std::vector<Judged> graph, const std::vector<std::string>& outputs);
 
-// The node that the layers become in a session of a model's file, exported or converted: its
-// attributes are their sizes (DecoderShape, EncoderShape). It cannot be prepared. `nodes`: all of
-// the graph's, as its file has them. Throws Error with the reason that a session would tell.
+// The node that the layers of a model's file, exported or converted, become in a session. Its
+// attributes are their sizes (DecoderShape, EncoderShape); it cannot be prepared. `nodes`: all of
+// the graph's, as the file has them. Throws Error with the reason that a session would give.
 Node describe_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs,
                      const lowering::Promised& promised);
 
-// What the array has to have programs for in the same file, beside its layers, if it has any.
+// Operators by themselves in the same file, for which the array needs programs beside its layers'.
 struct GraphOperators {
   std::vector<Node> sizes;        // ArrayOperator::sizes, of all nodes
-  std::vector<std::string> left;  // why others stay on the host
+  std::vector<std::string> left;  // reasons of nodes that stay on the host
 };
-// Throws Error for a graph whose nodes are not in order.
+// Throws Error for a graph whose nodes are not in topological order.
 GraphOperators describe_operators(std::vector<Node> nodes, const std::vector<std::string>& outputs,
                                   const lowering::Promised& promised);
 

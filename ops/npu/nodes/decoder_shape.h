@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DecoderShape: the sizes of a decoder's layers, and what is packed for the array where
-// (aie/programs/decoder_shape.py, which is the layouts' definition):
+// DecoderShape: the sizes of a decoder's layers, and how its constants are packed for the array.
+// aie/programs/decoder_shape.py defines the layouts:
 //
 //   weights   u8    [layer][QKV | output | gate and up | down], then the LM head; wide Q4NX
 //                   blocks (ops/formats/q4nx.h)
@@ -19,33 +19,33 @@
 
 namespace flownpu::npu {
 
-// y [rows] = W [rows, columns] x; gated: of two such W, y = act(gate x) * (up x).
+// y [rows] = W [rows, columns] x; if gated there are two such W, and y = act(gate x) * (up x).
 struct Projection {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   bool gated = false;
 
-  // Bytes of its weight in wide Q4NX blocks; gated: of both weights.
+  // Bytes of its weight in wide Q4NX blocks; if gated, of both weights.
   std::size_t bytes() const;
 };
 
 struct DecoderShape : layers::DecoderSizes {
-  // I rounded up to 64: the dequantisation engine weaves a gate and an up projection 64 columns at
-  // a time (aie/designs/dequant_engine.py). What is added has zero weights.
+  // I rounded up to 64: the dequantisation engine interleaves gate and up projections 64 columns at
+  // a time (aie/designs/dequant_engine.py). The rows and columns that are added have zero weights.
   std::int64_t padded_feed_forward() const;
-  // D, and one for a bias: the first of a group of columns without weights, D being a multiple of
-  // a group's.
+  // D, and one column more if there is a bias. D is a multiple of a group's columns, so that the
+  // bias begins a group of its own, which has no weights.
   std::int64_t qkv_columns() const;
-  // That rounded up to a wide block's columns: how vectors are moved.
+  // qkv_columns() rounded up to a wide block's columns: the elements of a norm's weight as packed.
   std::int64_t line() const;
   // QKV, output, gate and up, down.
   std::array<Projection, 4> projections() const;
   Projection head() const { return {.rows = vocabulary, .columns = hidden}; }
-  // Sizes of what is packed (weights/pack.h).
+  // Bytes of the packed constants (weights/pack.h).
   std::size_t weight_bytes() const;
   std::size_t vector_bytes() const;
   std::size_t rotary_bytes() const;
-  // Bytes of a position of a rotary table; a key or a value has as many.
+  // Bytes of a position of a rotary table; a key or a value in bf16 has as many.
   std::size_t angle_bytes() const;
 };
 

@@ -10,7 +10,7 @@
 namespace flownpu::npu {
 namespace {
 
-// As aie/programs/encoder_shape.py has them: a bias is the first row of a group; GEMM takes K in
+// As in aie/programs/encoder_shape.py: a bias is the first row of a group; GEMM takes K in
 // multiples of k_mt; a megatile has at least 256 columns in panels of 32 (aie/designs/gemm.py: what
 // is predicted to be fastest).
 constexpr std::int64_t kBiasGroup = 32;
@@ -18,9 +18,9 @@ constexpr std::int64_t kInner = 256;
 constexpr std::int64_t kPanel = 32;
 constexpr std::int64_t kMegatileColumns = 256;
 
-// The sizes, and the largest of each that are read: some ten times those of the largest models
-// there are. Bytes that are computed of them are below 2^63: no product has more than 2^27 rows, or
-// 2^22 columns.
+// The sizes, and the largest value of each that is accepted: some ten times that of the largest
+// models there are. With these limits counts of bytes stay below 2^63: no product has more than
+// 2^27 rows, or 2^22 columns.
 struct Size {
   const char* name;
   std::int64_t EncoderShape::* value;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// EncoderShape: the sizes of an encoder of images (a vision transformer), and what the array's host
-// buffers hold where; aie/programs/encoder_shape.py has the same.
+// EncoderShape: the sizes of an encoder of images (a vision transformer), and how its constants are
+// packed in the array's host buffers; aie/programs/encoder_shape.py defines the same:
 //
 //   weights   bf16  panels (aie/kernels/README.md) of the patches' embedding, of each layer's
 //                   [QKV | output | up | down], and of the projector
@@ -8,9 +8,9 @@
 //                   [norms][weight, bias][D], two norms a layer and the one after the last; then
 //                   the pooled tokens' norm [D]
 //
-// A projection's bias is a row of its weight, and activations have a 1 there
-// (aie/designs/bias.py): K as the array has it is the next multiple of 32, one more row, and zeros
-// up to a multiple of 256. A line of activations is as long.
+// A projection's bias is a row of its weight, where activations have a 1 (aie/designs/bias.py). So
+// on the array K is rounded up to 32, one row more for the bias, and zeros up to a multiple of 256.
+// A line of activations has as many elements.
 #pragma once
 
 #include <array>
@@ -23,23 +23,24 @@
 
 namespace flownpu::npu {
 
-// The node that an encoder becomes.
+// The op_type of the node that an encoder becomes.
 inline constexpr std::string_view kEncoderLayers = "EncoderLayers";
 
-// y [columns] = act(W x + b), of x [inner].
+// y [columns] = act(W x + b), for x [inner].
 struct DenseProjection {
   std::int64_t inner = 0;    // K
   std::int64_t columns = 0;  // N
   bool has_bias = true;
 
-  // The row of the weight, and the column of the activations, that are the bias's.
+  // The row of the weight, and the column of the activations, that belong to the bias.
   std::int64_t bias_row() const;
-  // K as the call has it.
+  // K as the call has it, with the bias's row.
   std::int64_t rows() const { return has_bias ? bias_row() + 1 : inner; }
-  // Rows of the weight, and with a bias elements of a line of activations, as they lie in memory.
+  // Rows of the weight in memory; with a bias also the elements of a line of activations.
   std::int64_t padded_rows() const;
-  // N as it lies in memory: what a call makes at least, in multiples of a panel.
+  // N in memory: a multiple of a panel's columns, and at least those that a call computes.
   std::int64_t padded_columns() const;
+  // Bytes of the weight as packed.
   std::size_t bytes() const;
 };
 
@@ -52,14 +53,14 @@ struct EncoderShape {
   std::int64_t head_size = 0;     // d
   std::int64_t feed_forward = 0;  // I
   std::int64_t layers = 0;
-  std::int64_t pooling = 0;   // patches of a side of the square that becomes one token
-  std::int64_t features = 0;  // of a token, in the decoder's words its hidden size
+  std::int64_t pooling = 0;   // side, in patches, of the square that becomes one token
+  std::int64_t features = 0;  // of a token: the decoder's hidden size
   float epsilon = 0;          // of the layer norms
   float pooled_epsilon = 0;   // of the norm of pooled tokens
   float scale = 0;            // of the scores
 
-  // From and to the attributes of a node EncoderLayers. Throws Error if one is missing, or of a
-  // size that no encoder has.
+  // Converts from and to the attributes of a node EncoderLayers. Throws Error if one is missing, or
+  // of a size that no encoder has.
   static EncoderShape read(const Node& node);
   void write(Node& node) const;
 
@@ -72,7 +73,7 @@ struct EncoderShape {
   // QKV, output, up, down.
   std::array<DenseProjection, 4> projections() const;
   DenseProjection projector() const;
-  // The bytes of all packed weights.
+  // Bytes of all packed weights; of all packed vectors.
   std::size_t weight_bytes() const;
   std::size_t vector_bytes() const;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Nodes that the NPU device makes for itself: their domain, and the constants that they carry in
-// the array's own order (Node::packed), which are written when the node is made, and found and
-// uploaded when it is prepared.
+// the array's own order (Node::packed). Those are described when the node is made; prepare() finds
+// them, and writes and uploads them.
 #pragma once
 
 #include <cstddef>
@@ -23,27 +23,27 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Writes one thing after the other.
+// Writes values to memory, one after the other.
 class PackedWriter {
  public:
   explicit PackedWriter(std::span<std::byte> memory) : at_(memory.data()) {}
 
   void zeros(std::size_t count);
-  // Rounded to nearest even. `values` may be null: zeros.
+  // Rounds to the nearest, ties to even. `values` may be null: zeros.
   void bfloat16(const float* values, std::int64_t count);
-  // A line of `line` elements, zeros beyond `count`.
+  // `count` values, and zeros up to `line` elements.
   void line(const float* values, std::int64_t count, std::int64_t line);
-  // The next `count` bytes, which the caller writes.
+  // The next `count` bytes, for the caller to write.
   std::span<std::byte> take(std::size_t count);
 
  private:
   std::byte* at_;
 };
 
-// Throws Error if the node has none of this name and size.
+// The node's packed constant of this name. Throws Error if it has none, or one of another size.
 const Packed& packed(const Node& node, std::string_view name, std::size_t bytes);
 
-// A buffer of the device that holds them.
+// A new buffer of the device with the constant in it.
 std::unique_ptr<Buffer> upload(Runtime& runtime, const Packed& packed);
 
 }  // namespace flownpu::npu

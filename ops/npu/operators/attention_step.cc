@@ -21,24 +21,24 @@ namespace {
 using cpu::AttentionCall;
 using cpu::AttentionRow;
 
-// A bias below this hides its key: e^-10000 is 0 in float32, of whatever scores there are. Exports
-// write -10000, the least float32, or infinity.
+// A bias up to this hides its key: e^-10000 is 0 in float32, whatever the scores are. Exported
+// models have -10000, the least float32, or infinity.
 constexpr float kHidden = -1e4F;
 
 constexpr std::string_view kOneToken = "FlowKVAttention";
 constexpr std::string_view kSeveralTokens = "FlowQKVAttention";
 
-// Which of ArrayOperator::sizes has the programs.
+// The element of ArrayOperator::sizes that has the programs.
 enum Kind : std::uint8_t { kAsNode, kCausalOfMasked };
 
-// Queries that follow one another, and see the same keys, or each one more than the one before.
+// Neighbouring queries that all see the same keys, or if `causal` each one key more than the one
+// before.
 struct Span {
   Kind kind = kAsNode;
   bool causal = false;
   std::int64_t first = 0;
   std::int64_t count = 0;
-  // Positions of the keys, in order; with a causal mask the first query sees `past` of them and
-  // one.
+  // Positions of the keys, in order; with a causal mask the first query sees `past` + 1 of them.
   std::vector<std::int64_t> keys;
   std::int64_t past = 0;
   std::vector<ProgramPart> parts = {};
@@ -50,7 +50,7 @@ std::vector<std::int64_t> positions(std::int64_t begin, std::int64_t end) {
   return all;
 }
 
-// The keys that a row of the bias lets a query see; nothing if it adds something to a score.
+// The keys that a row of the bias lets a query see; nullopt if the bias changes a score.
 std::optional<std::vector<std::int64_t>> seen_by_bias(const float* bias, std::int64_t total) {
   std::vector<std::int64_t> seen;
   for (std::int64_t key = 0; key < total; ++key) {
@@ -99,7 +99,7 @@ class AttentionStep final : public cpu::FlowQKVAttention {
       return FlowQKVAttention::attend(call);
     const std::unique_lock lock = programs_->begin();
     for (std::int64_t batch = 0; batch < call.batch; ++batch) {
-      // A query that is padding on the right sees nothing.
+      // Queries that are padding on the right see nothing: zeros.
       std::fill_n(output_row(call, batch, 0, 0), call.tokens * width(), 0.0F);
       for (const Span& span : rows[static_cast<std::size_t>(batch)]) {
         write_keys(call, batch, span);
@@ -111,7 +111,7 @@ class AttentionStep final : public cpu::FlowQKVAttention {
  private:
   std::int64_t width() const { return attributes().heads * attributes().head_size; }
 
-  // Nothing if the array has no such mask.
+  // The spans of a row of the batch; nullopt if the array does not support the mask.
   std::optional<std::vector<Span>> spans_of(const AttentionCall& call, std::int64_t batch) const {
     const AttentionRow row = row_of(call, batch);
     if (row.tokens <= 0) return std::vector<Span>{};
@@ -125,8 +125,9 @@ class AttentionStep final : public cpu::FlowQKVAttention {
                               .past = attributes().causal ? row.past - base : 0}};
   }
 
-  // All queries see the same keys; or each sees those up to its own, of which only the last ones
-  // may be hidden (padding on the right), whose queries see all that are not.
+  // Two kinds of masks are supported. In one all queries see the same keys. The other is causal;
+  // its last keys may be hidden (padding on the right), and their queries see all keys that are not
+  // hidden.
   std::optional<std::vector<Span>> spans_of_mask(const AttentionCall& call, std::int64_t batch,
                                                  const AttentionRow& row,
                                                  const Tensor& bias) const {
@@ -164,7 +165,7 @@ class AttentionStep final : public cpu::FlowQKVAttention {
     return spans;
   }
 
-  // False: there is no program for it.
+  // Chooses the span's programs; false if there are none for it.
   bool find_parts(Span& span) const {
     span.parts = parts_of(programs_->records(span.kind), span.count,
                           span.causal ? std::optional(span.past) : std::nullopt);
@@ -174,7 +175,8 @@ class AttentionStep final : public cpu::FlowQKVAttention {
     });
   }
 
-  // One after the other, as the programs have the cache, and zeros behind the last.
+  // Writes the span's keys and values one after the other, in the layout of the programs, and zeros
+  // behind the last.
   void write_keys(const AttentionCall& call, std::int64_t batch, const Span& span) const {
     const CacheLayout& layout = span.parts.front().program->cache;
     Buffer& cache = *programs_->cache();
@@ -207,7 +209,7 @@ class AttentionStep final : public cpu::FlowQKVAttention {
                           queries.data() + query * width() + group * of_group);
         }
       }
-      // Without a causal mask that of the last key.
+      // Without a causal mask the position is that of the last key.
       programs_->run(
           program, queries, {output_row(call, batch, span.first + first, 0), queries.size()},
           span.causal ? span.past + first : static_cast<std::int64_t>(span.keys.size()) - 1);

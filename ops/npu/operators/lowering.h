@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which nodes of a partition the array computes by themselves, after whole decoders and encoders.
+// Which nodes of a partition the array computes by themselves, after whole decoders and encoders
+// were looked for.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +11,15 @@
 
 namespace flownpu::npu {
 
-// Gives nodes to the array for which there are programs, and that may be worth a dispatch:
-// `threshold` multiply-adds. Nodes for which there are none keep the reason that they are left for,
-// or get one, unless a decoder or an encoder was found: beside that the host computes what is left
-// of dense products. The summary says what is on the array, and what is too little for it.
+// Gives those nodes to the array for which there are programs, and of which a run may be worth a
+// dispatch, which is `threshold` multiply-adds. Nodes without programs keep the reason for which
+// they were left, or get one. But if a decoder or an encoder was found, dense products need no
+// reason: the host computes those around it. The summary says what is on the array, and what is too
+// small for it.
 void lower_operators(Lowered& lowered, const Artifacts& artifacts, std::int64_t threshold);
 
-// All stay on the host for one reason; with `better` it takes the place of those that they have.
+// Leaves all operators on the host for one reason, which with `better` replaces a reason that a
+// node has.
 void leave_operators(Lowered& lowered, const std::string& reason, bool better);
 
 }  // namespace flownpu::npu

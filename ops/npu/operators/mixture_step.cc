@@ -14,10 +14,10 @@ namespace {
 using cpu::ExpertRows;
 using cpu::RowsByExpert;
 
-// The gated product's, and the down projection's.
+// The programs of the product with gate and up projections, and of that with the down projection.
 using Expert = std::array<std::unique_ptr<OperatorPrograms>, 2>;
 
-// All rows of each expert that has some.
+// All rows of each expert, for the experts that have any.
 std::vector<ExpertRows> rows_of_experts(const RowsByExpert& by_expert) {
   std::vector<ExpertRows> experts;
   for (const ExpertRows& group : by_expert.groups()) {

@@ -10,12 +10,12 @@
 namespace flownpu::npu {
 namespace {
 
-// What becomes of a row of the product: where its operands stand among the inputs.
+// What follows a row of the product; `bias` and `residual` are indices among the node's inputs.
 struct Epilogue {
   std::size_t bias = kProductBias;
   std::size_t residual = kProductResidual;
   cpu::Activation activation = cpu::Activation::kNone;
-  // act(gate) * up of a gate and, `up` elements behind it, an up projection; null: there is none.
+  // act(gate) * up, where the up projection begins `up` elements behind the gate; null: no gating.
   void (*gate)(const float* gate, const float* up, float* y, std::int64_t n) = nullptr;
   std::int64_t up = 0;
 };
@@ -81,12 +81,12 @@ class ProductStep final : public Step {
   static const Tensor* find(std::span<const Tensor> inputs, std::size_t index) {
     return index < inputs.size() && inputs[index].present() ? &inputs[index] : nullptr;
   }
-  // X may have rows of no elements.
+  // Not elements / columns: rows of X may have no elements.
   static std::int64_t rows_of(const Tensor& x) {
     return Shape(x.shape.begin(), static_cast<std::size_t>(x.shape.rank() - 1)).elements();
   }
 
-  // In place, then to y.
+  // Applies the epilogue in place, and writes to y.
   void finish(float* product, std::int64_t rows, const Tensor* bias, const Tensor* residual,
               const Tensor& y) const {
     const cpu::Kernels& kernels = context_.kernels;

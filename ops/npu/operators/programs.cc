@@ -16,7 +16,7 @@ std::shared_ptr<Buffer> SharedBuffers::get(Runtime& runtime, const std::string& 
   std::shared_ptr<Buffer> buffer = known.lock();
   if (buffer == nullptr) {
     buffer = runtime.allocate(bytes);
-    buffer->to_device(0, bytes);  // Numbers, which what the array has there may not be.
+    buffer->to_device(0, bytes);  // Zeros: what the array has there need not be numbers.
     known = buffer;
   }
   return buffer;
@@ -73,7 +73,7 @@ OperatorPrograms::OperatorPrograms(const Node& node, std::shared_ptr<CompiledDes
     records_.push_back(designs_->artifacts().programs(sizes.op_type, sizes));
     all.insert(all.end(), records_.back().begin(), records_.back().end());
   }
-  // One of the kinds will do: runs that need the other are the host's.
+  // Programs of one kind are enough: runs that need the other kind are the host's.
   if (all.empty())
     designs_->artifacts().require(description_.sizes.front().op_type, description_.sizes.front());
   Runtime& runtime = designs_->runtime();

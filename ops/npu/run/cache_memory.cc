@@ -63,7 +63,7 @@ ArrayCacheMemory::ArrayCacheMemory(Runtime& runtime, const DecoderShape& shape,
       head_size_(shape.head_size),
       layout_(layout),
       buffer_(runtime.allocate(bytes)) {
-  buffer_->to_device(0, bytes);  // Numbers, which what the array has there may not be.
+  buffer_->to_device(0, bytes);  // Zeros: what the array has there need not be numbers.
 }
 
 std::size_t ArrayCacheMemory::offset(std::size_t layer, std::int64_t position) const {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values of a sequence in a buffer that is laid out as the programs have it, in bf16.
+// Keys and values of a sequence in a buffer of the array, in bf16 and in the layout of the
+// programs.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +14,11 @@
 
 namespace flownpu::npu {
 
-// A row of a tensor of keys or values, of `count` elements, into the bf16 of the array's buffer.
+// Converts `count` elements of a key or value of a tensor to bf16.
 void read_row(const std::byte* from, DataType type, std::byte* to, std::int64_t count);
 
-// Throws Error if the layout has no place for `context` positions of such a decoder in `bytes`.
+// Throws Error if `bytes` bytes in this layout have no room for `context` positions of such a
+// decoder.
 void check_layout(const DecoderShape& shape, std::int64_t context, const CacheLayout& layout,
                   std::size_t bytes);
 
@@ -28,7 +30,8 @@ class ArrayCacheMemory final : public layers::CacheMemory {
 
   Buffer& buffer() { return *buffer_; }
 
-  // A program's cache has a fixed size, which the step has compared.
+  // Nothing to do: a program's cache has a fixed size, with which the step has compared the
+  // positions.
   void reserve(std::int64_t /*positions*/) override {}
   void write(const layers::CacheRows& rows, const std::byte* from, DataType type) override;
   void written(std::int64_t first, std::int64_t count) override;

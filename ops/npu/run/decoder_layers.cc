@@ -17,7 +17,8 @@
 namespace flownpu::npu {
 namespace {
 
-// Tables as long as the programs take them, in `bytes`, which the model's are not.
+// The model's rotary tables, cut or padded with zeros to the length of the programs': `bytes` in
+// all.
 std::unique_ptr<Buffer> upload_rotary(Runtime& runtime, const Node& node, const DecoderShape& shape,
                                       std::size_t bytes) {
   const Packed& rotary = packed(node, "rotary", shape.rotary_bytes());
@@ -40,7 +41,8 @@ DecoderShape read_shape(const Node& node) {
   return shape;
 }
 
-// A conversation's. Where there is no memory for one more, nothing has happened to the others.
+// A conversation's cache. If there is no memory for another one, those of other conversations are
+// unharmed.
 std::unique_ptr<layers::CacheMemory> make_cache(Runtime& runtime, const DecoderShape& shape,
                                                 const CacheLayout& layout, std::size_t bytes) {
   try {
@@ -102,7 +104,7 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
     blocks_.emplace_back(designs_, *program, buffers_, host);
   const ProgramRecord& decode = *programs_.decode;
   check_layout(shape_, decode.context, decode.cache, buffers_.cache_bytes());
-  // The runtime lives as long as the designs do, and those as long as someone holds the caches.
+  // The caches keep the designs alive, which keep the runtime.
   caches_ = std::make_shared<layers::KvCaches>(
       shape_,
       [designs = designs_, shape = shape_, layout = decode.cache, bytes = buffers_.cache_bytes()] {
@@ -127,7 +129,7 @@ DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) c
                       ": build them for a longer context (`flownpu build MODEL --context N`), or "
                       "set the provider option on_unsupported to cpu");
   }
-  // Numbers of the blocks of the new tokens, without padding.
+  // The block numbers of the new tokens, without padding.
   if (shape_.blocks)
     tokens.blocks = {inputs.back().as<const std::int32_t>(),
                      static_cast<std::size_t>(tokens.count)};
@@ -170,8 +172,8 @@ DecoderLayers::Part DecoderLayers::part_at(const Tokens& tokens, std::int64_t to
   }
   std::int64_t end = token;
   while (end < tokens.count - 1 && tokens.block(end) == 1) ++end;
-  // The longest chunk that is worth its time for what is left: `fewest` weighs each against the
-  // shorter ones (aie/programs/chunks.py). Without any, token by token.
+  // The longest chunk that is worth its time for the tokens that are left: `fewest` takes the
+  // shorter ones into account (aie/programs/chunks.py). If there is none, token by token.
   for (Program& chunk : prefill_ | std::views::reverse) {
     const ProgramRecord& record = chunk.record();
     if (end - token >= record.fewest && tokens.past + token + record.tokens <= record.context)
@@ -197,7 +199,7 @@ void DecoderLayers::compute(const Tensor& hidden, const Tokens& tokens, Buffer& 
                             : ", positions " + first + "-" + std::to_string(position + count - 1),
                  &cache);
     token += count;
-    // A block may end with the last token, which is the decode program's in any case.
+    // A block may end with the last token, which goes through the decode program all the same.
     if (program != &decode_) token = std::min(token, last);
   }
   decode_.read(logits);
@@ -213,7 +215,7 @@ void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
   const auto presents = outputs.subspan(layers::kFirstPresent, parts);
   const std::shared_ptr<layers::KvCache> cache =
       caches_->begin(pasts, presents, tokens.past, tokens.total());
-  // This step's caches are all of that kind.
+  // All caches of this step are of that class.
   auto& memory = static_cast<ArrayCacheMemory&>(cache->memory());
   compute(inputs[layers::kHidden], tokens, memory.buffer(),
           {outputs[layers::kLogits].as<float>(), static_cast<std::size_t>(shape_.vocabulary)});

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// DecoderLayers: the step of the node of that name (match/layers.h). Prompts go through the
-// programs for prefill in chunks, all but their last token; that one, and each token of a reply,
+// DecoderLayers: the step of the node of that name (match/layers.h). A prompt, except its last
+// token, goes through the programs for prefill in chunks; that token, and each token of a reply,
 // goes through the program for decode, which ends with the LM head. Tokens that see one another in
-// both directions go through the program for a block of as many, whole, wherever it begins; a last
-// token among them goes through both, as all that it sees comes before it. Keys and values stay in
-// KV caches of the device's (ops/layers/kv_caches.h); activations and weights stay there, too.
+// both directions go through the program for a block of exactly that many, uncut, at any position;
+// if the last token is among them, it goes through both programs, since all that it sees comes
+// before it. The device keeps the KV caches (ops/layers/kv_caches.h), the activations and the
+// weights.
 #pragma once
 
 #include <cstdint>
@@ -23,18 +24,18 @@
 
 namespace flownpu::npu {
 
-// Programs of one decoder that share a cache: those for the longest context that there is.
+// A decoder's programs that share a cache: those for the longest context for which there are any.
 struct DecoderPrograms {
   const ProgramRecord* decode = nullptr;
   std::vector<const ProgramRecord*> prefill;  // the shortest chunk first; may be none
-  std::vector<const ProgramRecord*> blocks;   // the same
+  std::vector<const ProgramRecord*> blocks;   // the smallest block first; may be none
 
   // Throws DeviceError (kArtifact) if there are none for the model of this node.
   static DecoderPrograms find(const Artifacts& artifacts, const Node& node);
   std::vector<const ProgramRecord*> all() const;
 };
 
-// A run of a session follows another: they share the array, and its buffers.
+// A session's runs follow one another, since they share the array and its buffers.
 class DecoderLayers final : public Step {
  public:
   // Packs the node's constants into buffers of the device. Throws DeviceError: kArtifact if the
@@ -43,29 +44,30 @@ class DecoderLayers final : public Step {
                 const HostCompute& host);
 
   // Throws Unsupported for more than one sequence, more tokens than the artifacts were built for,
-  // or a block of another size.
+  // or a block for whose size there is no program.
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override;
-  // Throws DeviceFailed if the device is in an unknown state since this run or an earlier one;
-  // Unsupported if there is no memory for the cache of one more conversation.
+  // Throws DeviceFailed if this run or an earlier one left the device in an unknown state;
+  // Unsupported if there is no memory for another conversation's cache.
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> scratch) const override;
   std::int64_t multiply_adds() const override { return shape_.multiply_adds(); }
 
-  // Lives as long as someone needs what callers' tensors stand for.
+  // Shared with those that need the keys and values for which callers' tensors stand.
   const std::shared_ptr<layers::KvCaches>& caches() const { return caches_; }
 
  private:
-  // Tokens of a run; `blocks`: the number of each new one's block, or empty.
+  // The tokens of a run. `blocks`: each new token's block number, or empty.
   struct Tokens : layers::SequenceTokens {
     std::span<const std::int32_t> blocks;
 
-    // From a new token on: those of its block, 1 in none.
+    // How many tokens from a new one on are in its block; 1 if it is in none.
     std::int64_t block(std::int64_t token) const;
   };
 
   Tokens tokens_of(std::span<const Tensor> inputs) const;
   void check_blocks(const Tokens& tokens) const;
-  // What goes together from a new token on: a block, some before the next one, or one.
+  // What is computed together from a new token on: a block, a chunk that ends before the next
+  // block, or a single token.
   struct Part {
     Program* program;
     std::int64_t count;
@@ -79,14 +81,15 @@ class DecoderLayers final : public Step {
   DecoderPrograms programs_;
   ProgramBuffers buffers_;
   std::shared_ptr<layers::KvCaches> caches_;
-  mutable std::mutex mutex_;  // for what follows
+  mutable std::mutex mutex_;  // guards what follows
   mutable Program decode_;
   mutable std::vector<Program> prefill_;
   mutable std::vector<Program> blocks_;
 };
 
-// "6 layers and the LM head in 1 dispatch a token", of a node DecoderLayers. Throws DeviceError
-// (kArtifact) if the designs have no programs for this decoder, or a file of them is damaged.
+// "6 layers and the LM head in 1 dispatch a token": the text in the placement line about a node
+// DecoderLayers. Throws DeviceError (kArtifact) if the designs have no programs for this decoder,
+// or one of their files is damaged.
 std::string describe_decoder(const Node& node, const CompiledDesigns& designs);
 
 }  // namespace flownpu::npu

@@ -11,7 +11,7 @@
 namespace flownpu::npu {
 namespace {
 
-// [patches][channels, patch, patch] of an image [channels, side, side].
+// The patches of an image [channels, side, side], as [patches][channels, patch, patch].
 std::vector<float> cut_into_patches(const EncoderShape& shape, const float* pixels) {
   const std::int64_t side = shape.grid * shape.patch;
   std::vector<float> patches(static_cast<std::size_t>(shape.pixels()));

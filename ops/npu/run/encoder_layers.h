@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// EncoderLayers: the step of the node of that name (match/encoder_layers.h). One image after the
-// other goes through the program for encoding. The host cuts pixels into patches and reads
-// features; all between stays on the device.
+// EncoderLayers: the step of the node of that name (match/encoder_layers.h). Images go through the
+// program for encoding one after the other. The host cuts pixels into patches and reads the
+// features; everything in between stays on the device.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace flownpu::npu {
 
-// A run of a session follows another: they share the array, and its buffers.
+// A session's runs follow one another, since they share the array and its buffers.
 class EncoderLayers final : public Step {
  public:
   // Packs the node's constants into buffers of the device. Throws DeviceError: kArtifact if the
@@ -26,11 +26,12 @@ class EncoderLayers final : public Step {
   EncoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs,
                 const HostCompute& host);
 
+  // Throws Error for pixels of another shape than [images, channels, side, side].
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override;
-  // Throws DeviceFailed if the device is in an unknown state since this run or an earlier one.
+  // Throws DeviceFailed if this run or an earlier one left the device in an unknown state.
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> scratch) const override;
-  // Multiply-adds of an image.
+  // Multiply-adds for one image.
   std::int64_t multiply_adds() const override;
 
  private:
@@ -38,12 +39,13 @@ class EncoderLayers final : public Step {
   std::shared_ptr<CompiledDesigns> designs_;
   const ProgramRecord* record_;
   ProgramBuffers buffers_;
-  mutable std::mutex mutex_;  // for what follows
+  mutable std::mutex mutex_;  // guards program_
   mutable Program program_;
 };
 
-// "an encoder's 27 layers in 194 dispatches an image", of a node EncoderLayers. Throws DeviceError
-// (kArtifact) if the designs have no program for this encoder, or a file of it is damaged.
+// "an encoder's 27 layers in 194 dispatches an image": the text in the placement line about a node
+// EncoderLayers. Throws DeviceError (kArtifact) if the designs have no program for this encoder, or
+// one of its files is damaged.
 std::string describe_encoder(const Node& node, const CompiledDesigns& designs);
 
 }  // namespace flownpu::npu

@@ -16,17 +16,17 @@ namespace {
 
 using cpu::Kernels;
 
-// Rows that a thread computes at a time: of a few KB each, side by side in memory.
+// Rows that a thread computes at a time: a few KB each, neighbours in memory.
 constexpr std::size_t kRowsOfTask = 8;
 
 using Arguments = std::vector<std::pair<std::string_view, std::size_t>>;
 
-// What an operator reads of its record, with messages that name it.
+// Reads an operator's record; messages name the operator.
 class Reader {
  public:
   Reader(const HostCallRecord& record, const std::string& label) : record_(record), label_(label) {}
 
-  // 1 to 2^31 - 1.
+  // A parameter from 1 to 2^31 - 1.
   std::size_t size(std::string_view name) const {
     const std::int64_t value = number(name);
     if (value < 1) fail(where(), "expected a ", name, " of 1 or more, got ", value);
@@ -41,14 +41,14 @@ class Reader {
   float real(std::string_view name) const {
     return std::bit_cast<float>(static_cast<std::int32_t>(number(name)));
   }
-  // Elements from one row to the next, `columns` or more.
+  // A parameter: elements from one row to the next, at least `columns`.
   std::size_t line(std::string_view name, std::size_t columns) const {
     const std::size_t value = size(name);
     if (value < columns)
       fail(where(), "expected a ", name, " of ", columns, " or more, got ", value);
     return value;
   }
-  // The arguments, of so many bytes each.
+  // Checks the names of the arguments, and their sizes in bytes.
   void arguments(const Arguments& expected) const {
     if (record_.buffers.size() != expected.size())
       fail(where(), "expected ", expected.size(), " arguments, got ", record_.buffers.size());
@@ -104,7 +104,7 @@ void narrow(const Kernels& kernels, const float* from, std::size_t count, std::u
   kernels.store_cache(from, to, DataType::kBFloat16, static_cast<std::int64_t>(count));
 }
 
-// Calls task(row, scratch) for all rows on all threads; each thread has `floats` of scratch.
+// Calls task(row, scratch) for all rows, on all threads; `scratch` has `floats` elements for each.
 template <typename Task>
 void for_rows(const HostCompute& compute, std::size_t rows, std::size_t floats,
               std::vector<float>& scratch, const Task& task) {
@@ -138,7 +138,7 @@ class NormOfRows final : public HostOperator {
       reader.arguments({{"x", x}, {"weight", columns_ * kBFloat16Bytes}, {"y", y}});
       return;
     }
-    // The stream begins in bf16.
+    // Whether the residual stream begins here: then it is in bf16.
     begins_ = reader.argument(1).bytes == stream / 2;
     second_ = norm == Norm::kRmsAdd ? weight_line_ : norm == Norm::kAddLayer ? columns_ : 0;
     reader.arguments({{"x", x},
@@ -169,11 +169,12 @@ class NormOfRows final : public HostOperator {
       narrow(*compute.kernels, values, columns_, elements_of<std::uint16_t>(y) + row * y_line_);
     });
     if (adds) to_device(arguments[3], 0, arguments[3].bytes / rows_ * count);
-    to_device(y, 0, y.bytes / rows_ * count);  // No array writes what lies between its rows.
+    to_device(y, 0, y.bytes / rows_ * count);  // With what is between rows, where no array writes.
   }
 
  private:
-  // sums = values, normalised first where there is a norm for that, + the stream before.
+  // sums = values + the stream before; values are normalised first if the operator has a norm for
+  // them.
   void add(const Kernels& kernels, float* values, const View& before, std::size_t row,
            float* sums) const {
     const auto n = static_cast<std::int64_t>(columns_);
@@ -199,7 +200,7 @@ class NormOfRows final : public HostOperator {
   std::size_t rows_, columns_, x_line_, y_line_, weight_line_;
   float epsilon_;
   bool begins_ = false;
-  std::size_t second_ = 0;  // where the second weight begins, or the bias
+  std::size_t second_ = 0;  // where the second weight, or the bias, begins
   std::vector<float> weights_, scratch_;
 };
 
@@ -228,7 +229,7 @@ class NormRope final : public HostOperator {
     if (size_ % 2 != 0) fail(where_, "expected an even head_size, got ", size_);
   }
 
-  // Behind the last key zeros follow in the cache, as artifacts/program_record.h has it.
+  // Zeros follow the last key in the cache, as with_zeros() says (artifacts/program_record.h).
   void run(const HostCompute& compute, std::span<const View> arguments, std::int64_t position,
            std::size_t rows) override {
     const auto first = static_cast<std::size_t>(position);
@@ -262,7 +263,8 @@ class NormRope final : public HostOperator {
  private:
   std::size_t position_bytes() const { return 2 * kv_heads_ * size_ * kBFloat16Bytes; }
 
-  // scratch: a head, then the token's cosines and sines. kept: [G][key, value].
+  // `scratch`: a head, then the token's cosines and sines. `kept`: [kv heads][key, value] of the
+  // cache.
   void turn_token(const Kernels& kernels, const std::uint16_t* row, float* scratch,
                   std::uint16_t* q, std::uint16_t* kept) const {
     for (std::size_t head = 0; head < heads_; ++head)

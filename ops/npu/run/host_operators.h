@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // HostOperator: a step of a program that the host computes, because a change of array would take
-// longer than the work (aie/programs/host.py, which has their equations and arguments).
+// longer than the work. aie/programs/host.py has the equations and arguments.
 //
-// They compute with the CPU device's kernels and threads, in f32, on the host's copies of buffers:
-// what an array wrote is moved here first, what an array will read is moved there afterwards, and
-// nothing else is. Rows that only fill a chunk are neither computed nor moved.
+// They compute with the CPU device's kernels and threads, in f32, on the host's copies of buffers.
+// Only what an array wrote is moved to the host before, and only what an array will read is moved
+// to it afterwards. Rows that only fill a chunk are neither computed nor moved.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@
 
 namespace flownpu::npu {
 
-// What computes them.
+// The kernels and threads that compute them.
 struct HostCompute {
   const cpu::Kernels* kernels;
   std::shared_ptr<cpu::ThreadPool> pool;
@@ -30,15 +30,15 @@ struct HostCompute {
 class HostOperator {
  public:
   virtual ~HostOperator() = default;
-  // `arguments`: as many bytes of each as the record says. For the first `rows` of those that the
-  // record says, or all if it has fewer; the first is at `position`. One run follows another.
-  // Throws Error if rows would lie past a buffer's end; DeviceError.
+  // Computes the first `rows` rows, or as many as the record has, if those are fewer. `arguments`:
+  // each of as many bytes as the record says. `position`: that of the first row. Not to be called
+  // by two threads at once. Throws Error if rows would lie beyond a buffer's end; DeviceError.
   virtual void run(const HostCompute& compute, std::span<const View> arguments,
                    std::int64_t position, std::size_t rows) = 0;
 };
 
-// `label`: for messages. Throws Error unless there is an operator of this stem, with the parameters
-// and the buffers' sizes that it takes.
+// `label`: for messages. Throws Error unless there is an operator with this record's op_type, and
+// the record has the parameters and sizes of buffers that the operator takes.
 std::unique_ptr<HostOperator> make_host_operator(const HostCallRecord& record,
                                                  const std::string& label);
 

@@ -17,7 +17,7 @@ std::uint16_t* elements(Buffer& buffer, std::size_t offset) {
   return reinterpret_cast<std::uint16_t*>(buffer.bytes().data() + offset);
 }
 
-// Memory that no array reaches: there is one copy of it.
+// Memory that no array reaches, and of which there is one copy only.
 class HostMemory final : public Buffer {
  public:
   explicit HostMemory(std::size_t bytes) : bytes_(bytes) {}
@@ -29,7 +29,8 @@ class HostMemory final : public Buffer {
   std::vector<std::byte> bytes_;
 };
 
-// The largest use of each name; it is the host's own if all uses are.
+// The largest use of each buffer, by name. Where its roles differ, it is scratch, which host and
+// array reach.
 std::map<std::string, ProgramBuffer> largest(std::span<const ProgramRecord* const> programs) {
   std::map<std::string, ProgramBuffer> found;
   for (const ProgramRecord* program : programs) {
@@ -45,7 +46,7 @@ std::map<std::string, ProgramBuffer> largest(std::span<const ProgramRecord* cons
   return found;
 }
 
-// The array's buffers lie in the machine's own memory.
+// The array's buffers lie in the machine's main memory.
 void require_memory(const std::map<std::string, ProgramBuffer>& buffers) {
   const std::size_t machine = machine_memory();
   std::size_t left = machine;
@@ -66,7 +67,7 @@ std::unique_ptr<Buffer> make_scratch(Runtime& runtime, const ProgramBuffer& reco
     for (std::size_t at = record.one; at < record.bytes / kBFloat16Bytes; at += record.line)
       values[at] = to_bfloat16(1.0F);
   }
-  buffer->to_device(0, record.bytes);  // Numbers, which uninitialised memory may not be.
+  buffer->to_device(0, record.bytes);  // Zeros and ones: uninitialised memory need not be numbers.
   return buffer;
 }
 
@@ -115,7 +116,7 @@ Program::Program(std::shared_ptr<CompiledDesigns> designs, const ProgramRecord& 
       host_(host) {
   for (const DispatchRecord& dispatch : record.dispatches) {
     std::vector<Step>& steps = dispatches_.emplace_back();
-    // A call at several positions of a dispatch has words for each.
+    // A call that a dispatch makes at several positions has words for each.
     std::map<const PreparedCall*, std::map<std::int64_t, std::size_t>> slots;
     for (const StepRecord& from : dispatch.steps) {
       Step& step = steps.emplace_back();
@@ -143,7 +144,7 @@ Program::Program(std::shared_ptr<CompiledDesigns> designs, const ProgramRecord& 
   }
 }
 
-// What lies between the columns of two rows is zeros, or as the buffer began where it has ones.
+// What follows a row's columns in its line is zeroed, or left as it began if the buffer has ones.
 void Program::write(std::span<const float> values) {
   const RowsRecord& rows = record_->given;
   require_values(values.size(), rows, *record_);
@@ -168,7 +169,7 @@ void Program::run(std::int64_t position, const std::string& where, Buffer* cache
     fail("[FlowNPU] expected a program to ", record_->kind, " without a cache, and it has one");
   for (const std::vector<Step>& steps : dispatches_) {
     std::vector<Call> calls;
-    // Calls hold spans of these.
+    // Calls have spans of these, so they must not move.
     std::vector<std::vector<View>> arguments;
     arguments.reserve(steps.size());
     for (const Step& step : steps) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Program: runs what a program of the artifacts says (artifacts/program_record.h). It knows no
-// model, no design and no order of calls: `flownpu build` wrote all that.
+// Program: runs a program of the artifacts (artifacts/program_record.h). It knows no model, no
+// design and no order of calls, all of which `flownpu build` wrote.
 #pragma once
 
 #include <cstddef>
@@ -18,24 +18,24 @@
 
 namespace flownpu::npu {
 
-// The buffers of a model's programs, which share those of a name.
+// The buffers of a model's programs; programs share the buffers that have the same name.
 class ProgramBuffers {
  public:
-  // Makes a buffer of so many bytes, or finds one that others use, too.
+  // Makes a buffer of so many bytes, or returns one that others use, too.
   using Maker = std::function<std::shared_ptr<Buffer>(std::size_t)>;
   using Makers = std::map<std::string, Maker, std::less<>>;
 
-  // Makes the buffers of all `programs`, each as large as its largest use; caches are made by
-  // whoever keeps them (ops/layers/kv_caches.h), and constants are packed with the node, but for
-  // those that have `makers`. Throws DeviceError (kMemory) before anything is allocated if the
-  // machine has not as much memory; Error if the node has not packed a constant, or another size of
-  // it.
+  // Makes the buffers of all `programs`, each as large as its largest use. Caches are not made
+  // here: whoever keeps them makes them (ops/layers/kv_caches.h). Constants come from the node,
+  // which has them packed; buffers with a name in `makers` come from there. Throws DeviceError
+  // (kMemory) before anything is allocated if the machine has too little memory; Error if the node
+  // lacks a packed constant, or has it in another size.
   ProgramBuffers(Runtime& runtime, std::span<const ProgramRecord* const> programs, const Node& node,
                  const Makers& makers = {});
 
-  // Null for a cache.
+  // The buffer of this name; null for a cache.
   Buffer* find(const std::string& name) const;
-  // Size of the cache that the programs need; 0: none.
+  // Bytes of the cache that the programs need; 0: none.
   std::size_t cache_bytes() const { return cache_bytes_; }
 
  private:
@@ -45,28 +45,29 @@ class ProgramBuffers {
 
 class Program {
  public:
-  // Loads what its calls need. `host`: for its own steps. `record` and `buffers` must outlive it.
-  // Throws DeviceError; Error if the host has no such operator.
+  // Loads what its calls need. `host`: what computes the host's steps. `record` and `buffers` must
+  // outlive it. Throws DeviceError; Error if the host lacks an operator.
   Program(std::shared_ptr<CompiledDesigns> designs, const ProgramRecord& record,
           const ProgramBuffers& buffers, const HostCompute& host);
 
   const ProgramRecord& record() const { return *record_; }
 
-  // Rows for the next run, rounded to bf16: as many of record().given's as there are values for,
-  // zeros in the others. The host's steps compute as many: what an array makes of the others
-  // nobody reads. Throws Error if there are more.
+  // Writes the rows of the next run, rounded to bf16: as many rows of record().given as there are
+  // values for, and zeros in the others. The host's steps compute only the former; nobody reads
+  // what an array makes of the others. Throws Error if there are more values than rows for them.
   void write(std::span<const float> values);
-  // Makes the calls for a first token at `position`; `where`: for messages, after the steps'
-  // labels; `cache`: the conversation's, of ProgramBuffers' cache_bytes(). Throws DeviceFailed.
+  // Runs the steps, for a first token at `position`. `where`: for messages, appended to the steps'
+  // labels. `cache`: the conversation's, of ProgramBuffers::cache_bytes() bytes. Throws
+  // DeviceFailed.
   void run(std::int64_t position, const std::string& where, Buffer* cache = nullptr);
-  // What the last run made: as many values of record().made. Throws Error if it has fewer.
+  // Reads what the last run made: the first values of record().made. Throws Error if it has fewer.
   void read(std::span<float> values) const;
 
  private:
-  // A step of an array, or of the host. A view without a buffer is of the cache.
+  // A call of an array, or a step of the host. A view without a buffer is one of the cache.
   struct Step {
     PreparedCall* call = nullptr;
-    std::size_t slot = 0;  // of the call's words: this step's, of those of its dispatch
+    std::size_t slot = 0;  // of the call's words, among those of its dispatch
     HostOperator* host = nullptr;
     std::int64_t offset = 0;
     std::vector<View> arguments;
@@ -78,7 +79,7 @@ class Program {
   Buffer* given_;
   Buffer* made_;
   bool given_has_ones_;
-  std::size_t given_rows_ = 0;  // by the last write
+  std::size_t given_rows_ = 0;  // of the last write
   HostCompute host_;
   std::map<std::size_t, std::unique_ptr<PreparedCall>> calls_;
   std::map<std::size_t, std::unique_ptr<HostOperator>> host_calls_;

@@ -25,7 +25,7 @@ const T* data_of(const Value& value) {
   return static_cast<const T*>(value.constant);
 }
 
-// [K, N] or, transposed, [N, K]; `widen(element)` makes a float of each.
+// A weight [K, N] or, if transposed, [N, K]; `widen(element)` converts an element to float.
 template <typename T, typename Widen>
 DenseWeight of_elements(const Value& weight, bool transposed, const Widen& widen) {
   const Shape shape = shape_of(&weight);
@@ -70,7 +70,7 @@ DenseWeight of_dense(const Node& product) {
        ": expected W to be an initializer of two axes: float, bfloat16, float16 or int8");
 }
 
-// w[m, k]; of a gated weight the gate's.
+// w[m, k] dequantised; of a gated weight, the gate's.
 float value_at(const layers::Q4NXWeight& weight, std::int64_t m, std::int64_t k) {
   const q4nx::Layout& layout = weight.layout;
   const std::byte* blocks = weight.blocks + m / q4nx::kBlockRows * layout.row_bytes(weight.columns);

@@ -38,14 +38,14 @@ Packed packed(const char* name, std::size_t bytes, const Shape& shape, const Con
           }};
 }
 
-// --- A decoder's
+// --- A decoder's constants
 
 void write_rows(const layers::Q4NXWeight& weight, PackedWriter& writer) {
   for (std::int64_t i = 0; i < weight.row_blocks(); ++i)
     write_wide_row(weight, i, writer.take(wide_row_bytes(weight)));
 }
 
-// A bias is the minimum of a group of columns whose scales are 0 (aie/designs/bias.py).
+// A bias is packed as the minimum of a group of columns whose scales are 0 (aie/designs/bias.py).
 void write_qkv(const DecoderShape& shape, const layers::LayerConstants& layer,
                PackedWriter& writer) {
   if (!shape.qkv_bias) {
@@ -67,8 +67,9 @@ void write_qkv(const DecoderShape& shape, const layers::LayerConstants& layer,
   }
 }
 
-// Rows of blocks of the gate and of the up projection take turns; those beyond the model's are
-// zeros. (A down projection needs no more columns for that: blocks have 256, padded with zeros.)
+// Rows of blocks of the gate alternate with those of the up projection. Rows beyond the model's are
+// zeros. (A down projection needs no padding for the columns that this adds: blocks have 256
+// columns, padded with zeros.)
 void write_gate_up(const DecoderShape& shape, const layers::Q4NXWeight& weight,
                    PackedWriter& writer) {
   const std::int64_t rows = q4nx::row_blocks(weight.rows);
@@ -114,7 +115,7 @@ void write_rotary(const DecoderShape& shape, const layers::DecoderConstants& con
   }
 }
 
-// --- An encoder's
+// --- An encoder's constants
 
 void write_projection(const DenseProjection& projection, const DenseConstants& constants,
                       PackedWriter& writer) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Constants in the order in which the array reads them (nodes/decoder_shape.h,
-// nodes/encoder_shape.h). What is rounded to bf16 is rounded to nearest even. The constants must
-// live as long as what is packed of them.
+// Packs constants in the order in which the array reads them (nodes/decoder_shape.h,
+// nodes/encoder_shape.h). Numbers are rounded to bf16 to the nearest, ties to even. What is packed
+// is written later, so the constants must live as long.
 #pragma once
 
 #include <cstddef>
@@ -20,12 +20,12 @@ namespace flownpu::npu {
 
 // Bytes of a row of blocks of a Q4NX weight in the wide layout, which the array reads.
 std::size_t wide_row_bytes(const layers::Q4NXWeight& weight);
-// Row of blocks `number` in wide blocks: the bytes that packing the same codes, scales and minima
-// in wide blocks would give. `wide`: wide_row_bytes(weight).
+// Writes row of blocks `number` in wide blocks: the bytes that packing the same codes, scales and
+// minima in wide blocks would give. `wide`: wide_row_bytes(weight) bytes.
 void write_wide_row(const layers::Q4NXWeight& weight, std::int64_t number,
                     std::span<std::byte> wide);
 
-// A decoder's "weights", "vectors" and "rotary".
+// Packs a decoder's "weights", "vectors" and "rotary".
 std::vector<Packed> pack(const DecoderShape& shape, const layers::DecoderConstants& constants);
 
 struct DenseConstants {
@@ -41,13 +41,13 @@ struct EncoderNorm {
 struct EncoderConstants {
   DenseConstants embedding;
   const float* positions = nullptr;         // [patches, D]
-  std::vector<DenseConstants> projections;  // four a layer
+  std::vector<DenseConstants> projections;  // four in each layer
   DenseConstants projector;
   std::vector<EncoderNorm> norms;
   const float* pooled_norm = nullptr;
 };
 
-// An encoder's "weights" and "vectors".
+// Packs an encoder's "weights" and "vectors".
 std::vector<Packed> pack(const EncoderShape& shape, const EncoderConstants& constants);
 
 }  // namespace flownpu::npu

@@ -18,16 +18,16 @@
 namespace flownpu::npu::xrt_abi {
 namespace {
 
-// aiecc's kernels take: what to do with the instructions (3: run them), where they are, how many
-// words they are, and the host buffers. mlir-aie's C++ examples give the number of words, its
-// Python bytes; the controller finds the length in the instructions' head in any case.
+// Arguments of aiecc's kernels: what to do with the instructions (3: run them), the instructions,
+// how many words they are, and the host buffers. mlir-aie's C++ examples give the number in words,
+// its Python in bytes; the controller reads the length from the instructions' head in any case.
 constexpr std::uint64_t kRunInstructions = 3;
 constexpr int kOpcodeArgument = 0;
 constexpr int kInstructionsArgument = 1;
 constexpr int kCountArgument = 2;
 constexpr int kFirstBufferArgument = 3;
 
-// aiecc's name of the kernel, which may be followed by more.
+// The kernel's name as aiecc writes it; more may follow.
 constexpr std::string_view kKernelName = "MLIR_AIE";
 
 xrt::xclbin::kernel kernel_of(const xrt::xclbin& xclbin) {
@@ -44,14 +44,14 @@ StatusError failure_of(ert_cmd_state state, const char* what) {
   return {Status::kCommand, std::string("the array ended with an error: ") + what};
 }
 
-// A command that has an end state has ended; XRT has no name for this.
+// Whether a state is one of those in which a command has ended; XRT has no name for this.
 bool is_end(ert_cmd_state state) {
   return state >= ERT_CMD_STATE_COMPLETED && state != ERT_CMD_STATE_SUBMITTED;
 }
 
-// XRT waits without a limit for 0 ms.
+// Limit for waiting for a command that has ended; not 0 ms, which XRT takes for no limit.
 constexpr std::chrono::milliseconds kHasEnded{1};
-// How often the driver is asked whether the device is there.
+// How often to ask the driver whether the device is still there.
 constexpr std::chrono::milliseconds kDeviceCheck{100};
 
 }  // namespace
@@ -94,7 +94,7 @@ namespace {
 
 class Submission {
  public:
-  // Prepares the runs; flushes what was written to the instructions.
+  // Prepares the runs, and flushes the instructions.
   Submission(std::shared_ptr<Context> context, std::span<const Call> calls)
       : context_(std::move(context)) {
     for (const Call& call : calls) {
@@ -120,11 +120,11 @@ class Submission {
 
   std::size_t word_bytes() const { return word_bytes_; }
 
-  // Afterwards it may be under way even if this throws.
+  // If this throws, the calls may be under way all the same.
   void start() {
     under_way_ = true;
     if (runs_.size() > 1) {
-      // If it throws, XRT may have submitted some of them, and wants them waited for.
+      // If it throws, XRT may have submitted some of them, and they have to be waited for.
       list_.execute();
       return;
     }
@@ -136,8 +136,9 @@ class Submission {
     }
   }
 
-  // Throws StatusError if a call failed, and sets `failed` to its number, where XRT knows it; or if
-  // they have not ended in time or the device is lost, and they may be under way still.
+  // Throws StatusError if a call failed, and sets `failed` to its number if XRT knows it. Throws
+  // it, too, if the calls have not ended in time or the device is lost; they may be under way
+  // still.
   void wait(std::chrono::milliseconds timeout, std::size_t& failed) {
     if (!under_way_) return;
     Sleeper sleeper(instructions_.front()->expectation());
@@ -153,17 +154,17 @@ class Submission {
         throw StatusError(Status::kTimeout, "the array did not answer within " +
                                                 std::to_string(timeout.count()) + " ms (timeout)");
       }
-      // Not over the next check, if the call takes longer than was expected.
+      // Not beyond the next check, in case the call takes longer than expected.
       sleeper.sleep(std::min(deadline, next_check));
     }
     sleeper.learn();
     under_way_ = false;
   }
 
-  // Waits without an error; whether they have ended, no matter how.
+  // Waits without throwing. Returns whether the calls have ended, in whatever way.
   bool ends_within(std::chrono::milliseconds timeout) noexcept {
     std::size_t failed = 0;
-    // A device that is lost may have been found again.
+    // Tried again until the deadline: a device that is lost may come back.
     const auto deadline = Sleeper::Clock::now() + timeout;
     do {
       const auto left =
@@ -190,7 +191,7 @@ class Submission {
       }
     }
     try {
-      // Not state(), which keeps to itself which call failed.
+      // Not state(), which does not say which call failed.
       return list_.poll() != 0;
     } catch (const xrt::runlist::command_error& error) {
       under_way_ = false;
@@ -201,8 +202,8 @@ class Submission {
     }
   }
 
-  // A driver that has lost its device refuses everything; a page is the least that can be asked
-  // for.
+  // Throws StatusError if the device is gone. A driver that has lost its device refuses every
+  // request; the smallest request is for a page.
   void require_device() const {
     constexpr std::size_t kPage = 4096;
     try {
@@ -227,13 +228,13 @@ struct Abandoned {
   std::vector<std::unique_ptr<Submission>> submissions;
 };
 
-// Never destroyed: XRT would end the process at its exit.
+// Never destroyed: XRT would end the process at exit.
 Abandoned& abandoned() {
   static auto* instance = new Abandoned;
   return *instance;
 }
 
-// Frees a submission once it has ended; one that the driver's watchdog does not end is kept.
+// Frees a submission once it has ended, or keeps it if the driver's watchdog does not end it.
 void free_or_abandon(std::unique_ptr<Submission> submission) noexcept {
   if (submission->ends_within(watchdog_patience())) return;
   const std::lock_guard lock(abandoned().mutex);

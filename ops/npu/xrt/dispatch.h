@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays, the instructions of their calls, and dispatches.
+// Arrays, the instructions of their calls, and dispatches, over XRT.
 //
-// What XRT does not forgive, and how it is kept from happening:
-// - It ends the process where a run is destroyed that is under way. So a dispatch that has not
-//   ended is never destroyed, but abandoned, until it is found to have ended.
-// - A run does not keep its buffers. So a dispatch does.
+// What XRT does not forgive, and how it is avoided:
+// - XRT ends the process if a run is destroyed while it is under way. So a dispatch that has not
+//   ended is not destroyed but abandoned, until it is found to have ended.
+// - A run does not keep its buffers. So the dispatch keeps them.
 // - xrt::run::abort() waits without a limit for a command that NPUs do not have. So a call that
 //   does not end is left to the driver's watchdog.
-// - Its own waits cannot be relied on (waiting.h). So it is asked for the state.
+// - XRT's own waits cannot be relied on (waiting.h). So the call's state is polled.
 #pragma once
 
 #include <xrt/experimental/xrt_kernel.h>
@@ -26,37 +26,37 @@
 
 namespace flownpu::npu::xrt_abi {
 
-// An xclbin's array in a hardware context of its own. Members are freed in reverse: the kernel
-// before its context.
+// An xclbin's array in a hardware context of its own. Members are destroyed in reverse order: the
+// kernel before its context.
 struct Context {
   Context(const xrt::device& opened, const std::string& file);
 
   xrt::device device;
   xrt::hw_context context;
   xrt::kernel kernel;
-  // How many buffers a call of the kernel may have: XRT looks up more without asking.
+  // How many buffers a call of the kernel may have; XRT does not check, and would crash on more.
   std::size_t most_buffers = 0;
 };
 
-// The words of a call in a buffer that the controller reads.
+// The words of a call, in a buffer that the controller reads.
 class Instructions {
  public:
   Instructions(const Context& context, const std::uint32_t* words, std::size_t count);
 
   void write(std::size_t word, std::uint32_t value);
-  // Moves what was written to the device; how many bytes.
+  // Moves the words that were written to the device, and returns how many bytes that were.
   std::size_t flush();
 
   const xrt::bo& buffer() const { return buffer_; }
   std::uint32_t count() const { return count_; }
-  // How long dispatches take that begin with it.
+  // How long dispatches take whose first call has these instructions.
   Expectation& expectation() { return expectation_; }
 
  private:
   xrt::bo buffer_;
   std::uint32_t* words_;
   std::uint32_t count_;
-  // Words that the device has not got: first .. last - 1.
+  // The words that the device does not have yet: first .. last - 1.
   std::size_t first_ = 0;
   std::size_t last_;
   Expectation expectation_;
@@ -66,7 +66,7 @@ struct Array {
   std::shared_ptr<Context> context;
 };
 
-// Dispatches that are under way have the instructions, too.
+// The instructions are shared with dispatches that are under way.
 struct Sequence {
   std::shared_ptr<Instructions> instructions;
 };
@@ -75,10 +75,10 @@ struct Buffer {
   xrt::bo buffer;
 };
 
-// `Table::run`.
+// `Table::run` of driver/xrt_abi.h.
 Status run(Array* array, const Call* calls, std::size_t count, std::uint32_t milliseconds,
            Outcome* outcome, Text error) noexcept;
-// Frees dispatches that were given up, where they have ended by now.
+// Frees the abandoned dispatches that have ended by now.
 void free_abandoned() noexcept;
 
 }  // namespace flownpu::npu::xrt_abi

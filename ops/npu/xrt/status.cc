@@ -13,13 +13,13 @@ namespace flownpu::npu::xrt_abi {
 namespace {
 
 Status failure_at(Stage stage) {
-  // By stage.
+  // In the order of Stage.
   constexpr Status kFailures[] = {Status::kNoDevice, Status::kDesign, Status::kMemory,
                                   Status::kSubmit,   Status::kSubmit, Status::kCommand};
   return kFailures[static_cast<std::size_t>(stage)];
 }
 
-// What XRT says may have lines, and end with one; what we make of it is a sentence.
+// XRT's messages may have several lines, and a line break at the end; ours are one sentence.
 std::string in_a_line(std::string_view content) {
   std::string line;
   std::size_t begin = 0;
@@ -37,9 +37,9 @@ std::string in_a_line(std::string_view content) {
 
 }  // namespace
 
-// The numbers are those that the driver (amdxdna) and XRT's part for it give: EACCES for the device
-// file; EAGAIN where memory that is to be locked, 64 MB at opening and that of each buffer and
-// command, is over the limit; ENOTTY and ENOTSUP for what the driver does not know yet.
+// The numbers are those that the driver (amdxdna) and XRT's part for NPUs return: EACCES for the
+// device file; EAGAIN if the memory to be locked (64 MB at opening, later that of each buffer and
+// command) is over the limit; ENOTTY and ENOTSUP for requests that the driver does not know yet.
 Status status_of(int number, Stage stage) {
   switch (number) {
     case EACCES:

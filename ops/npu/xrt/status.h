@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What XRT throws, as a status and a text that cross the C ABI.
+// Turns what XRT throws into a status and a text, which cross the C ABI.
 #pragma once
 
 #include <stdexcept>
@@ -10,7 +10,7 @@
 
 namespace flownpu::npu::xrt_abi {
 
-// A failure that we find ourselves.
+// A failure that this plugin finds itself.
 class StatusError : public std::runtime_error {
  public:
   StatusError(Status status, const std::string& text) : std::runtime_error(text), status_(status) {}
@@ -20,19 +20,21 @@ class StatusError : public std::runtime_error {
   Status status_;
 };
 
-// What was being done: the same error number means different things.
+// What was being done: the same error number means different things at different stages.
 enum class Stage { kOpen, kLoad, kAllocate, kMove, kSubmit, kWait };
 
-// What an error number of the system or of the driver means; for those that say nothing of their
-// own, what a failure at this stage is.
+// What an error number of the system or of the driver means; for numbers without a meaning of their
+// own, the status of a failure at this stage.
 Status status_of(int number, Stage stage);
 
+// Writes the content, as one line, and cut to the text's capacity.
 void write(Text text, std::string_view content) noexcept;
 
 // Turns the exception that is being handled into a status, and writes its message to `error`.
 Status report(Stage stage, Text error) noexcept;
 
-// Runs an action; what it throws becomes a status.
+// Runs an action; an exception that it throws becomes a status, and its message is written to
+// `error`.
 template <typename Action>
 Status guard(Stage stage, Text error, const Action& action) noexcept {
   try {

@@ -27,18 +27,18 @@ struct Device {
 
 namespace {
 
-// The first with xrt::ext::bo and runlists of NPUs.
+// The first version with xrt::ext::bo and runlists for NPUs.
 constexpr unsigned int kOldest = XRT_VERSION(2, 19);
 
 std::string version_text(unsigned int code) {
   return std::to_string(XRT_MAJOR(code)) + "." + std::to_string(XRT_MINOR(code));
 }
 
-// The parts of XRT that are not linked but looked for: its core, and the core's part for NPUs.
+// Parts of XRT that are not linked but loaded at run time: its core, and the core's part for NPUs.
 constexpr const char* kCore = "libxrt_core.so.2";
 constexpr const char* kNpuPart = "libxrt_driver_xdna.so.2";
 
-// There as long as the driver is loaded, whether or not it has started an NPU.
+// Exists as long as the driver is loaded, whether or not it has started an NPU.
 constexpr const char* kDriver = "/sys/bus/pci/drivers/amdxdna";
 
 bool is_loaded(const char* library) {
@@ -47,7 +47,8 @@ bool is_loaded(const char* library) {
   return handle != nullptr;
 }
 
-// Why the loader has none: it is not found, or a library that it needs is not, which is named.
+// Why the loader has not loaded a library: it, or a library that it needs, is not found; the loader
+// names which.
 std::string loaders_reason(const char* library) {
   if (dlopen(library, RTLD_LAZY) != nullptr) return "the loader finds it, XRT did not look there";
   const char* const error = dlerror();
@@ -69,7 +70,8 @@ unsigned int count_devices() {
   return count;
 }
 
-// XRT looks for it in sysfs, at a wrong place once a device could not be opened in this process.
+// "an NPU" if XRT does not find the name: once a device could not be opened in this process, XRT
+// looks in the wrong place in sysfs.
 std::string name_of(const xrt::device& device) {
   try {
     return device.get_info<xrt::info::device::name>();
@@ -78,7 +80,8 @@ std::string name_of(const xrt::device& device) {
   }
 }
 
-// ", firmware 255.0.5.35"; nothing where the driver does not say. XRT keeps it to its own programs.
+// ", firmware 255.0.5.35"; empty if the driver does not say. XRT tells the version only to its own
+// programs, so it is read from sysfs.
 std::string firmware_of(const xrt::device& device) {
   std::string version;
   try {
@@ -144,7 +147,7 @@ Status write_word(Sequence* sequence, std::size_t word, std::uint32_t value, Tex
 
 Status make_buffer(Device* device, std::size_t bytes, Buffer** buffer, void** host, Text error) {
   return guard(Stage::kAllocate, error, [&] {
-    // Memory of the host that the array reads and writes where it is.
+    // Memory of the host, which the array reads and writes in place.
     auto made = std::make_unique<Buffer>(Buffer{xrt::ext::bo(device->device, bytes)});
     *host = made->buffer.map();
     std::memset(*host, 0, bytes);

@@ -12,20 +12,20 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Linux 7's, for where the parameter is not to be read.
+// The watchdog's time in Linux 7, if the parameter cannot be read.
 constexpr milliseconds kDefault{2000};
-// Drivers without the parameter take 6 s, 16 s or a minute. What takes longer than this is not
-// waited for but kept, and freed when it is found to have ended.
+// Drivers without the parameter take 6 s, 16 s or a minute. A call that takes longer than this is
+// not waited for but kept, and freed when it is found to have ended.
 constexpr milliseconds kUnknown{15000};
-// Starting the context anew.
+// Time for the driver to start the context anew.
 constexpr milliseconds kRecovery{1000};
 
-// Below the shortest, a sleep takes the system's own 50 us in any case; the longest is what it may
-// add to a call of which nothing is known.
+// Sleeps shorter than the shortest take the system's own 50 us in any case. The longest bounds the
+// delay of a call of which nothing is known.
 constexpr std::chrono::microseconds kShortest{10};
 constexpr std::chrono::microseconds kLongest{250};
-// The long sleep leaves a part of the expected time, for dispatches differ. Short ones are this
-// part of the time since.
+// The long sleep leaves out this part of the expected time, since dispatches differ. A short sleep
+// is this part of the time since the long one's end, plus that part of a part of the long one.
 constexpr int kPart = 16;
 
 }  // namespace
@@ -37,7 +37,7 @@ void Expectation::learn(Duration taken, bool overslept) {
   } else if (overslept) {
     expected_ = expected - expected / 4;
   } else {
-    // One that took long for reasons of its own says little of the next.
+    // A single slow dispatch says little of the next one.
     expected_ = std::min(taken, expected + expected / 4);
   }
 }
@@ -65,13 +65,14 @@ void Sleeper::sleep(Clock::time_point until) {
 }
 
 milliseconds watchdog_patience(const std::string& parameter) {
-  // Not std::filesystem: the C++ run time here is the one that XRT brings, and wheels ask little of
-  // it.
+  // Not std::filesystem: this plugin uses the C++ run time that XRT uses, and wheels may require
+  // little of it.
   if (::access(parameter.c_str(), F_OK) != 0) return kUnknown;
   milliseconds limit = kDefault;
   if (milliseconds::rep read = 0; std::ifstream(parameter) >> read) limit = milliseconds(read);
   if (limit.count() == 0) return limit;
-  // A driver that looks at intervals finds a command that began within one at the end of the next.
+  // A driver that looks at intervals ends a command that began within one interval at the end of
+  // the next.
   return 2 * limit + kRecovery;
 }
 

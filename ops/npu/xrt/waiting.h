@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a call that is under way is waited for.
+// How to wait for a call that is under way.
 //
-// XRT's part for NPUs does not say how a wait of its own ended where the driver has given the
-// context a timeline (Linux 7): after a time-out, a signal or the loss of the device it goes on as
-// if the command had ended. For one command XRT then throws; of a runlist it forgets that it is
-// under way. The state that the driver writes into the command's packet is always right. So it is
-// what is looked at, between sleeps.
+// XRT's part for NPUs does not report how its own wait ended if the driver has given the context a
+// timeline (Linux 7): after a time-out, a signal or the loss of the device it goes on as if the
+// command had ended. For a single command XRT then throws; of a runlist it forgets that it is under
+// way. The state that the driver writes into the command's packet is always right. So that state is
+// polled, with sleeps in between.
 #pragma once
 
 #include <atomic>
@@ -13,20 +13,22 @@
 
 namespace flownpu::npu::xrt_abi {
 
-// How long a dispatch takes, learnt from those before. A token's take what the last one's did.
+// How long a dispatch takes, learnt from earlier ones. Each token's dispatches take about as long
+// as those of the token before.
 class Expectation {
  public:
   using Duration = std::chrono::steady_clock::duration;
 
   Duration get() const { return expected_; }
-  // `overslept`: it had ended at the first look after the long sleep, who knows when.
+  // `overslept`: it had already ended at the first look after the long sleep, so `taken` is too
+  // long.
   void learn(Duration taken, bool overslept);
 
  private:
   std::atomic<Duration> expected_{};
 };
 
-// What a Sleeper goes by; tests have a time of their own.
+// The clock and the sleep of a Sleeper; tests replace them.
 class Time {
  public:
   using Clock = std::chrono::steady_clock;
@@ -37,18 +39,18 @@ class Time {
   static Time& real();
 };
 
-// Sleeps between looks at a call: most of the expected time at once, so that waiting takes next to
-// no CPU time, then short ones. What they add to a call is in proportion to it; docs/npu.md has the
-// numbers, and those of other ways.
+// Sleeps between two looks at a call: first through most of the expected time at once, so that
+// waiting takes almost no CPU time, then for short times. The delay that they add to a call is in
+// proportion to the call's time; docs/npu.md has measurements, also of other ways to wait.
 class Sleeper {
  public:
   using Clock = Time::Clock;
 
-  // The call begins.
+  // To be made when the call begins.
   explicit Sleeper(Expectation& expectation, Time& time = Time::real());
-  // Before the next look, and not beyond `until`.
+  // Sleeps before the next look, but not beyond `until`.
   void sleep(Clock::time_point until);
-  // The call has ended.
+  // To be called when the call has ended.
   void learn() { expectation_.learn(time_.now() - begin_, is_long_); }
 
  private:
@@ -56,15 +58,15 @@ class Sleeper {
   Time& time_;
   Clock::time_point begin_;
   Expectation::Duration expected_;
-  bool is_long_ = false;  // the last sleep
+  bool is_long_ = false;  // whether the last sleep was the long one
 };
 
-// The module's parameter: ms without progress after which a command is ended; 0: never. Only root
-// may read it.
+// Parameter of the kernel module: ms without progress after which the driver ends a command; 0:
+// never. Only root may read it.
 inline constexpr const char* kWatchdog = "/sys/module/amdxdna/parameters/tdr_timeout_ms";
 
-// How long a call that makes no progress may stay until the driver's watchdog has ended it. Zero:
-// the watchdog is off.
+// How long to wait until the driver's watchdog has ended a call that makes no progress. Zero: the
+// watchdog is off.
 std::chrono::milliseconds watchdog_patience(const std::string& parameter = kWatchdog);
 
 }  // namespace flownpu::npu::xrt_abi

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cores as Linux describes them in /sys/devices/system/cpu (Documentation/ABI/stable/
-// sysfs-devices-system-cpu).
+// Describes processors by what Linux says in /sys/devices/system/cpu
+// (Documentation/ABI/stable/sysfs-devices-system-cpu).
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
@@ -16,14 +16,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The first number of a file; of a list such as "2-3,6" the least.
+// The first number in a file, which in a list such as "2-3,6" is the smallest; `otherwise` if there
+// is none.
 int number_in(const fs::path& file, int otherwise) {
   int number = otherwise;
   std::ifstream(file) >> number;
   return number;
 }
 
-// A processor's folder has a link "node1" to the node that it is near.
+// The NUMA node of a processor, whose folder has a link such as "node1"; 0 if there is none.
 int node_of(const fs::path& folder) {
   constexpr std::string_view kNode = "node";
   std::error_code error;
@@ -38,12 +39,13 @@ int node_of(const fs::path& folder) {
   return 0;
 }
 
-// Cores of one kind that the maker lets go a little higher than others are no other kind: they
-// differ by some hundredths, kinds by a fifth and more.
+// If the slowest core reaches this part of the fastest one's speed, all count as equally fast: the
+// maximum clocks of cores of one kind differ by a few percent, those of different kinds by a fifth
+// and more.
 constexpr double kSameKind = 0.9;
 
-// What a core does in a time: cpu_capacity where it tells cores apart (Arm; Intel's hybrid
-// processors), else the highest clock. In units of their own.
+// The relative speeds of the processors' cores, in arbitrary units: cpu_capacity if it differs
+// between cores (Arm, Intel's hybrid processors), else the maximum clock; all 1 if neither differs.
 std::vector<double> speeds(std::span<const int> numbers, const fs::path& cpus) {
   for (const char* const file : {"cpu_capacity", "cpufreq/cpuinfo_max_freq"}) {
     std::vector<double> found;

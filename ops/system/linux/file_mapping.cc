@@ -30,7 +30,7 @@ std::span<const std::byte> OpenFile::map() const {
   void* data = ::mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, static_cast<int>(handle_), 0);
   if (data == MAP_FAILED)
     fail("[FlowNPU] cannot map the ", bytes_, " bytes of '", path_, "': ", std::strerror(errno));
-  (void)::madvise(data, bytes_, MADV_HUGEPAGE);  // advice: without it the same, but slower
+  (void)::madvise(data, bytes_, MADV_HUGEPAGE);  // only advice: it may fail
   const std::span mapped(static_cast<const std::byte*>(data), bytes_);
   if (const std::vector<int> nodes = memory_nodes(); nodes.size() > 1)
     interleave_file(mapped, nodes);

@@ -19,7 +19,7 @@ std::string library_file(std::string_view name) {
   return std::string("lib").append(name).append(".so");
 }
 
-// It is linked so (-z nodelete).
+// Nothing to do: the library is linked with -z nodelete.
 void stay_loaded() {}
 
 }  // namespace flownpu

@@ -14,7 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Where a controller's groups are: from the process's own to the outermost that it can see.
+// The folders of a cgroup controller: the process's own group, and the mount point, which is the
+// outermost group that it can see.
 struct Groups {
   fs::path mount;
   fs::path own;
@@ -31,8 +32,8 @@ bool has_word(std::string_view list, std::string_view word) {
   return false;
 }
 
-// The process's group in the hierarchy of a controller ("cpu"), or in version 2's (""): a line of
-// /proc/self/cgroup is number:controllers:path.
+// The path of the process's group in the hierarchy of a controller such as "cpu", or in that of
+// cgroup version 2 (""). A line of /proc/self/cgroup is number:controllers:path.
 std::optional<std::string> own_group(const fs::path& root, std::string_view controller) {
   std::ifstream file(root / "proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {
@@ -47,16 +48,17 @@ std::optional<std::string> own_group(const fs::path& root, std::string_view cont
   return std::nullopt;
 }
 
-// A group's folder below a mount that shows the hierarchy from the group `shown` on. A container
-// often sees its own group as the whole, under the name that it has outside.
+// The folder of `group` below a mount whose root is the group `shown`. In a container the mount
+// often shows only the container's own group, while `group` is its name outside of the container.
 fs::path below(const fs::path& mount, const std::string& shown, const std::string& group) {
   const std::string prefix = shown == "/" ? shown : shown + "/";
   if (!group.starts_with(prefix) || group.find("/..") != std::string::npos) return mount;
   return mount / group.substr(prefix.size());
 }
 
-// A line of /proc/self/mountinfo: 3 numbers' words, what is shown of the file system, where it is
-// mounted, options, optional words, "-", the type, the source, the file system's own options.
+// The controller's groups in all mounted hierarchies. A line of /proc/self/mountinfo has: 3
+// numbers, the root of the mount within its file system, the mount point, options, optional fields,
+// "-", the type, the source, and the file system's own options.
 std::vector<Groups> groups_of(const fs::path& root, std::string_view controller) {
   std::vector<Groups> found;
   std::ifstream file(root / "proc/self/mountinfo");
@@ -82,7 +84,8 @@ std::vector<Groups> groups_of(const fs::path& root, std::string_view controller)
   return found;
 }
 
-// The least of what `read(folder, is_version_2)` finds in the process's groups and those around.
+// The lowest limit that `read(folder, is_version_2)` finds in the process's groups and their
+// parents.
 template <typename Value, typename Read>
 std::optional<GroupLimit<Value>> least(const fs::path& root, std::string_view controller,
                                        const Read& read) {
@@ -97,7 +100,7 @@ std::optional<GroupLimit<Value>> least(const fs::path& root, std::string_view co
   return found;
 }
 
-// The first number of a file; none where there is no file, or it says "max".
+// The first number in a file; nullopt if there is no file, or it says "max".
 template <typename Number>
 std::optional<Number> number_in(const fs::path& path) {
   Number number{};
@@ -105,7 +108,8 @@ std::optional<Number> number_in(const fs::path& path) {
   return std::nullopt;
 }
 
-// us of every `period` us; version 1 says -1 where there is no quota.
+// The CPU quota of a group in processors: `quota` microseconds in every `period`. Version 1 says -1
+// if there is no quota.
 std::optional<GroupLimit<double>> quota_of(const fs::path& folder, bool is_version_2) {
   const fs::path file = folder / (is_version_2 ? "cpu.max" : "cpu.cfs_quota_us");
   double quota = 0;
@@ -121,7 +125,7 @@ std::optional<GroupLimit<double>> quota_of(const fs::path& folder, bool is_versi
   return GroupLimit<double>{quota / period, file};
 }
 
-// Version 1 says the largest multiple of a page where there is no limit.
+// cgroup version 1 says the largest multiple of the page size if there is no limit.
 constexpr std::int64_t kUnlimited = std::int64_t{1} << 62;
 
 std::optional<GroupLimit<std::int64_t>> memory_of(const fs::path& folder, bool is_version_2) {

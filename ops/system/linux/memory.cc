@@ -14,7 +14,7 @@
 namespace flownpu {
 namespace {
 
-// The large pages of x86-64.
+// The size of large pages on x86-64.
 constexpr std::size_t kLargePage = std::size_t{2} << 20;
 
 }  // namespace
@@ -23,7 +23,7 @@ std::shared_ptr<std::byte> allocate_large_pages(std::size_t bytes) {
   const std::size_t size = (bytes + kLargePage - 1) / kLargePage * kLargePage;
   void* memory = std::aligned_alloc(kLargePage, size);
   if (memory == nullptr) throw std::bad_alloc();
-  (void)::madvise(memory, size, MADV_HUGEPAGE);  // advice: without it the same, but slower
+  (void)::madvise(memory, size, MADV_HUGEPAGE);  // only advice: it may fail
   if (const std::vector<int> nodes = memory_nodes(); nodes.size() > 1)
     interleave({static_cast<std::byte*>(memory), size}, nodes);
   return {static_cast<std::byte*>(memory), std::free};
@@ -39,7 +39,7 @@ void ask_for_large_pages(std::span<const std::byte> memory) {
 
 GuardedPages::GuardedPages(std::size_t bytes) {
   if (bytes > SIZE_MAX / 2) throw std::bad_alloc();
-  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));  // Arm's may have 64 KB
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));  // up to 64 KB on Arm
   mapped_ = (bytes + page - 1) / page * page + page;
   void* memory =
       ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

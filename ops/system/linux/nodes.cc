@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// By the system calls of mbind(2) and set_mempolicy(2), for which the C library has no functions.
+// Uses the system calls mbind(2) and set_mempolicy(2) directly, because the C library has no
+// functions for them.
 #include "ops/system/nodes.h"
 
 #include <linux/mempolicy.h>
@@ -15,7 +16,7 @@
 namespace flownpu {
 namespace {
 
-// Nodes as the calls take them: a bit for each. Of more than 64 the last ones are left out.
+// A bit mask of nodes, as the system calls take it. Nodes from number 64 on are left out.
 struct NodeMask {
   explicit NodeMask(std::span<const int> nodes) {
     for (const int node : nodes) {
@@ -24,7 +25,7 @@ struct NodeMask {
   }
 
   static constexpr int kBits = std::numeric_limits<std::uint64_t>::digits;
-  // What the calls take for the number of bits is one more: they leave out the last.
+  // The system calls ignore the last bit, so they are told one more.
   static constexpr std::size_t kLength = kBits + 1;
   std::uint64_t bits = 0;
 };
@@ -39,7 +40,7 @@ std::byte* address(std::span<const std::byte> pages) {
   return const_cast<std::byte*>(pages.data());
 }
 
-// The list of a file, such as "0-1,4".
+// The numbers of a list in a file, such as "0-1,4".
 std::vector<int> numbers_in(const std::filesystem::path& path) {
   std::vector<int> numbers;
   std::ifstream file(path);
@@ -58,7 +59,7 @@ void bind_pages(std::span<const std::byte> pages, const NodeMask& mask) {
 
 }  // namespace
 
-// Memory without processors is slower, or a graphics card's.
+// Leaves out nodes without processors: their memory is slower, or a graphics card's.
 std::vector<int> memory_nodes(const std::filesystem::path& root) {
   const std::filesystem::path nodes = root / "sys/devices/system/node";
   std::vector<int> found = numbers_in(nodes / "has_memory");
@@ -73,8 +74,8 @@ void interleave(std::span<const std::byte> pages, std::span<const int> nodes) {
   if (!policy_is_chosen()) bind_pages(pages, NodeMask(nodes));
 }
 
-// Where a page of a file comes to lie is up to the policy of the thread that has it read, not to
-// that of the mapping; one that is there already is moved.
+// The node of a page of a file is chosen by the policy of the thread that has it read, not by that
+// of the mapping. Pages that are in memory already are moved afterwards.
 void interleave_file(std::span<const std::byte> pages, std::span<const int> nodes) {
   if (policy_is_chosen()) return;
   const NodeMask mask(nodes);

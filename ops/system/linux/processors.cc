@@ -35,7 +35,7 @@ std::int64_t second_level_cache_bytes() {
 
 bool ask_for_tiles() noexcept {
 #if defined(__x86_64__)
-  // <asm/prctl.h> has the request since Linux 5.16, and no header the state's number.
+  // <asm/prctl.h> only has the request since Linux 5.16, and no header has the state's number.
   constexpr std::int64_t kAskForState = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr std::int64_t kTileData = 18;         // XFEATURE_XTILE_DATA
   return syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;

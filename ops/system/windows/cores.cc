@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cores as Windows describes them (GetLogicalProcessorInformation): of a core that is faster than
-// others it tells a class, not by how much, so that all are taken for equal.
+// Describes processors with GetLogicalProcessorInformation. Windows tells classes of faster and
+// slower cores, but not their speeds, so all are assumed to be equally fast.
 #include <windows.h>
 
 #include <bit>

@@ -22,8 +22,8 @@ std::string reason(DWORD error) {
 
 }  // namespace
 
-// Others may write, rename and remove it meanwhile, as they may on Linux; while it is mapped
-// Windows refuses to cut or to replace it.
+// Other processes may write, rename and remove the open file, as on Linux; but while it is mapped,
+// Windows refuses to truncate or replace it.
 OpenFile::OpenFile(const std::string& path) : path_(path) {
   HANDLE const file = CreateFileW(path_of(path).c_str(), GENERIC_READ,
                                   FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, nullptr,
@@ -42,13 +42,13 @@ OpenFile::OpenFile(const std::string& path) : path_(path) {
 
 OpenFile::~OpenFile() { CloseHandle(of(handle_)); }
 
-// In pages of 4 KB: Windows has large ones for memory without a file alone.
+// The pages have 4 KB: Windows has large ones only for memory that is not a file's.
 std::span<const std::byte> OpenFile::map() const {
   HANDLE const mapping = CreateFileMappingW(of(handle_), nullptr, PAGE_READONLY, 0, 0, nullptr);
   const void* data = nullptr;
   if (mapping != nullptr) data = MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, bytes_);
   const DWORD error = GetLastError();
-  if (mapping != nullptr) CloseHandle(mapping);  // the view holds it
+  if (mapping != nullptr) CloseHandle(mapping);  // the view keeps the mapping
   if (data == nullptr)
     fail("[FlowNPU] cannot map the ", bytes_, " bytes of '", path_, "': ", reason(error));
   return {static_cast<const std::byte*>(data), bytes_};

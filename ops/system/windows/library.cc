@@ -8,10 +8,10 @@
 namespace flownpu {
 namespace {
 
-// The longest path of an NT kernel, in UTF-16, and the zero behind it.
+// The longest path on Windows in UTF-16, with the terminating zero.
 constexpr DWORD kMostPath = 32768;
 
-// Null if it cannot be told.
+// The handle of the library that contains this code; null on failure.
 HMODULE own_module(DWORD flags) {
   HMODULE module = nullptr;
   const auto* const inside = reinterpret_cast<const wchar_t*>(&own_folder);

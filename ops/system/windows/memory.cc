@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 
-// A right that a user has is not in force until a process asks for it.
+// Enables the user's right to lock pages, which a process must request.
 void use_right_to_lock_pages() {
   HANDLE token = nullptr;
   if (OpenProcessToken(GetCurrentProcess(), TOKEN_ADJUST_PRIVILEGES, &token) == 0) return;
@@ -23,7 +23,7 @@ void use_right_to_lock_pages() {
   CloseHandle(token);
 }
 
-// Null without the right, or where no such pages are free.
+// Returns null without that right, or if no large pages are free.
 void* large_pages(std::size_t bytes) {
   static const std::size_t page = [] {
     use_right_to_lock_pages();

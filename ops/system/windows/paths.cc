@@ -16,7 +16,7 @@ constexpr std::wstring_view kShare = LR"(\\)";
 std::filesystem::path path_of(std::string_view utf8) {
   const std::filesystem::path path(std::u8string(utf8.begin(), utf8.end()));
   if (path.native().size() < MAX_PATH || path.native().starts_with(kAnyLength)) return path;
-  std::error_code ignored;  // what has no absolute path is opened as it is, and refused
+  std::error_code ignored;  // on failure the path is used as it is
   const std::filesystem::path absolute = std::filesystem::absolute(path, ignored);
   std::wstring name = absolute.lexically_normal().make_preferred().native();
   if (name.empty()) return path;

@@ -6,7 +6,7 @@
 namespace flownpu {
 namespace {
 
-// WaitOnAddress looks at the bytes themselves.
+// WaitOnAddress compares the bytes of the atomic.
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
 
 }  // namespace

@@ -123,21 +123,16 @@ def test_dequantised_blocks_are_a_gemm_operand(kernels, rng):
     assert_within(untiled(result, 8, 64), columns, tolerance)
 
 
-def test_first_values(kernels, rng):
-    bias, zeros, c = bf16(rng.normal(size=48)), np.ones(64, np.float32), np.zeros(24 * 48, np.float32)
+def test_first_values(kernels):
+    zeros = np.ones(64, np.float32)
     kernels.call("zero_f32", zeros, 64)
-    kernels.call("bias_f32", bias, c, 24, 48)
     assert not zeros.any()
-    np.testing.assert_array_equal(untiled(c, 24, 48), np.tile(wide(bias), (24, 1)))
 
 
-def test_stores_plain_and_with_residual(kernels, rng):
-    c, residual = rng.normal(size=96).astype(np.float32), bf16(rng.normal(size=96))
-    y, summed = np.zeros(96, BFLOAT16), np.zeros(96, BFLOAT16)
+def test_plain_stores(kernels, rng):
+    c, y = rng.normal(size=96).astype(np.float32), np.zeros(96, BFLOAT16)
     kernels.call("store_bf16", c, y, 96)
-    kernels.call("store_add", c, residual, summed, 96)
     np.testing.assert_array_equal(y.view(np.uint16), bf16(c).view(np.uint16))
-    np.testing.assert_array_equal(summed.view(np.uint16), bf16(c + residual.astype(np.float32)).view(np.uint16))
 
 
 ARGUMENTS = np.concatenate([np.linspace(-12, 12, 480), [0, -0.0, 1e-6, -1e-6, 60, -60, 1000, -1000], np.zeros(8)])
@@ -173,8 +168,9 @@ def test_gated_activations(kernels, rng, kernel, name):
 def test_fused_dqp(kernels, rng, m, k):
     blocks, weight = random_weight(rng, m, k)
     rows, columns = blocks.shape[0], blocks.shape[1]
-    x = np.zeros(columns * 256, BFLOAT16)
-    x[:k] = bf16(rng.normal(size=k))
+    # Beyond the last group of 32 columns any finite numbers may follow: scales and minima are 0 there.
+    x = bf16(rng.normal(size=columns * 256) * 1e6)
+    x[:k], x[k : -(-k // 32) * 32] = bf16(rng.normal(size=k)), 0
     sums, y = np.zeros(columns * 16, BFLOAT16), np.zeros((rows, 32), np.float32)
     kernels.call("fused_dqp_group_sums", x, sums, columns * 256)
     for row in range(rows):

@@ -40,7 +40,11 @@ MUTATIONS = {
         lambda kernels, rng: attention.test_flow_kv_swa(kernels, rng, 16, 80),
     ),
     "no masks at the causal edge": (
-        ("flow_qkv.cc: common/attention.h", "key + keys - 1 <= parameters.first_query", "key <= parameters.first_query"),
+        (
+            "flow_qkv.cc: common/attention.h",
+            "key + keys - 1 <= parameters.first_query",
+            "key <= parameters.first_query",
+        ),
         lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
     ),
     "no masks at the last key": (
@@ -163,7 +167,7 @@ ENTRIES = {
 ROUNDED = {
     "q4nx_dequant.cc": vectors.test_dequantises_to_bf16_exactly,
     "gemm.cc": lambda kernels, rng: vectors.test_gemm_in_bf16(kernels, rng, 32, 256, 96),
-    "epilogue.cc": vectors.test_stores_plain_and_with_residual,
+    "epilogue.cc": vectors.test_plain_stores,
     "epilogue.cc, gelu": lambda kernels, rng: vectors.test_gelu_of_accumulators(kernels),  # noqa: ARG005
     "epilogue.cc, gated": lambda kernels, rng: vectors.test_activations_of_accumulators(kernels, rng, "silu"),
     "geglu.cc": lambda kernels, rng: vectors.test_gated_activations(kernels, rng, "geglu", "gelu"),

@@ -7,7 +7,7 @@ import pytest
 from flownpu.aie.plan.data import Operation, Variable
 from flownpu.aie.plan.expressions import evaluate
 
-# Of "%" the array's compiler makes arith.remsi, of "//" arith.floordivsi: C's remainder, a quotient that is rounded down.
+# In MLIR "%" is arith.remsi, C's remainder, and "//" arith.floordivsi, which rounds down.
 NUMPY = {"+": np.add, "-": np.subtract, "*": np.multiply, "//": np.floor_divide, "%": np.fmod}
 
 

@@ -198,7 +198,8 @@ def _gguf(folder: Path, config: dict[str, Any], architecture: str) -> None:
     writer.add_value_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(10000.0)
-    tokens = ["<unk>", "<s>", "</s>", "<end_of_turn>", *(f"<0x{byte:02X}>" for byte in range(32)), *map(chr, range(97, 123))]
+    special = ["<unk>", "<s>", "</s>", "<end_of_turn>"]
+    tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(32)), *map(chr, range(97, 123))]
     writer.add_token_list(tokens)
     writer.add_token_types([2, 3, 3, 3] + [6] * 32 + [1] * 26)
     if architecture == "gemma3":

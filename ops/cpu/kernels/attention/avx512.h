@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What flow_qkv_attention.h multiplies with AVX-512 where the cache is bf16 or int8: pairs of bf16,
-// of a head's elements in Q K^T and of keys in F V.
+// The Arithmetic of flow_qkv_attention.h with AVX-512 for caches of bf16 or int8: dot products of
+// pairs of bf16, which are two elements of a head in Q K^T, and two keys in F V.
 //
 // Queries (after scaling) and F are rounded to bf16, as on the papers' NPU; sums, the maximum, exp
 // and the denominator, which is the sum of the rounded F, are f32. An int8 cache's elements, scale
@@ -26,8 +26,8 @@ struct BFloat16Pairs {
   using Packed = __m512i;
   static constexpr int kStep = 2;
   // 4 x 4 accumulators, 4 vectors of queries and an element leave 11 of 32 registers. A dot takes
-  // some 5 cycles and 2 begin in each, so that 10 accumulators would do; and 8 loads for 16 dots
-  // are half of what the two load ports take.
+  // some 5 cycles and 2 begin in each, so that 10 accumulators would suffice; and 8 loads for 16
+  // dots are half of what the two load ports take.
   static constexpr int kVectors = 4;
   static constexpr int tile(int vectors) { return vectors == 3 ? 8 : 16 / vectors; }
   static constexpr bool kConvertsKeys = false;
@@ -37,7 +37,7 @@ struct BFloat16Pairs {
 
   // 2^x for x <= 0: 2^floor(x), which scalef multiplies by, times 2^r, 0 <= r <= 1, by the
   // polynomial of degree 4 whose relative error there is least, 2.7e-6: far below bf16's half ulp
-  // (2^-9). Of minus infinity r is 0, and so is what scalef makes of it; NaN is passed on.
+  // (2^-9). For minus infinity r is 0, and scalef makes the result 0; NaN is passed on.
   static Vector exponential(Vector x) {
     const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     __m512 y = _mm512_set1_ps(1.35341678e-2F);
@@ -48,7 +48,7 @@ struct BFloat16Pairs {
     return _mm512_scalef_ps(y, x);
   }
 
-  // Pairs of 32 elements, or of the n < 32 that are left and zeros.
+  // 32 elements as pairs, in units of scores; if fewer are left, n, the others are zeros.
   static Vector round(const float* x, std::int64_t n) {
     alignas(64) float padded[2 * kLanes] = {};
     if (n < 2 * kLanes) {
@@ -84,8 +84,8 @@ struct BFloat16Pairs {
   }
   static void convert_key(const AttentionSweep& /*sweep*/, std::int64_t /*key*/,
                           std::uint32_t* /*out*/) {}
-  // Pairs of V's rows `key` and `key` + 1, by element. The last row before `end` may stand for the
-  // one after it, whose factor is 0.
+  // out[i]: element i of V's rows `key` and `key` + 1, as a pair. If the second row is past `end`,
+  // the first one stands for it: its factor is 0.
   static void order_values(const AttentionSweep& sweep, std::int64_t key, std::int64_t end,
                            std::uint32_t* out) {
     const std::int64_t d = sweep.head_size;

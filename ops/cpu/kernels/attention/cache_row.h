@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a key, or its value, lies in the KV cache: what FlowQKV (flow_qkv_attention.h) reads.
+// Where a key, or its value, lies in the KV cache, for FlowQKV (flow_qkv_attention.h).
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// `rows`: of `sweep`, its key or its value.
+// `rows`: sweep.key or sweep.value.
 inline const std::byte* cache_row(const AttentionSweep& sweep, const void* rows, std::int64_t key) {
   const auto* bytes = static_cast<const std::byte*>(rows);
   if (sweep.blocks == nullptr) return bytes + key * sweep.row_bytes;

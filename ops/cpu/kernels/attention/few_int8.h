@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // FlowKV (flow_kv_attention.h) over an int8 cache (int8_row.h), for so few rows that reading K and
-// V takes the time: in integers, which are a half or a quarter of the instructions that it takes to
-// make floats of each element.
+// V takes the time: in integers, which takes a half or a quarter of the instructions of converting
+// each element to float.
 //
 // Dataflow, for each chunk of keys: S' = Q' K'^T with the cache's codes K' and queries rounded to
 // Q' of 15 bits, scale max|q| / 32767 for each; products and their sums are exact in 32 bits. S =
-// S' times the query's and the key's scale (eq. 6); softmax as ever (eq. 7-10); F times the scales
-// of V's rows, rounded to 15 bits of the chunk's largest, times the codes of V, again exact, and
-// added to the numerators in float (eq. 11). What the queries' rounding moves a score by is below
-// 2^-16 max|q| sum|k|, and what that of F moves an element of a chunk's sum by, below 2^-16 of its
-// largest factor times the sum of the keys' |codes|. All instruction sets have the same integers.
-// Caller: select.cc.
+// S' times the query's and the key's scale (eq. 6); then softmax (eq. 7-10); then F times the
+// scales of V's rows, rounded to 15 bits of the chunk's largest, times the codes of V, again exact,
+// and added to the numerators in float (eq. 11). Rounding the queries moves a score by less than
+// 2^-16 max|q| sum|k|; rounding F moves an element of a chunk's sum by less than 2^-16 of the
+// chunk's largest factor times the sum of the keys' |codes|. All instruction sets compute the same
+// integers. Caller: select.cc.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// What is multiplied: a vector of int16, two for each lane.
+// What is multiplied: vectors of int16, two for each lane.
 constexpr int kWords = 2 * kLanes;
 typedef std::int16_t Words __attribute__((vector_size(kWords * 2)));
 
@@ -75,8 +75,8 @@ struct TwoWords {
   Words second;
 };
 
-// Pairs (a[i], b[i]) of kWords elements; with AVX-512 not in their order: in_order() makes it of
-// sums.
+// Pairs (a[i], b[i]) of kWords elements. With AVX-512 they are not in the order of i; in_order()
+// restores it in the sums.
 inline TwoWords pairs_of(const std::int8_t* a, const std::int8_t* b) {
 #if defined(__AVX512F__)
   const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a));
@@ -109,8 +109,8 @@ inline TwoVectors in_order(TwoVectors v) {
 
 class FewInt8 : FewScores {
   static constexpr float kLargest = 32767.0F;
-  // Below this a query's, or a factor's, scale would not be a normal number, nor its inverse
-  // finite.
+  // With a largest magnitude below this, the scale of a query, or of factors, would not be a normal
+  // number, nor its inverse finite.
   static constexpr float kSmallest = 1e-30F;
 
  public:
@@ -166,7 +166,7 @@ class FewInt8 : FewScores {
       float* scores = scores_ + row * kFewKeysMost;
       multiply(scores, keys, 1.0F);
       factor_scales_[row] = round_to_words(scores, factors_ + row * kFewKeysMost, keys);
-      // For the pair that an odd last key begins.
+      // The other half of the pair that an odd last key begins.
       if (keys % 2 != 0) factors_[row * kFewKeysMost + keys] = 0;
     }
     each_tile([&]<int ROWS>(std::int64_t row) { value_rows<ROWS>(row, start, keys); });
@@ -175,7 +175,7 @@ class FewInt8 : FewScores {
   void gather_scales(const std::int8_t* rows, std::int64_t start, std::int64_t keys) {
     for (std::int64_t j = 0; j < keys; ++j)
       scales_[j] = int8_row_scale(rows + (start + j) * row_, head_size_);
-    // Whole vectors are multiplied.
+    // multiply() takes whole vectors.
     std::fill_n(scales_ + keys, round_up_to_lanes(keys) - keys, 0.0F);
   }
 
@@ -200,9 +200,9 @@ class FewInt8 : FewScores {
     return x + kCacheLine;
   }
 
-  // scores[row][key] in units of both scales, for ROWS rows from `row`, KEYS keys from `key`. Keys
-  // past the end repeat the last one; their results are not kept. 512 products of 15 and 7 bits are
-  // below 2^31.
+  // scores[row][key] in units of the query's scale times the key's, for ROWS rows from `row`, KEYS
+  // keys from `key`. Keys past the end repeat the last one; their results are not kept. 512
+  // products of 15 and 7 bits are below 2^31.
   template <int ROWS, int KEYS>
   void score_tile(std::int64_t row, std::int64_t key, std::int64_t end, float* scores) const {
     const std::int16_t* query = query_ + row * kMaxHeadSize;
@@ -220,7 +220,7 @@ class FewInt8 : FewScores {
       Words q[ROWS];
       for (int r = 0; r < ROWS; ++r) q[r] = load_words(query + r * kMaxHeadSize + i);
       for (int j = 0; j < KEYS; ++j) {
-        // A line holds the codes of 64 / kWords of these.
+        // A cache line holds the codes of 64 / kWords of these steps.
         if (j % (kCacheLine / kWords) == 0) {
           ahead = prefetch(ahead);
           soon = prefetch(soon);
@@ -250,9 +250,10 @@ class FewInt8 : FewScores {
       for (int v = 0; v < VECTORS; ++v) y[r][v] = Integers{};
     }
     const std::int8_t* values = values_ + start * row_ + i;
-    // Whole rows, so that tiles of some of their elements fetch those.
+    // Whole rows ahead, so that a tile of some of a row's elements prefetches the same elements.
     const std::int64_t soon = std::max(few_keys().soon_bytes / row_, std::int64_t{1}) * row_;
-    // The next keys, in the order they lie in: a part of them for each tile.
+    // The keys of the next chunk, in the order they lie in memory: each tile prefetches a part of
+    // them.
     const std::int8_t* next = keys_ + std::min(start + keys, sweep_.keys - keys) * row_ + i * keys;
     const std::int16_t* factors = factors_ + row * kFewKeysMost;
     for (std::int64_t j = 0; j < keys; j += 2) {
@@ -282,8 +283,8 @@ class FewInt8 : FewScores {
     }
   }
 
-  // From element `i` on, in tiles of VECTORS vectors while they fit the head, then of half as many,
-  // down to two; returns where they end.
+  // Adds values from element `i` on, in tiles of VECTORS vectors while they fit the head, then of
+  // half as many, down to two; returns where they end.
   template <int ROWS, int VECTORS>
   std::int64_t value_tiles(std::int64_t row, std::int64_t start, std::int64_t keys,
                            std::int64_t i) const {
@@ -318,9 +319,9 @@ class FewInt8 : FewScores {
 
   const std::int8_t* keys_;
   const std::int8_t* values_;
-  // From a key to the next.
+  // Bytes from a key to the next.
   const std::int64_t row_;
-  // Elements of a head in whole vectors.
+  // Elements of a head that fill whole vectors of int16.
   const std::int64_t whole_;
   alignas(64) std::int16_t query_[kFewRows * kMaxHeadSize];
   alignas(64) std::int16_t factors_[kFewRows * kFewKeysMost];

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// FlowQKV (flow_qkv_attention.h) of so few rows that those would not fill a vector, over a bf16
-// cache, with AVX-512: the heads of a group in decode. It gives the bits that ManyRows gives of the
-// same rows: each sum is of the same products in the same order.
+// FlowQKV (flow_qkv_attention.h) over a bf16 cache with AVX-512, for so few rows that they would
+// not fill a vector: the heads of a group in decode. It gives the same bits as ManyRows for the
+// same rows: each sum adds the same products in the same order.
 //
 // Dataflow, for each chunk of keys: K of 32 keys is transposed, so that a vector holds one pair of
 // elements of 16 keys, and multiplied by broadcast pairs of the queries (eq. 6); scores are
-// transposed to rows in the lanes, where ManyRows has its softmax (eq. 7-10); pairs of V's rows are
-// interleaved in registers, elements of the head in the lanes, and multiplied by broadcast pairs of
-// F (eq. 11). While keys are scored, their values are prefetched, and while values are added, the
-// keys of the next chunk. Numerators [rows][head] lie in the order that interleaving leaves, until
-// the end. Caller: select.cc.
+// transposed so that rows are in the lanes, as ManyRows' softmax takes them (eq. 7-10); pairs of
+// V's rows are interleaved in registers, elements of the head in the lanes, and multiplied by
+// broadcast pairs of F (eq. 11). While keys are scored, their values are prefetched, and while
+// values are added, the keys of the next chunk. Numerators [rows][head] stay in the order that
+// interleaving leaves until the end. Caller: select.cc.
 #pragma once
 
 #include <immintrin.h>
@@ -25,8 +25,8 @@ namespace {
 class FewPairs : ManyRows<BFloat16Pairs, 1> {
   using A = BFloat16Pairs;
   using Base = ManyRows<A, 1>;
-  // As many rows of scores, in two vectors of keys each, and as many of numerators, in four vectors
-  // each, as leave registers for what is multiplied: 8 sums hide what a product takes.
+  // Rows of a tile: each takes two vectors of scores, or four of numerators, and registers must be
+  // left for what is multiplied. 8 sums hide the latency of a product.
   static constexpr int kRowTile = 4;
   static constexpr int kKeys = 2 * kLanes;
   static constexpr int kHeadTile = 4 * kLanes;
@@ -34,7 +34,7 @@ class FewPairs : ManyRows<BFloat16Pairs, 1> {
   static constexpr std::int64_t kMostChunkKeys = 128;
 
  public:
-  // Whole vectors of pairs, and whole groups of keys.
+  // Whether there are few enough rows, whole vectors of pairs, and whole groups of keys.
   static bool takes(const AttentionSweep& sweep) {
     return sweep.rows <= 8 && sweep.head_size % (2 * kLanes) == 0 &&
            sweep.chunk_keys % kKeys == 0 && sweep.chunk_keys <= kMostChunkKeys;
@@ -64,7 +64,7 @@ class FewPairs : ManyRows<BFloat16Pairs, 1> {
 
   // Scores of kKeys keys, [key][kLanes rows]; those past the end repeat the last one.
   void score(std::int64_t key, std::int64_t end, float* scores) {
-    // [head step][kKeys]; a chunk's values, for which the memory is, are not ordered here.
+    // [head step][kKeys], in the memory for a chunk's ordered values, which are not needed here.
     auto* keys = reinterpret_cast<float*>(values_);
     for (std::int64_t half = 0; half < kKeys; half += kLanes) {
       const std::byte* rows[kLanes];
@@ -94,7 +94,7 @@ class FewPairs : ManyRows<BFloat16Pairs, 1> {
     }
   }
 
-  // Scores of kRowTile rows from `row` on, by key. Rows past the last one are its copies, or 0.
+  // Scores of kRowTile rows from `row` on, by key. Rows past the last one are copies of it, or 0.
   void dot_keys(const float* keys, std::int64_t row, Vector* low, Vector* high) const {
     const std::uint32_t* query = blocks_.query(0) + row;
     Vector sums[kRowTile][2] = {};
@@ -114,8 +114,7 @@ class FewPairs : ManyRows<BFloat16Pairs, 1> {
   }
 
   void add_values(const Range& range, std::int64_t end, const float* correction) {
-    // V's rows, two by two; the last row before `end` may stand for the one after it, whose
-    // factor is 0.
+    // V's rows, two by two; past `end` the last row is repeated, and its factor there is 0.
     const std::byte* rows[kMostChunkKeys];
     const std::byte* next[kMostChunkKeys];
     const std::int64_t steps = (range.end - range.begin + 1) / 2;
@@ -162,7 +161,7 @@ class FewPairs : ManyRows<BFloat16Pairs, 1> {
     }
   }
 
-  // Hands out the state, with the numerators' elements in their own order.
+  // Writes the state to the sweep, with the numerators' elements in their own order.
   void finish() const {
     for (std::int64_t r = 0; r < sweep_.rows; ++r) {
       sweep_.maximum[r] = blocks_.maximum(0)[r] / A::kScoreUnit;

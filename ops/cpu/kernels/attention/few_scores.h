@@ -16,24 +16,25 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// As many rows as a tile's scores have registers for when it is passed twice over the keys in L1;
-// with more, attend_many multiplies less.
+// The most rows that attend_few takes: two tiles, which pass over the keys in L1 one after the
+// other, each with as many rows as there are registers for. For more rows, attend_many multiplies
+// less.
 constexpr std::int64_t kFewRows = 8;
-// Bytes of a chunk's keys, which are scored while their values are prefetched; and how far ahead
-// keys and values are prefetched once more.
+// `bytes`: of a chunk's keys, which are scored while their values are prefetched. `soon_bytes`: how
+// far ahead keys and values are prefetched once more.
 //
-// 16 KB, so that keys and their values lie in L1 (48 KB of a Zen 5): each chunk ends in sums across
-// the lanes, so that long ones compute less. In L1 they are computed with at 45 to 60 GB/s, memory
-// answers a core at 35: up to a third of what is prefetched a chunk ahead is dropped, and each such
-// line would be waited for. 4 KB take some 100 ns, which is what a line takes. With both, two
-// threads of a Zen 5 read 1055 keys at 0.96 of the pure rate where it was 0.84 (2 rows of 128; 4
-// rows of 64: 0.93 and 0.89, 4 rows of 256: 0.85 and 0.72). 2 KB and 8 KB ahead were a few percent
-// slower.
+// 16 KB, so that keys and their values lie in L1 (48 KB of a Zen 5); longer chunks compute less,
+// because each ends in sums across the lanes. Data in L1 is computed with at 45 to 60 GB/s, but
+// memory answers a core at 35: up to a third of what is prefetched a chunk ahead is dropped, and
+// each such line would be waited for. The second prefetch is 4 KB ahead, which take some 100 ns, as
+// long as a line takes to come. With both, two threads of a Zen 5 read 1055 keys at 0.96 of the
+// pure rate instead of 0.84 (2 rows of 128; 4 rows of 64: 0.93 instead of 0.89, 4 rows of 256: 0.85
+// instead of 0.72). 2 KB and 8 KB ahead were a few percent slower.
 //
-// A Zen 4 reads keys and values faster that alternate by pages: with 4 KB and 1 KB two threads, in
-// a loop of these kernels alone, read 16,384 keys at 31 GB/s where they read at 24 (bf16, 2 rows of
-// 128; 4 rows: 33 and 25, of 64: 30 and 26, of 256: 22 and 22), and int8 ones at 28 and 20 (4 rows:
-// 21 and 18; of 256: 21 and 19).
+// A Zen 4 reads faster if keys and values alternate by pages: with 4 KB and 1 KB two threads, in a
+// loop of these kernels alone, read 16,384 keys at 31 GB/s instead of 24 (bf16, 2 rows of 128; 4
+// rows: 33 instead of 25, of 64: 30 and 26, of 256: 22 and 22), and int8 keys at 28 instead of 20
+// (4 rows: 21 and 18; of 256: 21 and 19).
 struct FewKeys {
   std::int64_t bytes;
   std::int64_t soon_bytes;
@@ -44,17 +45,18 @@ inline FewKeys few_keys() {
 constexpr std::int64_t kFewKeysMost = 256;
 constexpr int kCacheLine = 64;
 
-// A tile of scores is ROWS rows x kLanes / ROWS keys, a vector of partial sums each: as many as a
-// vector has lanes, so that one tree sums them across lanes (16 of 32 registers with AVX-512, 8 of
-// 16 with AVX2).
+// A tile of scores is ROWS rows x kLanes / ROWS keys, with a vector of partial sums for each score:
+// as many vectors as a vector has lanes, so that one tree sums them across lanes (16 of 32
+// registers with AVX-512, 8 of 16 with AVX2).
 //
-// A tile of values is ROWS rows x kTileVectors / ROWS vectors of numerators: half of the registers
-// too; 8 keep two multipliers with a latency of 4 cycles busy.
+// A tile of values is ROWS rows x kTileVectors / ROWS vectors of numerators: also half of the
+// registers; 8 vectors keep two multipliers with a latency of 4 cycles busy.
 constexpr int kTileVectors = kLanes == 16 ? 16 : 8;
 
-// Where lane `lane` of what is added comes from, in a (0 .. kLanes - 1) or b (from kLanes on): with
-// DISTANCE 1 and 2 from the same four lanes, which processors move around faster than any others;
-// beyond, from groups of four. `odd`: the second addend.
+// For __builtin_shufflevector of a (0 .. kLanes - 1) and b (from kLanes on): the index of what goes
+// to lane `lane` as the first addend or, with odd = 1, as the second. With DISTANCE 1 and 2 lanes
+// move within groups of four, which processors do faster than anything else; with larger ones whole
+// groups of four move.
 template <int DISTANCE>
 constexpr int addend(int lane, int odd) {
   const int four = lane / 4;
@@ -103,8 +105,9 @@ class FewScores {
                                    kAttentionKeyStep * kAttentionKeyStep,
                                kAttentionKeyStep, kFewKeysMost)) {}
 
-  // Calls function(start, keys) for each chunk. Earlier keys that other rows see shift the lanes of
-  // the first chunk's factors, whose sum that does not change: reduce_add adds by rotations.
+  // Calls function(start, keys) for each chunk; chunks are cut at positions that are multiples of
+  // chunk_keys_. Earlier keys, which other rows see, rotate the lanes of the first chunk's factors;
+  // that does not change their sum, because reduce_add adds by rotations.
   template <typename Function>
   void each_chunk(const Function& function) const {
     for (std::int64_t start = 0; start < sweep_.keys;) {
@@ -133,7 +136,7 @@ class FewScores {
     if (row < sweep_.rows) function.template operator()<1>(row);
   }
 
-  // A tile's rows of KEYS scores.
+  // Stores the rows of a tile, KEYS scores each.
   template <int KEYS, int ROW, int... J>
   static void store_row(Vector tile, float* scores, std::integer_sequence<int, J...> /*keys*/) {
     typedef float Row __attribute__((vector_size(KEYS * sizeof(float))));
@@ -168,7 +171,7 @@ class FewScores {
     for (std::int64_t j = kLanes; j < padded; j += kLanes) largest = max(largest, load(scores + j));
     const float before = sweep_.maximum[row];
     const float maximum = std::max(before, reduce_max(largest));
-    // Nothing seen so far, or all of it masked away by a bias of minus infinity: any finite
+    // Where nothing was seen so far, or a bias of minus infinity masks all of it, any finite
     // reference makes exp(-inf - reference) 0.
     const float reference = maximum == kNothing ? 0.0F : maximum;
     Vector sum{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What flow_qkv_attention.h multiplies: f32, whatever the cache's type.
+// The Arithmetic of flow_qkv_attention.h in f32, whatever the cache's type.
 #pragma once
 
 #include <cstring>
@@ -13,20 +13,20 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Vectors of query rows in a block, and accumulators in a tile: beside these, a block's vectors and
-// a broadcast element need registers.
+// Vectors of query rows in a block, and accumulators in a tile: registers must also hold a block's
+// vectors and a broadcast element.
 //   AVX-512, NEON: 32 registers, 4 x 4 accumulators, 4 of queries.
 //   AVX2: 16 registers, 2 x 6 accumulators, 2 of queries, 1 element.
-//   others: 16 registers, 2 x 4 accumulators: without FMA a product needs one of its own.
+//   others: 16 registers, 2 x 4 accumulators: without FMA a product needs a register of its own.
 constexpr int kFloatVectors = kRegisters == 32 ? 4 : 2;
 constexpr int kFloatAccumulators = kRegisters == 32 ? 16 : kLanes == 8 ? 12 : 8;
 
-// Type: of the cache, see vector.h.
+// Type: the cache's element type (vector.h).
 template <typename Type>
 struct FloatProducts {
   using Element = float;
   using Packed = Vector;
-  // Elements that one multiplication takes from a head, or keys.
+  // How many elements of a head, or keys, one multiplication takes.
   static constexpr int kStep = 1;
   static constexpr int kVectors = kFloatVectors;
   static constexpr int tile(int vectors) { return kFloatAccumulators / vectors; }
@@ -55,7 +55,7 @@ struct FloatProducts {
 
   static void convert(const std::byte* row, std::int64_t d, float* out) {
     const auto* from = reinterpret_cast<const typename Type::Element*>(row);
-    // Times 1 nothing changes, not even what is not finite.
+    // Multiplying by 1 changes nothing, not even what is not finite.
     const float scale = std::is_same_v<Type, Int8> ? int8_row_scale(row, d) : 1.0F;
     std::int64_t i = 0;
     for (; i + kLanes <= d; i += kLanes) store(out + i, Type::load_vector(from + i) * scale);

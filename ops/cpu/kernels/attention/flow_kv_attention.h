@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// FlowKV (Gemma3 paper, section 3.2.2, eq. 6-11) with elements of the head in the lanes: for so few
-// rows, the heads of a group in decode, that reading K and V takes the time.
+// FlowKV (Gemma3 paper, section 3.2.2, eq. 6-11) with elements of the head in the lanes: for the
+// few rows of a group's heads in decode, where reading K and V takes the time.
 //
 // Dataflow, for each chunk of keys: scores S = Q K^T (eq. 6) tile by tile; then row by row the
 // mask, the new maximum m (eq. 7), F = exp(S - m) (eq. 8) in place, the correction C = exp(m_left -
 // m) (eq. 9) and the denominator (eq. 10); then Y = C Y_left + F V (eq. 11). K and V are read as
 // they lie in the cache, once for all rows, and converted in registers, bf16 two vectors at a time:
-// those with even indices, then those with odd ones; all arithmetic is f32.
-// While keys are scored, their values are prefetched, and while values are added, the next keys;
-// and what is about to be used once more, for a core that has asked for as much as it can keep
-// track of drops what else it is asked to prefetch.
-// Caller: ops/cpu/attention/flow_qkv_attention.cc.
+// elements with even indices, then those with odd ones; all arithmetic is f32. While keys are
+// scored, their values are prefetched, and while values are added, the next keys. What is about to
+// be used is prefetched once more, because a core that already tracks as many requests as it can
+// drops further prefetches. Caller: select.cc.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +46,7 @@ class FewRows : FewScores {
   }
 
  private:
-  // Queries and numerators lie in the order in which load_two has the elements of K and V.
+  // Queries and numerators lie in the order in which load_two returns the elements of K and V.
   template <typename Order>
   void rearrange(float* head, const Order& order) const {
     if constexpr (Type::kEvenAndOdd) {
@@ -80,7 +79,7 @@ class FewRows : FewScores {
     return sum;
   }
 
-  // As much as VECTORS vectors hold; returns where that ends.
+  // Prefetches as many elements as VECTORS vectors hold; returns where they end.
   template <int VECTORS>
   static const Element* prefetch(const Element* x) {
     for (int i = 0; i < VECTORS * kLanes; i += kLineElements) __builtin_prefetch(x + i);
@@ -132,15 +131,16 @@ class FewRows : FewScores {
   template <int ROWS, int VECTORS>
   void value_tile(std::int64_t row, std::int64_t start, std::int64_t keys, std::int64_t i) const {
     const Element* values = values_ + start * head_size_ + i;
-    // From 0, and what was there is added at the end: of many keys a sum in float of few numbers a
-    // chunk, then of few chunks, is off by less than one of all, one after the other.
+    // A chunk's sum begins at 0, and what was there is added at the end: for many keys, sums of few
+    // numbers a chunk, then of few chunks, have a smaller error in float than a single sum of all.
     Vector y[ROWS][VECTORS];
     for (int r = 0; r < ROWS; ++r) {
       for (int v = 0; v < VECTORS; ++v) y[r][v] = Vector{};
     }
-    // Whole rows, so that tiles of some of their elements fetch those.
+    // Whole rows ahead, so that a tile of some of a row's elements prefetches the same elements.
     const std::int64_t soon = std::max(soon_ / head_size_, std::int64_t{1}) * head_size_;
-    // The next keys, in the order they lie in: a part of them for each tile.
+    // The keys of the next chunk, in the order they lie in memory: each tile prefetches a part of
+    // them.
     const Element* next =
         keys_ + std::min(start + keys, sweep_.keys - keys) * head_size_ + i * keys;
     for (std::int64_t j = 0; j < keys; ++j) {
@@ -161,7 +161,7 @@ class FewRows : FewScores {
     }
   }
 
-  // Two by two, or the one that is left.
+  // Loads vectors two by two, or a single one.
   template <int VECTORS>
   static void load_values(const Element* x, Vector (&value)[VECTORS]) {
     if constexpr (VECTORS == 1) {
@@ -175,8 +175,8 @@ class FewRows : FewScores {
     }
   }
 
-  // From element `i` on, in tiles of VECTORS vectors while they fit the head, then of half as many,
-  // down to one; returns where they end.
+  // Adds values from element `i` on, in tiles of VECTORS vectors while they fit the head, then of
+  // half as many, down to one; returns where they end.
   template <int ROWS, int VECTORS>
   std::int64_t value_tiles(std::int64_t row, std::int64_t start, std::int64_t keys,
                            std::int64_t i) const {
@@ -205,7 +205,7 @@ class FewRows : FewScores {
 
   const Element* keys_;
   const Element* values_;
-  // Elements until those that are prefetched once more.
+  // How many elements ahead keys and values are prefetched once more.
   const std::int64_t soon_;
   alignas(64) float query_[kFewRows * kMaxHeadSize];
 };

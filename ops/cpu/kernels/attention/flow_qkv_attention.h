@@ -7,10 +7,9 @@
 // S^T [keys][rows] from broadcast elements of K (eq. 6); mask, maximum, exp and the denominator
 // vertically, without looking across lanes (eq. 7-10); and Y^T [head][rows] from broadcast elements
 // of V (eq. 11). At the end Y^T is transposed back. Chunks that a block does not see are skipped;
-// only scores at the edge of what it sees are masked. Caller:
-// ops/cpu/attention/flow_qkv_attention.cc.
+// only scores at the edge of what it sees are masked. Caller: select.cc.
 //
-// What is multiplied is the template's argument Arithmetic: float.h, avx512.h.
+// The template argument Arithmetic says what is multiplied, and how: float.h, avx512.h.
 #pragma once
 
 #include <algorithm>
@@ -65,7 +64,7 @@ class ManyRows {
         keys_(A::kConvertsKeys ? parts.take<Element>(sweep.chunk_keys * head_steps_) : nullptr),
         scratch_(parts.used()) {}
 
-  // Where the scores of one block begin and end, and from where to where all of its rows look.
+  // The keys that some row of a block sees, [begin, end), and those that all of its rows see.
   struct Range {
     std::int64_t begin;
     std::int64_t end;
@@ -85,8 +84,8 @@ class ManyRows {
     return range;
   }
 
-  // V of a chunk as [head / kTile][key step][kTile], what a tile of numerators reads in order; and
-  // K, where it is not multiplied as it lies in the cache.
+  // Orders V of a chunk as [head / kTile][key step][kTile], which a tile of numerators reads in
+  // order; and converts K, where it is not multiplied as it lies in the cache.
   void order_values(std::int64_t start, std::int64_t end) {
     const std::int64_t steps = (end - start + A::kStep - 1) / A::kStep;
     alignas(64) Element row[kMaxHeadSize + kTile] = {};
@@ -128,9 +127,9 @@ class ManyRows {
     }
   }
 
-  // S^T of kTile keys; those past the chunk's end repeat its last one, and are masked. Not inline,
-  // so that the rows' addresses find registers; and a loop that ends below, as a head has steps:
-  // GCC 12 keeps sums of a loop that may not be entered in memory before and after it.
+  // S^T of kTile keys; those past the chunk's end repeat its last one, and are masked. Not inlined,
+  // so that the rows' addresses get registers. A do loop, since a head has at least one step: GCC
+  // 12 keeps the sums of a loop that may not be entered in memory before and after it.
   [[gnu::noinline]] void score_tile(std::int64_t block, std::int64_t key, std::int64_t start,
                                     std::int64_t end, float* scores) const {
     const Element* query = blocks_.query(block);
@@ -156,7 +155,7 @@ class ManyRows {
   }
 
   // Softcap and bias, in place. The lowest f32, which some models mask with, stays finite in units
-  // of A: a row that sees nothing else gives its keys equal weights.
+  // of A, so that a row that sees nothing else gives its keys equal weights.
   void adjust(std::int64_t block, const Range& range) {
     for (std::int64_t r = 0; r < kBlockRows; ++r) {
       const std::int64_t row = std::min(block * kBlockRows + r, sweep_.rows - 1);
@@ -170,7 +169,7 @@ class ManyRows {
     }
   }
 
-  // Minus infinity where a row does not look, which exp makes 0.
+  // Sets scores to minus infinity where a row does not look; exp makes that 0.
   void mask(std::int64_t block, const Range& range) {
     const std::int64_t stop = range.begin + round_up(range.end - range.begin, A::kStep);
     mask_keys(block, range.begin, range.begin, std::min(range.all_begin, stop));
@@ -206,17 +205,17 @@ class ManyRows {
     for (int v = 0; v < VECTORS; ++v) {
       const Vector before = load(maxima + v * kLanes);
       store(maxima + v * kLanes, maximum[v]);
-      // Exactly 1 where the maximum stays, which A's exponential of 0 need not be: so that keys
-      // which a row does not see change nothing of it.
+      // The correction is exactly 1 where the maximum stays, which A's exponential of 0 need not
+      // be: so that keys which a row does not see change nothing in its state.
       const auto stays = before == maximum[v];
       // A row that has seen nothing yet: any finite reference makes exp(-inf - reference) 0.
       maximum[v] = select(maximum[v] == broadcast(kNothing), Vector{}, maximum[v]);
       store(correction + v * kLanes,
             select(stays, broadcast(1.0F), A::exponential(before - maximum[v])));
-      // From 0, as in value_tile.
+      // Sums begin at 0, as in value_tile.
       sum[v] = Vector{};
     }
-    // In place: a step is no longer than the scores that it is made of.
+    // In place: a packed step is no longer than the scores that it is made of.
     auto* factors = reinterpret_cast<Element*>(scores_);
     for (std::int64_t key = 0; key < keys; key += A::kStep) {
       for (int v = 0; v < VECTORS; ++v) {
@@ -237,8 +236,8 @@ class ManyRows {
   }
 
   // Eq. 11 for kTile elements of the head. A chunk's sum begins at 0, and what was there is added
-  // at the end: of many keys a sum in float of few numbers a chunk, then of few chunks, is off by
-  // less than one of all, one after the other. Not inline: as score_tile.
+  // at the end: for many keys, sums of few numbers a chunk, then of few chunks, have a smaller
+  // error in float than a single sum of all. Not inlined, for the same reason as score_tile.
   [[gnu::noinline]] void value_tile(const Element* values, std::int64_t steps,
                                     const float* correction, float* numerator) const {
     const auto* factors = reinterpret_cast<const Element*>(scores_);

@@ -14,8 +14,8 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// As cpu::Scratch, compiled for this instruction set alone: hands out the parts of a scratch, or,
-// without one, only counts.
+// Like cpu::Scratch, but compiled for this instruction set alone: hands out parts of `memory` or,
+// if that is null, only counts.
 class Parts {
  public:
   explicit Parts(std::byte* memory) : memory_(memory) {}
@@ -63,7 +63,8 @@ class QueryBlocks {
 
  public:
   static constexpr int kRows = VECTORS * kLanes;
-  // Elements of K, or of V, that are broadcast to a tile: with VECTORS they fill the registers.
+  // Keys of a tile of scores, or elements of a tile of numerators: kTile x VECTORS sums fill the
+  // registers.
   static constexpr int kTile = A::tile(VECTORS);
   static constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
@@ -88,10 +89,11 @@ class QueryBlocks {
   // Elements of a numerator, with padding.
   std::int64_t padded_head() const { return padded_head_; }
 
-  // One block's part: [head steps][VECTORS][kLanes], and [padded head][VECTORS][kLanes].
+  // One block's queries: [head steps][VECTORS][kLanes], and numerators: [padded
+  // head][VECTORS][kLanes].
   const Element* query(std::int64_t block) const { return query_ + block * kRows * query_steps_; }
   float* numerator(std::int64_t block) const { return numerator_ + block * kRows * padded_head_; }
-  // One block's part: [VECTORS][kLanes].
+  // One block's part of each: [VECTORS][kLanes].
   float* maximum(std::int64_t block) const { return maximum_ + block * kRows; }
   float* denominator(std::int64_t block) const { return denominator_ + block * kRows; }
   const std::int32_t* first(std::int64_t block) const { return first_ + block * kRows; }
@@ -126,7 +128,7 @@ class QueryBlocks {
     std::fill_n(numerator(block), kRows * padded_head_, 0.0F);
   }
 
-  // Hands out the state of a block, row by row.
+  // Writes the state of a block to the sweep, row by row.
   void finish(std::int64_t block) const {
     for (int v = 0; v < VECTORS; ++v) {
       const std::int64_t row = block * kRows + v * kLanes;

@@ -39,7 +39,7 @@ bool any_not_finite(const float* x, std::int64_t n) {
   return zero != 0;
 }
 
-// A head of odd size does not fall into pairs.
+// Whether a cache is multiplied as pairs of bf16: a head of odd size does not fall into pairs.
 bool takes_pairs([[maybe_unused]] std::int64_t head_size, [[maybe_unused]] DataType cache_type) {
 #if defined(__AVX512BF16__)
   return (cache_type == DataType::kBFloat16 || cache_type == DataType::kInt8) && head_size % 2 == 0;
@@ -81,7 +81,7 @@ void sweep_many(const AttentionSweep& sweep) {
   });
 }
 
-// Row r, by itself, over the keys that it sees.
+// Computes row r by itself, over the keys that it sees.
 void attend_alone(const AttentionSweep& sweep, std::int64_t r) {
   const std::int64_t first = sweep.first_key[r];
   constexpr std::int32_t kFirst = 0;

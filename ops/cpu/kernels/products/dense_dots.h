@@ -10,11 +10,11 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Columns that are added up in f32, stretches of them in double: a product goes through no more
-// than kDotStretch / kLanes + kLanes additions.
+// Columns whose products are added up in f32; stretches of them are added up in double. So a
+// product goes through no more than kDotStretch / kLanes + kLanes additions in f32.
 constexpr std::int64_t kDotStretch = 2048;
-// Rows of the weight that meet a vector of activations: as many chains of fused multiply-adds as
-// hide their latency of 4 cycles.
+// Rows of the weight that a vector of activations is multiplied by: as many chains of fused
+// multiply-adds as hide their latency of 4 cycles.
 constexpr int kDotRows = 4;
 
 template <typename Type, int COUNT>

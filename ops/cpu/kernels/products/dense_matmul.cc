@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DenseMatMul: weights of any type to 32 columns in the order of a kernel, and products of many
-// rows; and dot products with a weight as it lies.
+// DenseMatMul: packs weights of any type, 32 columns at a time, in the order that a kernel reads,
+// and multiplies them by many rows; and dot products with a weight as it lies.
 #include "ops/cpu/kernels/products/dense_dots.h"
 #include "ops/cpu/kernels/products/dense_matmul_float.h"
 #include "ops/cpu/kernels/tables.h"

@@ -2,10 +2,10 @@
 // DenseMatMul in AVX-512, with dot products of int8 or of bf16.
 //
 // int8: 32 columns of the weight x 256 of k get one scale and one minimum a column, as Q4NXMatMul's
-// 8-bit codes have (q4nx_matmul_int8_avx512.h, whose tile this is): w = minimum + scale * u with u
-// in 0 .. 255 and scale = (range of the 256 weights) / 255; a weight that is int8 is its code less
-// 128, exactly. Packed: for each 256 of k codes [k / 4][even columns, odd columns][16 lanes of 4],
-// then for each 256 of k the scales and minima.
+// 8-bit codes have (q4nx_matmul_int8_avx512.h, whose tile kernel multiplies them): w = minimum +
+// scale * u with u in 0 .. 255 and scale = (range of the 256 weights) / 255; a weight that is int8
+// is its code less 128, exactly. Packed: for each 256 of k codes [k / 4][even columns, odd
+// columns][16 lanes of 4], then for each 256 of k the scales and minima.
 //
 // bf16: weights are rounded to bf16 where they are not. Packed: [k / 2][even, odd][16 lanes of 2].
 #pragma once
@@ -27,8 +27,8 @@ inline std::int64_t int8_block_bytes(std::int64_t k) {
          (kBytePartBytes + static_cast<std::int64_t>(sizeof(Parameters)));
 }
 
-// The range of `count` rows of 32 columns; of int8 weights that of their type, so that codes are
-// what they were.
+// The range of `count` rows of 32 columns; for int8 weights the range of their type, so that no
+// code changes.
 inline ByteRange dense_range(const DenseWeight& weight, const float* columns, std::int64_t count) {
   if (weight.type == DataType::kInt8) {
     return range_of({_mm512_set1_ps(-128.0F), _mm512_set1_ps(-128.0F)},
@@ -51,7 +51,7 @@ inline ByteRange dense_range(const DenseWeight& weight, const float* columns, st
 }
 
 // Four rows of 16 columns as codes, one row in each byte of a lane. What lies outside of the range
-// is padding, which no activation meets.
+// is padding, whose activations are zero.
 inline __m512i code_quad(const __m512 (&rows)[4], __m512 lowest, __m512 inverse) {
   __m512i codes = _mm512_setzero_si512();
   for (int i = 3; i >= 0; --i) {
@@ -89,7 +89,7 @@ inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::byte* 
       _mm512_store_si512(codes, code_quad(even, lowest.even, inverse.even));
       _mm512_store_si512(codes + 64, code_quad(odd, lowest.odd, inverse.odd));
     }
-    // The rest of the last group, which activations of zero meet.
+    // The rest of the last group, whose activations are zero.
     std::fill(codes, packed + b * kBytePartBytes + q4nx::ceil_div(count, q4nx::kGroup) * 1024,
               std::byte{0});
     alignas(64) float scales[2 * kDenseColumns];
@@ -125,7 +125,8 @@ inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std
 // 12 x 2 sums leave 8 of 32 registers for weights and activations.
 constexpr int kBFloat16Rows = 12;
 constexpr std::int64_t kPairBytes = 2 * 64;
-// Groups of 32 of k whose packed columns fill the scratch of other products: 32 KB, for L1.
+// Groups of 32 of k whose packed columns are 32 KB, for L1 (the scratch of other products is as
+// large).
 constexpr std::int64_t kBFloat16Stretch = 32 * 1024 / (kPairBytes * q4nx::kGroup / 2);
 
 inline std::int64_t bf16_block_bytes(std::int64_t k) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// DenseMatMul in f32, with any instruction set: what there is without dot products of bf16 or int8,
-// and what products of a few rows use, which are not worth rounding a weight for.
+// DenseMatMul in f32, with any instruction set: used where there are no dot products of bf16 or
+// int8, and for products of a few rows, which are not worth rounding a weight for.
 //
 // Packed: [k][32 columns] f32. Dataflow, for each stretch of k whose columns fill the L1 data
 // cache: tiles of kFloatRows rows of activations by two vectors of columns, accumulated in
-// registers, which are added to `out` after each stretch: a sum over all of a long k, one after the
-// other, would be off by more than sums of some hundred and their sum.
+// registers, which are added to `out` after each stretch: one running sum over a long k would have
+// a larger error than sums over some hundred that are added up.
 #pragma once
 
 #include <algorithm>
@@ -33,14 +33,15 @@ void with_weight_type(DataType type, const Function& function) {
   }
 }
 
-// 16 lines on their way at a time; other distances were not tried.
+// How many rows ahead are prefetched: 16 lines are on their way at a time. Other distances were not
+// tried.
 constexpr std::int64_t kRowsAhead = 16;
 
 // Rows k .. k + count of columns 32 * block .. as out[count][32], without the scales; zero past the
 // weight's last column.
 inline void widen_columns(const DenseWeight& weight, std::int64_t k, std::int64_t count,
                           std::int64_t block, float* out) {
-  if (count == 0) return;  // and then there may be no memory
+  if (count == 0) return;  // with K = 0 there may be no memory
   const std::int64_t column = block * kDenseColumns;
   const std::int64_t columns = std::min(kDenseColumns, weight.m - column);
   if (columns < kDenseColumns)
@@ -57,7 +58,7 @@ inline void widen_columns(const DenseWeight& weight, std::int64_t k, std::int64_
     }
     for (std::int64_t i = 0; i < count; ++i, out += kDenseColumns) {
       const auto* from = data + (k + i) * weight.m + column;
-      // Rows of a wide weight lie in pages of their own, which no hardware fetches ahead.
+      // Each row of a wide weight lies in a page of its own, which no hardware fetches ahead.
       __builtin_prefetch(from + kRowsAhead * weight.m);
       std::int64_t c = 0;
       for (; c + kLanes <= columns; c += kLanes) store(out + c, Type::load_vector(from + c));
@@ -79,7 +80,8 @@ inline void scale_columns(const DenseWeight& weight, std::int64_t count, std::in
   }
 }
 
-// Accumulators: of 32 registers, which AVX-512 and NEON have, 24; of 16, 12.
+// Rows of a tile: with two vectors of columns, accumulators take 24 of 32 registers (AVX-512 and
+// NEON), or 12 of 16.
 constexpr int kFloatRows = kRegisters == 32 ? 12 : 6;
 constexpr int kColumnVectors = 2;
 constexpr std::int64_t kTileColumns = static_cast<std::int64_t>(kColumnVectors) * kLanes;

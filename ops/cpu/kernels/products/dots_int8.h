@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Many rows of int8 activations times unpacked codes, by dot products of four columns.
 //
-// Scratch: [strip][four columns], of each what store_codes writes: 64 bytes.
+// Scratch: [strip][four columns][the 64 bytes that store_codes writes].
 #pragma once
 
 #include "ops/cpu/kernels/products/fused_dqp.h"
@@ -22,7 +22,8 @@ inline void unpack_int8(const Stretch& stretch, std::byte* unpacked) {
   }
 }
 
-// COUNT rows of activations from `row` times a stretch of one strip; `out` is the strip's.
+// COUNT rows of activations from `row` times a stretch of one strip; `out` begins at the strip's
+// rows.
 template <int COUNT>
 void tile_int8(const Stretch& stretch, const std::byte* unpacked, int strip,
                const RoundedActivations& a, std::int64_t row, float* out) {
@@ -35,8 +36,8 @@ void tile_int8(const Stretch& stretch, const std::byte* unpacked, int strip,
     for (int r = 0; r < COUNT; ++r) total[r] = load_rows(out + r * q4nx::kBlockRows);
   }
   for (std::int64_t g = 0; g < stretch.groups; ++g, ++scales, ++sums) {
-    // Unrolled whole by GCC, the loop adds the products in an order that no 16 registers can hold:
-    // a quarter of the speed.
+    // Fully unrolled, GCC orders the loop's additions so that their operands do not fit 16
+    // registers: a quarter of the speed.
     IntegerRows dot[COUNT];
 #pragma GCC unroll 4
     for (int quad = 0; quad < kGroup / 4; ++quad, unpacked += 64, x += 4) {

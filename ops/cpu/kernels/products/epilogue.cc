@@ -9,7 +9,7 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Without reading the line before, as other stores do; y is a multiple of a vector's size.
+// Stores without first reading the line into a cache; y is aligned to a vector's size.
 inline void store_past_caches(float* y, Vector v) {
 #if defined(__AVX512F__)
   _mm512_stream_ps(y, v);
@@ -20,7 +20,7 @@ inline void store_past_caches(float* y, Vector v) {
 #endif
 }
 
-// Such stores come before all that follow in the eyes of other threads.
+// Makes other threads see such stores before all that follow.
 inline void finish_streams() {
 #if defined(__AVX2__)
   _mm_sfence();
@@ -45,7 +45,8 @@ void finish_row(const float* product, std::int64_t columns, const float* bias,
   }
 }
 
-// Row by row, all blocks of a row one after the other: memory takes what lies side by side faster.
+// Row by row, all blocks of a row one after the other, because memory takes neighbouring stores
+// faster.
 void finish_product(const float* product, std::int64_t blocks, std::int64_t first,
                     std::int64_t count, std::int64_t column, const ProductEpilogue& e) {
   const auto finish = [&]<Activation ACTIVATION, bool STREAMED>() {
@@ -60,7 +61,7 @@ void finish_product(const float* product, std::int64_t blocks, std::int64_t firs
       }
     }
   };
-  // Only whole vectors at addresses that are a multiple of theirs.
+  // Stores past the caches take whole vectors at addresses that are multiples of their size.
   const bool whole =
       e.m % kLanes == 0 && reinterpret_cast<std::uintptr_t>(e.y) % sizeof(Vector) == 0;
   with_activation(e.activation, [&]<Activation ACTIVATION>() {

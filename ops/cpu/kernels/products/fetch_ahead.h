@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefetching of products of a few rows. Distances are x86 processors'; Arm's were never measured.
+// Prefetching for products of a few rows. Distances were measured on x86 processors, never on
+// Arm's.
 #pragma once
 
 #include <cstdint>
@@ -10,31 +11,33 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Bytes of a group of a weight. In wide blocks a group's scales and codes lie apart: its share.
+// Bytes of a group of a weight. In wide blocks a group's scales and codes lie apart: this is its
+// share of a block.
 template <q4nx::Layout LAYOUT>
 constexpr std::int64_t kGroupBytes = LAYOUT.block_bytes() >> LAYOUT.group_bits;
 
 // Lines of a weight that are fetched one at a time, between other instructions: into L2 on Intel's
 // processors, else into L1. An Intel core has 16 buffers for lines it waits for, from L2 or from
-// memory; a group's lines at once hold most of them, and what is computed waits for one. One at a
-// time, two cores of a Granite Rapids multiplied weights in pages of 2 MB with 1, 4, 5 and 8 rows
-// in 0.84, 0.88, 0.76 and 0.87 of the time.
+// memory; fetching a group's lines at once takes most of them, and the computation waits for a free
+// one. One line at a time, two cores of a Granite Rapids multiplied weights in pages of 2 MB with
+// 1, 4, 5 and 8 rows in 0.84, 0.88, 0.76 and 0.87 of the time.
 //
 // Always inline: GCC takes a function that only fetches for one without effect.
 class Fetch {
  public:
-  // Whole lines.
+  // `bytes` are whole lines.
   Fetch(const std::uint8_t* begin, std::int64_t bytes) : next_(begin), end_(begin + bytes) {}
 
-  // Part `index` of `parts`.
+  // Part `index` of `parts` of the lines.
   Fetch part(std::int64_t index, std::int64_t parts) const {
     const std::int64_t lines = (end_ - next_) / kLine;
     const std::uint8_t* begin = next_ + lines * index / parts * kLine;
     return {begin, next_ + lines * (index + 1) / parts * kLine - begin};
   }
-  // The same, so many bytes on.
+  // As many lines, `bytes` bytes further on.
   Fetch from(std::int64_t bytes) const { return {next_ + bytes, end_ - next_}; }
 
+  // Fetches the next line, if there is one.
   [[gnu::always_inline]] void step() {
     if (next_ >= end_) return;
     if (kFetchIntoL2) {
@@ -44,6 +47,7 @@ class Fetch {
     }
     next_ += kLine;
   }
+  // Fetches all lines that are left.
   [[gnu::always_inline]] void rest() {
     if (kFetchIntoL2) {
       for (; next_ < end_; next_ += kLine) __builtin_prefetch(next_, 0, 2);
@@ -60,18 +64,18 @@ class Fetch {
 
 // Fetches what a product of a few rows reads 16 groups after group `group` of a row of blocks: DRAM
 // answers after some 100 ns, in which a thread that reads 20 GB/s takes 2 KB, and the rest of these
-// 10 KB evens out its waits. Past the outer caches, which hold what is read again.
+// 10 KB evens out its waits. Goes past the outer caches, which are for what is read again.
 //
 // The weight is fetched in the order of its bytes, whatever the order of their use, and on past the
 // end of the row: so, on a Zen 5, two threads multiplied one row of activations with wide blocks at
-// 42-45 GB/s; group by group, or jumping over the padding of K = 1152, at 30-38, and without at
-// 31-35. With narrow blocks 4 to 64 groups ahead differed by 7 % at most, without a trend. Asking
-// for the 10 KB at once when a task begins, and for none beyond its end, made a decode step some
-// 2 % longer.
+// 42-45 GB/s; group by group, or jumping over the padding of K = 1152, at 30-38, and without
+// prefetching at 31-35. With narrow blocks, distances of 4 to 64 groups differed by 7 % at most,
+// without a trend. Asking for the 10 KB at once when a task begins, and for none beyond its end,
+// made a decode step some 2 % longer.
 //
-// On two cores of a Granite Rapids, past the outer caches is 14 GB/s; into L1, 16 to 64 groups
-// ahead, 21 to 23; into L2, 32 or 64 groups ahead, 24 to 26 of the 30 that memory gave. There the
-// lines are still to be fetched when this returns.
+// On two cores of a Granite Rapids, fetching past the outer caches gave 14 GB/s; into L1, 16 to 64
+// groups ahead, 21 to 23; into L2, 32 or 64 groups ahead, 24 to 26 of the 30 that memory gave. With
+// kFetchIntoL2 the lines are returned, for the caller to fetch.
 template <q4nx::Layout LAYOUT>
 [[gnu::always_inline]] inline Fetch fetch_ahead(const Q4NXRows& weight, std::int64_t group) {
   const std::uint8_t* bytes = weight.bytes + group * kGroupBytes<LAYOUT>;

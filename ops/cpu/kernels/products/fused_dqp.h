@@ -3,9 +3,9 @@
 // product in one pass.
 //
 // Dataflow: one row of blocks streams from memory once, group by group; codes become bytes (or f32)
-// in registers and meet COUNT rows of activations there. At the end of each group of 32 columns the
-// group's dots are scaled into the totals. Nothing is written before the 32 x COUNT results.
-// Layout: see q4nx_avx2.h and neon/q4nx.h, which have all that is said in intrinsics. Caller:
+// in registers and are multiplied there by COUNT rows of activations. At the end of each group of
+// 32 columns the group's dots are scaled into the totals. Nothing is written before the 32 x COUNT
+// results. Layout: see q4nx_avx2.h and neon/q4nx.h, which have all intrinsics. Caller:
 // q4nx_matmul_codes.h, for few rows of activations.
 #pragma once
 
@@ -19,10 +19,10 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Up to this many rows of activations meet the codes without a detour through the scratch.
+// Up to this many rows of activations are multiplied without unpacking codes into the scratch.
 constexpr int kFusedRows = 4;
 
-// The rounded activations of some rows in f32, [row][columns], n of each: n is a multiple of 8.
+// Widens n columns, a multiple of 8, of the bf16 activations of some rows: out[rows][n].
 inline void widen(const RoundedActivations& a, std::int64_t row, std::int64_t rows,
                   std::int64_t column, std::int64_t n, float* out) {
   for (std::int64_t r = 0; r < rows; ++r, out += n) {
@@ -51,8 +51,8 @@ void fused_dqp_int8(Q4NXRows weight, const RoundedActivations& a, std::int64_t f
        ++group, x += kGroup, ++scales, ++sums) {
     fetch_ahead<LAYOUT>(weight, group).rest();
     for (int strip = 0; strip < kStrips; ++strip) {
-      // Unrolled whole by GCC, the loop adds the products in an order that no 16 registers can
-      // hold: a quarter of the speed.
+      // Fully unrolled, GCC orders the loop's additions so that their operands do not fit 16
+      // registers: a quarter of the speed.
       IntegerRows dot[COUNT];
 #pragma GCC unroll 2
       for (int quad = 0; quad < kGroup / 4; ++quad) {

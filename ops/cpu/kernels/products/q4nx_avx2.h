@@ -107,9 +107,9 @@ inline ByteCodes load_codes(const std::byte* unpacked) {
 }
 
 // The dots of a strip's unsigned codes with signed activations, in 16 bits, two for each row
-// (columns 0, 1 and 2, 3 of four). A group makes each a sum of 8 times two products of at most 15 x
-// 127: 30480, below 32767, where vpmaddubsw and 16-bit sums end. So the step to 32 bits is one a
-// group.
+// (columns 0, 1 and 2, 3 of four). Over a group each is a sum of 8 times two products of at most 15
+// x 127: 30480, below 32767, the limit of vpmaddubsw and of 16-bit sums. So they are widened to 32
+// bits only once a group.
 struct IntegerRows {
   __m256i even = _mm256_setzero_si256();
   __m256i odd = _mm256_setzero_si256();

@@ -37,7 +37,7 @@ struct Parameters {
   Rows minimum;
 };
 
-// Those of a group of 32 columns in the first row of blocks.
+// Scale and minimum of a group of 32 columns in the first row of blocks.
 inline Parameters load_parameters(const Q4NXRows& weight, std::int64_t group) {
   const Rows scale = load_group_rows(weight.scales(group));
   if (weight.layout.has_minima) return {scale, load_group_rows(weight.minima(group))};
@@ -111,7 +111,7 @@ inline BFloat16Codes bf16_codes(__m512i strip0, __m512i strip1, const ColumnInde
           _mm512_permutexvar_epi16(_mm512_srli_epi16(bytes, 4), table)};
 }
 
-// Codes of four columns as unsigned bytes, likewise.
+// Codes of four columns as unsigned bytes, in the same lanes.
 struct ByteCodes {
   __m512i even;
   __m512i odd;
@@ -124,7 +124,7 @@ inline ByteCodes byte_codes(__m512i strip0, __m512i strip1, const ColumnIndex& q
 }
 
 // 4 bytes of activations in every lane: a load that broadcasts takes no more of the processor than
-// a plain one, so two products with it cost one.
+// a plain one, and serves two products.
 inline __m512i broadcast_activations(const void* x) {
   std::int32_t four;
   std::memcpy(&four, x, sizeof(four));

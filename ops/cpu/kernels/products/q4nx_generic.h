@@ -15,7 +15,7 @@ struct RowParameters {
   float minimum;
 };
 
-// Those of a group in row `row` < 32 of the first row of blocks.
+// Scale and minimum of a group, for row `row` < 32 of the first row of blocks.
 inline RowParameters row_parameters(const Q4NXRows& weight, std::int64_t group, std::int64_t row) {
   const auto load = [&](const std::uint8_t* parameters) {
     std::uint16_t bits;

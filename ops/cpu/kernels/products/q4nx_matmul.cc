@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything that touches Q4NX bytes: rounding of activations, products, rows of a table.
+// Everything that touches Q4NX bytes: rounding of activations for them, products, and dequantised
+// rows.
 #if defined(__AVX512BF16__)
 #include "ops/cpu/kernels/products/q4nx_matmul_avx512.h"
 #elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
@@ -37,7 +38,8 @@ void round_to_bf16(const float* x, std::int64_t k, std::int64_t padded_k, void* 
   }
 }
 
-// NaN or an infinity in a part makes its scale one, and so NaN of all products with the part.
+// NaN or an infinity in a part makes the part's scale NaN or infinite, and all products with the
+// part NaN.
 void round_to_int8(const float* x, std::int64_t k, std::int64_t padded_k, std::int64_t part_columns,
                    void* values, float* scales, float* sums) {
   auto* out = static_cast<std::int8_t*>(values);
@@ -77,7 +79,7 @@ void dequantize_row(const Q4NXRows& weight, std::int64_t row, std::int64_t k, fl
   }
 }
 
-// Kernels of one row of blocks, one row after the other.
+// MatMulBlocks by a kernel that takes a single row of blocks.
 template <auto MULTIPLY>
 void each_row_of_blocks(const Q4NXRows& weight, std::int64_t row_blocks,
                         const RoundedActivations& a, std::int64_t first, std::int64_t count,

@@ -6,9 +6,9 @@
 // rows of codes to bf16 pairs, then for each tile of up to kTile rows of activations: the totals
 // come from `out`, each group's dots are accumulated in registers and scaled into them, and they go
 // back to `out`. The order of operations for one result of bf16 activations is that of FusedDQP, so
-// both give the same bits, whatever the number of rows in a call; int8 activations are
-// multiplied in three ways, of a few rows as they are by FusedDQP (int8_order). Scratch: [column
-// pair][even rows, odd rows][16 lanes of 32 bits].
+// both give the same bits, whatever the number of rows in a call; int8 activations are multiplied
+// in three ways, chosen by the number of rows (int8_order), of which FusedDQP takes few rows.
+// Scratch: [column pair][even rows, odd rows][16 lanes of 32 bits].
 #pragma once
 
 #include <algorithm>
@@ -104,7 +104,7 @@ inline void matmul_bf16(const Q4NXRows& weight, std::int64_t row_blocks,
                           });
   }
   constexpr std::int64_t kGroups = kMatMulScratchBytes / (kBFloat16ColumnBytes * q4nx::kGroup);
-  // Nearly equal: a tile of a row or two would wait for its own dots.
+  // Tiles of nearly equal size: one of a row or two would wait for its own dots.
   const std::int64_t tiles = q4nx::ceil_div(count, kTile);
   for (std::int64_t group = 0; group < a.filled_groups; group += kGroups) {
     for (std::int64_t block = 0; block < row_blocks; ++block) {
@@ -121,7 +121,7 @@ inline void matmul_bf16(const Q4NXRows& weight, std::int64_t row_blocks,
   }
 }
 
-// Rows that lie in panels, at most: of more, rounding weights to 8 bits once costs less than
+// The most rows that lie in panels: for more, rounding weights to 8 bits once costs less than
 // scaling each row's dots (q4nx_matmul_int8_avx512.h). On a Granite Rapids core weights with minima
 // are multiplied as fast both ways by 32 rows, symmetric ones by 50.
 constexpr std::int64_t kMostPanelRows = 32;
@@ -132,8 +132,8 @@ inline Int8Order int8_order(std::int64_t rows) {
                                   : Int8Order::kParts;
 }
 
-// Weights rounded to 8 bits: calls multiply(stretch, what fetches the next one in `steps` steps,
-// out[count][32]) for each stretch of each row of blocks.
+// Rounds weights to 8 bits and calls multiply(stretch, fetch, out[count][32]) for each stretch of
+// each row of blocks; `fetch` fetches the next stretch in `steps` steps.
 template <typename Multiply>
 void for_each_stretch(const Q4NXRows& weight, std::int64_t row_blocks, const RoundedActivations& a,
                       std::int64_t count, std::int64_t steps, std::byte* scratch, float* out,

@@ -39,8 +39,8 @@ inline void unpack_float(const Stretch& stretch, float* unpacked) {
   }
 }
 
-// COUNT rows of activations from `row` times a stretch of one strip; `out` is the strip's, and `x`
-// has the activations in f32, [COUNT][columns of the stretch].
+// COUNT rows of activations from `row` times a stretch of one strip; `out` begins at the strip's
+// rows, and `x` has the activations in f32, [COUNT][columns of the stretch].
 template <int COUNT>
 void tile_float(const Stretch& stretch, const float* unpacked, int strip,
                 const RoundedActivations& a, std::int64_t row, const float* x, float* out) {

@@ -9,7 +9,7 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// The dots of 32 rows of codes with one group of 32 activations, value(column).
+// dot[32]: the dots of 32 rows of codes with one group of 32 activations x.
 template <typename Total, typename Activation>
 void dot_group(const Q4NXRows& weight, std::int64_t group, const Activation* x, Total* dot) {
   for (std::int64_t row = 0; row < q4nx::kBlockRows; ++row) dot[row] = 0;

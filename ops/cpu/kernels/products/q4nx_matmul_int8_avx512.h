@@ -4,9 +4,9 @@
 // Scales and minima of each 32 columns cost four instructions for every eight products: a third of
 // the time. So 32 rows x 256 columns get one scale and one minimum a row, the 4-bit weights rounded
 // to w = minimum + scale * u, u in 0 .. 255. With scale = (range of the row's 256 weights) / 255,
-// against a range of 32 weights / 15 for the 4-bit codes, that adds (15 / 255)^2 = 0.35 % of the
-// variance which 4 bits have put there, times the square of how much wider the range of 256 weights
-// is (docs/performance.md has what was measured).
+// against a range of 32 weights / 15 for the 4-bit codes, that adds (15 / 255)^2 = 0.35 % to the
+// variance of the error of 4 bits, times the square of how much wider the range of 256 weights is
+// (docs/performance.md has what was measured).
 //
 // Activations have one scale for each 256 columns too, so that a part is one sum of integers.
 // (With a scale for each 32, prompts of a 1B model were read some 5 % slower.)
@@ -39,7 +39,7 @@ struct ByteStretch {
   const Parameters* parameters;
   std::int64_t first_part;
   std::int64_t parts;
-  // Groups with weights: 8 a part but for the last part of a K that fills none.
+  // Groups with weights: 8 in each part, fewer in the last part of a K that does not fill it.
   std::int64_t groups;
 };
 
@@ -56,8 +56,8 @@ inline __m512i twice(__m512i low) {
   return _mm512_shuffle_epi8(low, _mm512_add_epi8(index, base));
 }
 
-// A weight in steps of 1/256 of a code's step: scale and minimum of the group, minus the part's
-// minimum. A half step is added so that dropping the fraction rounds to nearest.
+// The map from a group's 4-bit codes to weights above the part's minimum, in steps of 1/256 of an
+// 8-bit code's step. A half step is added so that dropping the fraction rounds to nearest.
 inline CodeMap code_map(__m512 scale, __m512 minimum, __m512 lowest, __m512 inverse) {
   constexpr int kHalf = 128;
   const __m512i factor = _mm512_cvtps_epi32(_mm512_mul_ps(scale, inverse));
@@ -65,7 +65,7 @@ inline CodeMap code_map(__m512 scale, __m512 minimum, __m512 lowest, __m512 inve
   return {twice(factor), twice(_mm512_add_epi32(offset, _mm512_set1_epi32(kHalf)))};
 }
 
-// The 4-bit codes of four columns, one in each byte of a lane, `shift` bits up, to 8 bits. Factor
+// The 4-bit codes of four columns, one in each byte of a lane, SHIFT bits up, to 8 bits. Factor
 // times code plus offset stays below 2^16: 255 steps of 256, a half step, and what rounding the
 // factor (15 / 2) and the offset (1 / 2) may add, are 65416.
 template <int SHIFT>
@@ -82,8 +82,7 @@ inline __m512i byte_codes(__m512i bytes, const CodeMap& map) {
 }
 
 // The range of 32 rows, as scale and minimum of 8-bit codes; and 256 / scale, 0 where all weights
-// of a row are equal. An infinite weight makes the scale infinite, and so NaN of what it is
-// multiplied with.
+// of a row are equal. An infinite weight makes the scale infinite, and so the products with it NaN.
 struct ByteRange {
   Parameters parameters;
   Rows inverse;
@@ -101,14 +100,14 @@ inline ByteRange range_of(const Rows& lowest, const Rows& highest) {
           {inverse(range.even), inverse(range.odd)}};
 }
 
-// Minimum and maximum lose NaN. So lanes are counted in which neither the even nor the odd row has
-// met one: all, nearly always, which is one instruction for two vectors.
+// Minimum and maximum drop NaN. So a mask keeps the lanes in which neither the even nor the odd row
+// has met one, nearly always all: one instruction for two vectors.
 constexpr __mmask16 kAllLanes = 0xffff;
 inline __mmask16 without_nan(__mmask16 lanes, const Rows& rows) {
   return _mm512_mask_cmp_ps_mask(lanes, rows.even, rows.odd, _CMP_ORD_Q);
 }
 
-// Makes the scales of those of 32 rows NaN of which one of rows(0) .. rows(count - 1) is.
+// Makes the scale of each of 32 rows NaN that is NaN in any of rows(0) .. rows(count - 1).
 template <typename RowsAt>
 [[gnu::cold, gnu::noinline]] void mark_nan(std::int64_t count, const RowsAt& rows,
                                            ByteRange& range) {
@@ -192,10 +191,10 @@ inline ByteStretch unpack_int8(const Q4NXRows& weight, std::int64_t first_part,
   return {scratch, parameters, first_part, count, groups};
 }
 
-// Fetches what is multiplied next, a stretch of blocks, while another one is multiplied, a part in
-// each of `steps` steps: all at once would be more than the core can ask for. (Of 33 rows, 24 lines
-// for each tile took 12 % longer on a Granite Rapids than 6 for each of its parts of columns.) Into
-// L2, because L1 is full.
+// Fetches the stretch of blocks that is multiplied next while another one is multiplied, a part in
+// each of `steps` steps: all at once would be more than the core can ask for. (With 33 rows,
+// fetching 24 lines at each tile took 12 % longer on a Granite Rapids than 6 at each of its parts
+// of columns.) Fetches into L2, because L1 is full.
 class StretchFetch {
  public:
   StretchFetch(const void* stretch, std::int64_t bytes, std::int64_t steps)
@@ -252,7 +251,7 @@ struct PartResults {
     sums = a.sums + row * parts + part;
   }
 
-  // Adds those of the r-th row, times both scales, to out[32], and the minima times the
+  // Adds to out[32] the dots of the r-th row, times both scales, and the minima times the
   // activations' sum. Until they are complete, results are in the order of the registers.
   void add(const IntegerRows& dot, std::int64_t r, float* out) const {
     const __m512 row_scale = _mm512_set1_ps(scales[r * parts]);

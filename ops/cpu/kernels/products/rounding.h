@@ -12,7 +12,7 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// The 32 values of the group that begins at `start`, zero past the end of a row.
+// The 32 values of a group, zero past the end of a row.
 struct Group {
   static constexpr int kVectors = static_cast<int>(q4nx::kGroup) / kLanes;
   Vector part[kVectors];
@@ -36,7 +36,7 @@ inline float largest_magnitude(const float* x, std::int64_t start, std::int64_t 
                                std::int64_t k) {
   Vector magnitudes{};
   for (std::int64_t at = start; at < std::min(start + columns, k); at += q4nx::kGroup) {
-    // 16 groups ahead, 32 lines; other distances were not tried.
+    // Prefetches 16 groups ahead, 32 lines; other distances were not tried.
     __builtin_prefetch(x + at + 16 * q4nx::kGroup);
     __builtin_prefetch(x + at + 16 * q4nx::kGroup + q4nx::kGroup / 2);
     for (const Vector part : load_group(x, at, k).part)
@@ -45,8 +45,8 @@ inline float largest_magnitude(const float* x, std::int64_t start, std::int64_t 
   return reduce_larger_magnitude(magnitudes);
 }
 
-// How a part is rounded, `columns` columns from `start` on: x = scale * integer, integer = x *
-// inverse to the nearest. 127, not 128: the range is symmetric, so that -x rounds to minus what x
+// How the `columns` columns of a part from `start` on are rounded: x = scale * integer, integer = x
+// * inverse to the nearest. 127, not 128: the range is symmetric, so that -x rounds to minus what x
 // rounds to.
 struct Int8Scale {
   float scale;
@@ -55,7 +55,8 @@ struct Int8Scale {
 
 inline Int8Scale int8_scale(const float* x, std::int64_t start, std::int64_t columns,
                             std::int64_t k) {
-  // Up to here 127 / largest would be infinite: no more than 4e-37, which is taken for 0.
+  // For magnitudes up to this, no more than 4e-37, 127 / largest would be infinite: they are taken
+  // for 0.
   constexpr float kNegligible = 127.0F / std::numeric_limits<float>::max();
   const float largest = largest_magnitude(x, start, columns, k);
   return {largest / 127.0F, largest > kNegligible ? 127.0F / largest : 0.0F};

@@ -13,7 +13,7 @@
 namespace flownpu::gpu {
 namespace {
 
-// The name of the interface's only version, and that of development packages.
+// The library's name, and the one that only development packages install.
 constexpr std::array<const char*, 2> kNames{"libOpenCL.so.1", "libOpenCL.so"};
 
 [[noreturn]] void refuse(const std::string& reason) {

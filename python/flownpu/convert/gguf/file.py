@@ -105,7 +105,8 @@ class GgufFile:
             alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
             if not isinstance(alignment, int) or alignment < 1:
                 raise ConversionError(
-                    f"{path}: expected general.alignment, an integer of at least 1, got {alignment!r}; the file is damaged"
+                    f"{path}: expected general.alignment to be an integer of at least 1, got {alignment!r}; the file "
+                    "is damaged"
                 )
             start = -(-file.tell() // alignment) * alignment
         self._place(described, start, reader.size)

@@ -2,17 +2,17 @@
 // Products of rows in panels by AMX: the same integers, and so the same bits, as by dot products of
 // vectors (panels/multiply.h, which says what is computed).
 //
-// What a tile multiplies is one row of activations with one of weights, and the scales of the two
-// groups in a pair differ. So a tile of weights has columns of the one and of the other in turn,
-// and zeros where a column meets the other group's activations: half of what it multiplies. It
-// multiplies eight times as much as vectors in the same time. What takes the time is to bring codes
-// and dots from vectors to tiles and back, which tiles and vectors do not do beside one another.
+// A tile instruction multiplies a row of activations by a row of the weight and sums over a pair of
+// groups, whose scales differ. So a tile of weights has columns of the one group and of the other
+// in turn, with zeros where a column meets the other group's activations: half of the products are
+// lost, of eight times as many as vectors compute in the same time. Most of the time goes into
+// moving codes and dots from vectors to tiles and back, in which tiles and vectors do not overlap.
 //
-// Dataflow, for each pair of groups in each strip of each part: codes less 8 to two tiles of
-// weights (rows 0, 2, .. and 1, 3, .. of the strip), those times up to 32 rows of activations, dots
-// to memory, and row by row scaled into totals. What a core has just stored it does not load into a
-// tile, nor what it stored from one, before the caches have it: so these are three stages, each one
-// pair behind the one before.
+// Dataflow, for each pair of groups in each strip of each part: codes less 8 are stored as two
+// tiles of weights (rows 0, 2, .. and 1, 3, .. of the strip); these are multiplied by up to 32 rows
+// of activations, and the dots stored to memory; and row by row dots are scaled into totals. A core
+// does not load into a tile what it has just stored, nor from memory what it has just stored from a
+// tile, before the caches have it: so these are three stages, each one pair behind the one before.
 #pragma once
 
 #include <algorithm>
@@ -26,15 +26,15 @@ namespace {
 // Rows of activations that are multiplied together.
 constexpr std::int64_t kPanelsRows = 2 * kTileRows;
 
-// Lanes of the one group of a pair, and of the other.
+// The lanes of one group of a pair, and those of the other.
 constexpr __mmask64 kOneLanes = 0x0f0f0f0f0f0f0f0f;
 constexpr __mmask64 kOtherLanes = ~kOneLanes;
 
-// What goes from stage to stage, of two pairs that follow one another.
+// What goes from stage to stage, for two consecutive pairs.
 struct alignas(64) PanelTiles {
   struct Codes {
-    // [four columns of the one group, of the other][lanes]: PairCodes less 8, whose other lanes
-    // are 0.
+    // [four columns of the one group, of the other][lanes]: PairCodes less 8; lanes of the other
+    // group are 0.
     std::byte even[kTileRows][kTileBytes];
     std::byte odd[kTileRows][kTileBytes];
   };
@@ -94,7 +94,7 @@ inline void dot_codes(const PanelTiles::Codes& codes, const std::int8_t* x, std:
   }
 }
 
-// A part in the first row of blocks times `count` rows of panels.
+// Multiplies a part in the first row of blocks by `count` rows in panels.
 template <q4nx::Layout LAYOUT>
 void multiply_part_tiles(const PartGroups& groups, PartWeights& w, PanelRows x, std::int64_t count,
                          PartOrder order, const std::uint8_t* fetch, PanelTiles& tiles,
@@ -133,7 +133,7 @@ void multiply_part_tiles(const PartGroups& groups, PartWeights& w, PanelRows x, 
   }
 }
 
-// Up to kPanelsRows rows.
+// For up to kPanelsRows rows.
 template <q4nx::Layout LAYOUT>
 void multiply_panels_tiles(const Q4NXRows& weight, std::int64_t row_blocks,
                            const RoundedActivations& a, std::int64_t first, std::int64_t count,

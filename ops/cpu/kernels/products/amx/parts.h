@@ -4,8 +4,9 @@
 // computed).
 //
 // Dataflow, for each stretch of 8-bit codes, each part of columns (whose codes stay in L1) and each
-// 32 rows of activations: four tiles of dots (two of activations by the even and the odd rows of
-// the weight), 64 columns at a time, to memory, and from there scaled into `out`.
+// 32 rows of activations: four tiles of dots (two tiles of activations times the even and the odd
+// rows of the weight) are summed 64 columns at a time, stored to memory, and scaled from there into
+// `out`.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +25,8 @@ struct PartDots {
   __m512i odd[kPartsRows];
 };
 
-// `x` is the first of `rows` rows of activations. Columns past the last group have whatever codes
-// there were; their activations are 0.
+// `x` is the first of `rows` rows of activations. Columns past the last group have the codes that
+// were there before; their activations are 0.
 inline void dot_part_tiles(const std::byte* codes, std::int64_t groups, const std::int8_t* x,
                            std::int64_t x_stride, std::int64_t rows, StretchFetch& fetch,
                            PartDots& dots) {
@@ -65,8 +66,8 @@ inline void multiply_bytes_tiles(const Q4NXRows& weight, std::int64_t row_blocks
   const std::int64_t tiles = q4nx::ceil_div(count, rows);
   const Tiles configured(std::min(rows, kTileRows), rows - std::min(rows, kTileRows));
   const std::int8_t* x = static_cast<const std::int8_t*>(a.values) + first * a.padded_k;
-  // The last tiles begin where they end with the last row: what they have of rows that are done is
-  // left.
+  // The last tiles begin so that they end with the last row; the rows in them that are done already
+  // are skipped.
   const auto first_row = [&](std::int64_t tile) { return std::min(tile * rows, count - rows); };
   for_each_stretch(
       weight, row_blocks, a, count, tiles * kByteParts * kPartPairs, scratch, out,

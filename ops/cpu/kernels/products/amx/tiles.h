@@ -2,8 +2,8 @@
 // AMX's tiles, as products of int8 use them: 16 rows of 64 bytes each.
 //
 // dots[m][n] += sum over k of x[m][k] * w[k / 4][n][k % 4]: m < 16 rows of activations, n < 16 rows
-// of the weight, k < 64 columns. As assembly, because GCC 12's intrinsics do not say that they read
-// and write memory.
+// of the weight, k < 64 columns. Written in assembly, because GCC 12's intrinsics do not say that
+// they read and write memory.
 #pragma once
 
 #include <array>
@@ -16,11 +16,12 @@ namespace {
 constexpr std::int64_t kTileRows = 16;
 constexpr std::int64_t kTileBytes = 64;
 
-// Two tiles of activations, an even and an odd one of weights, and their four of dots.
+// Two tiles of activations, two of weights (even and odd rows), and the four of their dots.
 enum Tile : int { kX0, kX1, kEven, kOdd, kEven0, kOdd0, kEven1, kOdd1 };
 
-// The processor's tiles while it lives: those of activations and of dots have `rows0` and `rows1`
-// rows, at most 16 each. Without rows1 only the first ones are used.
+// Configures the processor's tiles as long as it lives: the first tiles of activations and of dots
+// (0) have `rows0` rows, the second ones (1) `rows1`, at most 16 each. With rows1 = 0 only the
+// first ones are used.
 class Tiles {
  public:
   Tiles(std::int64_t rows0, std::int64_t rows1) {

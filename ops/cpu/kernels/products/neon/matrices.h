@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Many rows of int8 activations times unpacked codes, by products of matrices of 2 x 8 bytes
-// (Armv8.6's FEAT_I8MM, smmla): what dots_int8.h is where there are dot products alone.
+// (Armv8.6's FEAT_I8MM, smmla), in place of dots_int8.h, which needs dot products alone.
 //
 // Scratch: [strip][eight columns][8 registers of two rows by eight columns]: rows 0 and 2; 1 and 3;
-// 4 and 6; 5 and 7; and so on. So two registers of results, of two rows of activations each, have
-// four rows of the weight in turn.
+// 4 and 6; 5 and 7; and so on. So two registers of results, each for two rows of activations,
+// interleave to four consecutive rows of the weight.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
 constexpr int kMatrixColumns = 8;
-// Two rows of 8 columns each.
+// Registers of two rows by 8 columns in a strip.
 constexpr int kMatrices = kStripRows / 2;
 constexpr int kFours = kStripRows / 4;
 
@@ -63,8 +63,8 @@ inline float32x4_t load_four(const std::uint8_t* bf16) {
   return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(four), 16));
 }
 
-// COUNT rows of activations from `row` times a stretch of one strip; `out` is the strip's. Of an
-// odd number the last row is computed twice.
+// COUNT rows of activations from `row` times a stretch of one strip; `out` begins at the strip's
+// rows. If COUNT is odd, the last row is computed twice.
 template <int COUNT>
 void tile_int8(const Stretch& stretch, const std::byte* unpacked, int strip,
                const RoundedActivations& a, std::int64_t row, float* out) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Q4NX in registers of NEON with dot products (Armv8.2's FEAT_DotProd): what q4nx_avx2.h is for
-// AVX2, under the same names, so that one source says how FusedDQP and Q4NXMatMul flow.
+// Q4NX in registers of NEON with dot products (Armv8.2's FEAT_DotProd): the same functions as
+// q4nx_avx2.h has for AVX2, so that FusedDQP and Q4NXMatMul have one source for both.
 //
 // Layout: 8 bytes of a column are the 8 row pairs of a strip: low nibble row 2i, high nibble row
 // 2i+1. A strip of 16 rows is four registers of four lanes, Rows: rows 0, 2, 4, 6; rows 1, 3, 5, 7;
@@ -160,8 +160,8 @@ inline void dot_float(Rows& dot, const Rows& codes, const float* x) {
   for (int i = 0; i < kRowVectors; ++i) dot.part[i] = vfmaq_n_f32(dot.part[i], codes.part[i], *x);
 }
 
-// Rows of activations in registers, of 32: 4 x 4 dots, 4 codes, and at the end of a group scales,
-// minima and totals in turn.
+// Rows of activations in registers. Of 32 registers, 4 x 4 have dots and 4 codes; at the end of a
+// group, scales, minima and totals take turns in the rest.
 constexpr int kTileInt8 = 4;
 // 6 x 4 dots hide a latency of 4 cycles at as many as four fused multiply-adds a cycle.
 constexpr int kTileBFloat16 = 6;

@@ -2,7 +2,7 @@
 // Q4NXMatMul of int8 activations in AVX-512, for more rows than FusedDQP takes: 4-bit codes are
 // unpacked once for all rows, and their dots scaled as integers.
 //
-// Each group of 32 columns has scales of its own. To apply them to its dots in f32 takes half as
+// Each group of 32 columns has scales of its own. Applying them to its dots in f32 takes half as
 // many instructions as the dots themselves. So the weights of a row in a part of 256 columns get
 // one step, a power of two, and the scales of its 8 groups become integers, multiples of it. A dot
 // of 32 activations up to 127 with codes less 8 is at most 127 x 32 x 8 = 32512 and fits 16 bits:
@@ -38,8 +38,8 @@ namespace {
 // 8 x 2 dots, 8 totals, two registers of codes and one of activations are 27 of 32 registers.
 constexpr int kPanelTile = 8;
 
-// Rows of a part in panels. Where they begin is computed by whoever reads them: four pointers GCC
-// 12 computes in vector registers, behind whose dots they wait.
+// Rows of a part in panels, as an index: the four pointers are computed where they are used,
+// because GCC 12 would compute and keep them in vector registers, where they wait for dots.
 class PanelRows {
  public:
   PanelRows(const Int8Panels& panels, std::int64_t part, std::int64_t row)
@@ -68,14 +68,15 @@ inline __m512i broadcast_pair(const void* x) {
   return _mm512_set1_epi64(eight);
 }
 
-// Where parts of a product are: the first one begins `out`, the last one puts it into order.
+// Whether a part of a product is the first one, which begins `out`, or the last one, which puts it
+// into order.
 struct PartOrder {
   bool first;
   bool last;
 };
 
-// The totals of COUNT rows of activations with a strip of a part, times both scales, and what the
-// groups' minima leave, added to out[COUNT][32].
+// Adds to out[COUNT][32] the totals of COUNT rows of activations with a strip of a part, times both
+// scales, and what the groups' minima leave.
 template <int COUNT, q4nx::Layout LAYOUT>
 inline void add_totals(const PartGroups& groups, const PartWeights& w, int strip, PanelRows rows,
                        PartOrder order, const __m512i (&total)[COUNT], float* out) {
@@ -83,7 +84,8 @@ inline void add_totals(const PartGroups& groups, const PartWeights& w, int strip
   // Not unrolled, GCC 12 keeps the totals in memory.
 #pragma GCC unroll 8
   for (int r = 0; r < COUNT; ++r, out += q4nx::kBlockRows) {
-    // The scales first: a sum of integers times that of large activations may be beyond f32.
+    // Multiplies the scales first: a sum of integers times the scale of large activations may
+    // exceed f32.
     const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(rows.scales()[r]), w.steps[strip]);
     __m512 sum = order.first ? _mm512_setzero_ps() : _mm512_loadu_ps(out);
     sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[r]), scale, sum);
@@ -97,12 +99,12 @@ inline void add_totals(const PartGroups& groups, const PartWeights& w, int strip
   }
 }
 
-// Whether a tile finds codes and scales packed, as the first one does, which keeps them where there
-// are more; or as another has kept them.
+// Whether a tile finds codes and scales packed, as the first tile does (which keeps them if there
+// are more tiles), or finds those that the first tile has kept.
 enum class Codes : std::uint8_t { kPacked, kPackedToKeep, kKept };
 
 // COUNT rows of activations times a strip of a part, added to out[COUNT][32]. `fetch` is for the
-// first pair of groups; what it fetches lies kGroupBytes apart for each. Inlined by GCC 12, it
+// first pair of groups; what later pairs fetch follows, kGroupBytes apart. If GCC 12 inlines it, it
 // takes 2 % longer.
 template <int COUNT, q4nx::Layout LAYOUT, Codes CODES>
 [[gnu::noinline]] void tile_panels(const PartGroups& groups, PartWeights& w, int strip,
@@ -135,7 +137,7 @@ template <int COUNT, q4nx::Layout LAYOUT, Codes CODES>
         codes = w.load(strip, pair, quad);
       } else {
         lines.step();
-        // Ahead of these codes' dots, behind which it would wait.
+        // Unpacks ahead of the dots of these codes, or it would wait for them.
         codes = next;
         if (quad + 1 < kQuads) next = packed.unpack(quad + 1);
         if constexpr (CODES == Codes::kPackedToKeep) w.keep(strip, pair, quad, codes);
@@ -154,8 +156,9 @@ template <int COUNT, q4nx::Layout LAYOUT, Codes CODES>
   add_totals<COUNT, LAYOUT>(groups, w, strip, rows, order, total, out);
 }
 
-// A part in the first row of blocks times all rows of activations. Tiles are nearly equal: one of a
-// row or two would wait for its own dots. What lies from `fetch` on is fetched meanwhile, evenly.
+// Multiplies a part in the first row of blocks by all rows of activations. Tiles are nearly equal:
+// one of a row or two would wait for its own dots. What lies from `fetch` on is fetched meanwhile,
+// evenly.
 template <q4nx::Layout LAYOUT>
 void multiply_part(const PartGroups& groups, PartWeights& w, std::int64_t part,
                    const Int8Panels& panels, std::int64_t first, std::int64_t count,
@@ -188,8 +191,8 @@ void multiply_part(const PartGroups& groups, PartWeights& w, std::int64_t part,
 }
 
 // Activations up to this many bytes are read again for each row of blocks, and weights in the order
-// in which they lie, which is what few rows wait for; of more, a part of 256 columns at a time, for
-// all rows of blocks. A quarter of an L2 of 1 MB.
+// in which they lie: few rows wait for weights. With more bytes, a part of 256 columns is
+// multiplied at a time, for all rows of blocks. A quarter of an L2 of 1 MB.
 constexpr std::int64_t kRereadBytes = 256 << 10;
 
 // Calls multiply(groups, part, order, what to fetch meanwhile, out[count][32]) for each part of
@@ -200,8 +203,8 @@ void for_each_part(const Q4NXRows& weight, std::int64_t row_blocks, const Rounde
   const std::int64_t parts = q4nx::ceil_div(a.filled_groups, kGroupsPerPart);
   const bool in_order = count * a.padded_k <= kRereadBytes;
   const std::int64_t ahead = (kFetchIntoL2 ? 4 : 2) * kGroupsPerPart * kGroupBytes<LAYOUT>;
-  // Kept, and changed a word at a time: a copy, which loads what has just been stored in other
-  // pieces, waits for all that is under way.
+  // One object, changed a word at a time: a copy would load what has just been stored in smaller
+  // pieces, and wait for all stores under way.
   PartGroups groups{weight, 0, 0};
   for (std::int64_t step = 0; step < parts * row_blocks; ++step) {
     const std::int64_t part = in_order ? step % parts : step / row_blocks;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activations in panels of int8: what q4nx_matmul_int8_avx512.h multiplies.
+// Activations rounded to panels of int8, for panels/multiply.h and amx/panels.h.
 #pragma once
 
 #include <immintrin.h>
@@ -27,8 +27,8 @@ inline __m128i add_pairs(__m512i lanes) {
   return _mm_add_epi32(quarter, _mm_unpackhi_epi64(quarter, quarter));
 }
 
-// One row x[k], in whole parts. NaN or an infinity in a part makes its scale one, and so NaN of all
-// products with the part.
+// Rounds one row x[k], in whole parts. NaN or an infinity in a part makes the part's scale NaN or
+// infinite, and all products with the part NaN.
 inline void round_to_panels(const float* x, std::int64_t k, std::int64_t parts, std::int64_t row,
                             const Int8Panels& panels) {
   for (std::int64_t part = 0; part < parts; ++part) {

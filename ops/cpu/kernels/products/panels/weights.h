@@ -14,8 +14,8 @@ namespace {
 constexpr int kPartPairs = static_cast<int>(kGroupsPerPart) / 2;
 constexpr int kQuads = static_cast<int>(q4nx::kGroup) / 4;
 
-// Two groups' codes of a strip in four columns: lane 2 i has those of the one and lane 2 i + 1
-// those of the other, of row 2 i of the strip (even), and of row 2 i + 1.
+// Two groups' codes of a strip in four columns: lane 2 i has those of the one group and lane 2 i +
+// 1 those of the other, `even` for row 2 i of the strip and `odd` for row 2 i + 1.
 struct PairCodes {
   __m512i even;
   __m512i odd;
@@ -24,11 +24,12 @@ struct PairCodes {
 // 32 rows of the weight x 256 columns. Packing puts the dots of 16 rows into the order 0, 2, 1, 3
 // of each four; everything here that is [16] is in this order.
 struct alignas(64) PartWeights {
-  // PairCodes of each strip; not filled for a single tile of activations, nor are scales.
+  // PairCodes of each strip. Neither these nor the scales are filled for a single tile of
+  // activations.
   std::byte codes[2][kPartPairs][kQuads][2][64];
   // 16 bits for each of two groups, [16].
   __m512i scales[2][kPartPairs];
-  // f32 [16]: steps; and what divides by them, in the order of the rows.
+  // f32 [16]: the steps; and their inverses, which are in the order of the rows.
   __m512 steps[2];
   __m512 inverses[2];
   __m512 minima[2][kGroupsPerPart];
@@ -44,7 +45,7 @@ struct alignas(64) PartWeights {
 };
 static_assert(sizeof(PartWeights) <= kMatMulScratchBytes);
 
-// Rows 0, 2, 1, 3 of each four; and back.
+// To the order 0, 2, 1, 3 of each four rows, and back.
 inline __m512i reorder(__m512i rows) {
   return _mm512_shuffle_epi32(rows, static_cast<_MM_PERM_ENUM>(0xd8));
 }
@@ -62,11 +63,12 @@ struct Step16 {
   __m512 inverse;
 };
 
-// That for the largest magnitudes of the scales, bits of f32. That of an infinite scale, or NaN, is
-// this number, which makes no number of what it multiplies.
+// The step for the largest magnitudes of scales, which are given as bits of f32. For an infinite
+// scale, or NaN, the step is that value itself, so that products with it are no numbers either.
 inline Step16 step_of(__m512i largest) {
   constexpr int kExponent = 23;
-  // Smaller ones would have inverses beyond f32: 2^-100, less than any weight that matters.
+  // The least power: smaller ones would have inverses beyond f32. 2^-100 is less than any weight
+  // that matters.
   const __m512i least = _mm512_set1_epi32((127 - 100) << kExponent);
   const __m512i infinity = _mm512_set1_epi32(0xff << kExponent);
   const __m512i power = _mm512_and_si512(_mm512_max_epi32(largest, least), infinity);
@@ -77,7 +79,7 @@ inline Step16 step_of(__m512i largest) {
           _mm512_castsi512_ps(inverse)};
 }
 
-// The steps of both strips of `groups` groups.
+// The steps of both strips for `groups` groups from `first_group` on.
 inline void find_steps(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups,
                        Step16 (&steps)[2]) {
   // bf16 without their signs have the order of integers, and NaN is the largest.
@@ -94,8 +96,8 @@ inline void find_steps(const Q4NXRows& weight, std::int64_t first_group, std::in
   steps[1] = step_of(widen(_mm512_extracti64x4_epi64(largest, 1)));
 }
 
-// vpermb indices: 4 columns of 8 row pairs of one group, then of another -> lane 2 i: the row pair
-// i of the one, lane 2 i + 1: of the other.
+// vpermb indices: 4 columns of 8 row pairs of one group, then of another -> lane 2 i: row pair i of
+// the one group, lane 2 i + 1: row pair i of the other.
 constexpr ColumnIndex pair_index() {
   ColumnIndex index{};
   for (int lane = 0; lane < 16; ++lane) {
@@ -145,7 +147,7 @@ struct PartGroups {
   }
 };
 
-// The steps of both strips, and what the groups' scales leave of their minima.
+// Fills in the steps of both strips, and what codes less 8 leave of the groups' minima.
 template <q4nx::Layout LAYOUT>
 inline void begin_part(const PartGroups& groups, PartWeights& out) {
   Q4NXRows weight = groups.weight;
@@ -165,13 +167,13 @@ inline void begin_part(const PartGroups& groups, PartWeights& out) {
         out.minima[strip][g - groups.first] = reorder(
             _mm512_fmadd_ps(at(weight.scales(g)), _mm512_set1_ps(8.0F), at(weight.minima(g))));
       }
-      // Nothing is left where there is no group: K may end with an odd one.
+      // K may end with an odd group: where the other one would be, nothing is left.
       if (groups.count % 2 != 0) out.minima[strip][groups.count] = _mm512_setzero_ps();
     }
   }
 }
 
-// The scales of a pair of groups in steps, 16 bits each; that of a group that is not there is 0.
+// The scales of a pair of groups in steps, 16 bits each; 0 for a group that is not there.
 template <q4nx::Layout LAYOUT>
 inline __m512i pair_scales(const PartGroups& groups, const PartWeights& w, std::int64_t pair,
                            int strip) {
@@ -188,7 +190,7 @@ inline __m512i pair_scales(const PartGroups& groups, const PartWeights& w, std::
   return reorder(_mm512_mask_blend_epi16(kHighHalves, one, _mm512_slli_epi32(other, 16)));
 }
 
-// Everything but the codes.
+// Fills in everything but the codes.
 template <q4nx::Layout LAYOUT>
 void prepare_part(const PartGroups& groups, PartWeights& out) {
   begin_part<LAYOUT>(groups, out);

@@ -112,7 +112,7 @@ def _match(negated: ir.Node) -> _Match:
 
 
 def _halves(negated: ir.Node, joined: ir.Node) -> ir.Value:
-    """The X in Concat(-X[.., d/2:], X[.., :d/2]); NoMatchError if it has not this form."""
+    """The X in Concat(-X[.., d/2:], X[.., :d/2]); NoMatchError if the nodes have another form."""
     parts = made_by(negated.inputs[0], "Slice"), made_by(joined.inputs[1], "Slice")
     if parts[0] is None or parts[1] is None or parts[0].inputs[0] is not parts[1].inputs[0]:
         raise NoMatchError("the halves are not cut out of one X")

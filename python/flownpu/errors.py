@@ -12,7 +12,7 @@ class FlowNPUError(RuntimeError):
 
 
 class MissingDependencyError(FlowNPUError):
-    """A package that only some commands need is not installed."""
+    """A package that only some commands need is not installed. The message has the pip command that installs it."""
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:

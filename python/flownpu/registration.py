@@ -29,7 +29,7 @@ _registered_with: set[ModuleType] = set()
 
 
 def get_ep_name() -> str:
-    """The provider's name, "FlowNPUExecutionProvider", in session options, `get_ep_devices()`, genai_config.json."""
+    """The provider's name in session options, `get_ep_devices()` and genai_config.json: "FlowNPUExecutionProvider"."""
     return "FlowNPUExecutionProvider"
 
 

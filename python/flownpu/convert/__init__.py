@@ -52,7 +52,7 @@ def convert(
         encoder_weights: how the matrices of a text encoder's checkpoint are stored, "bf16", "int8" or "q4nx"; None:
             "bf16".
         force: replace a model that a conversion wrote to `output`.
-        progress: called with a `Progress` again and again.
+        progress: called with a `Progress` whenever a part of the work is done.
 
     Raises:
         ConversionError: the source cannot be converted, or the output cannot be written; nothing is left behind.

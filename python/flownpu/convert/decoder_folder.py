@@ -59,7 +59,7 @@ def make_decoder_folder(
         quantisation: the manifest's entries on the quantisation, except format and errors.
         packages: distributions whose versions the manifest gets.
         force: replace a model that a conversion wrote to `output`.
-        progress: called with a `Progress` again and again.
+        progress: called with a `Progress` whenever a part of the work is done.
 
     Raises:
         ConversionError: a weight is missing or wrong, or the output cannot be written; nothing is left behind.

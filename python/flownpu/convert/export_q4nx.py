@@ -43,7 +43,7 @@ def export_q4nx(model: Path, output: Path, *, force: bool = False, progress: Pro
         model: a folder that `flownpu convert` made of a checkpoint or a GGUF file.
         output: the file to write.
         force: replace an existing file.
-        progress: called with a `Progress` again and again.
+        progress: called with a `Progress` whenever a part of the work is done.
 
     Raises:
         ConversionError: the format has no form for the model's family, or the file exists or cannot be written.

@@ -102,8 +102,8 @@ def genai_config(
     if sliding_window_cache and decoder.window is not None:
         model["decoder"]["sliding_window"] = {
             "window_size": decoder.window,
-            # The operator evicts old tokens from the cache (sliding_window_cache=1); GenAI only allocates it, and is to
-            # split no prompts.
+            # The operator evicts old tokens from the cache (sliding_window_cache=1); GenAI only allocates it, and must
+            # not split prompts.
             "slide_key_value_cache": False,
             "slide_inputs": False,
             "layers": [index for index, layer in enumerate(decoder.layers) if layer.window is not None],

@@ -152,7 +152,7 @@ def make_model(
         symmetric: weights have no minima, as in checkpoints in GGUF's Q4_0.
         seed: the seed of the random numbers.
         force: replace a model that a conversion wrote to `output`.
-        progress: called with a `Progress` again and again.
+        progress: called with a `Progress` whenever a part of the work is done.
 
     Raises:
         ConversionError: there is no such shape, a number is out of range, or the output cannot be written; nothing is

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["rounded", "sha256", "write_manifest"]
 
-# Version of the manifest's own format; a reader refuses a higher one.
+# Version of the manifest's own format.
 FORMAT = 1
 
 

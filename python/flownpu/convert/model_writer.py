@@ -112,7 +112,7 @@ def write_model(
         options: see ModelOptions.
         generation: defaults of sampling, as in generation_config.json.
         stage: the name of the stage that is reported.
-        progress: called with a `Progress` again and again.
+        progress: called with a `Progress` whenever a part of the work is done.
 
     Returns:
         The relative error |W - W'| / |W| (Frobenius norm) of each projection, by name.
@@ -172,7 +172,7 @@ def write_tensors(
         decoder: the decoder whose weights are written.
         weights: where their values come from.
         stage: the name of the stage that is reported.
-        progress: called with a `Progress` again and again.
+        progress: called with a `Progress` whenever a part of the work is done.
 
     Returns:
         The tensors by name, and the relative error of each projection, as for `write_model`.

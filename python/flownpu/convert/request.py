@@ -25,7 +25,7 @@ class Request:
         options: see ModelOptions.
         context_length: how many positions the model is made for; None: as many as the source allows.
         force: replace a model that a conversion wrote to `output`.
-        progress: called with a `Progress` again and again.
+        progress: called with a `Progress` whenever a part of the work is done.
     """
 
     source: Path

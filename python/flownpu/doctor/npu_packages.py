@@ -49,7 +49,7 @@ class Release:
         runtime: XRT with its part for NPUs.
         headers: XRT's headers.
         driver: a kernel with the driver amdxdna.
-        firmware: the NPU's firmware, as old as the kernel.
+        firmware: the NPU's firmware, in a version that fits the kernel.
         opencl: OpenCL's loader and Mesa's implementation, for GPUs of AMD and Intel; "": not known for this release.
     """
 
@@ -62,7 +62,7 @@ class Release:
 
 
 def release_of(root: Path) -> Release:
-    """The release of the system below a folder, by its /etc/os-release; for derivatives, the one they are based on."""
+    """How the system below a folder installs things, by its /etc/os-release; a derivative as what it is based on."""
     found = _os_release(root)
     name = found.get("PRETTY_NAME", "this system")
     kinds = [found.get("ID", ""), *found.get("ID_LIKE", "").split()]

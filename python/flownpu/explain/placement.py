@@ -118,7 +118,7 @@ def place_nodes(path: Path, graph: Any, options: Mapping[str, str]) -> Placement
 
 
 def layer_of(node: str) -> int | None:
-    """The layer that a node's name puts it in: 3 of "/model/layers.3/mlp/Mul", None of "/model/norm"."""
+    """The layer that a node's name puts it in: 3 for "/model/layers.3/mlp/Mul", None for "/model/norm"."""
     found = _LAYER.search(node)
     return int(found[1]) if found else None
 

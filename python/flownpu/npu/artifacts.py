@@ -132,7 +132,7 @@ def build_artifacts(
 
 
 def default_weights(target: str) -> str:
-    """The type of GEMM's weights; XDNA2's matrix unit converts bf16 to block floating point anyway, half as large."""
+    """The type of GEMM's weights: on XDNA2 bfp16, which is half as large, and to which it converts bf16 anyway."""
     return "bf16" if target == "npu1" else "bfp16"
 
 

@@ -67,7 +67,7 @@ def write_weights(
         source: where their values come from.
         dense_format: how matrices are stored.
         stage: the name of the stage that is reported.
-        progress: called with a `Progress` again and again.
+        progress: called with a `Progress` whenever a part of the work is done.
 
     Returns:
         The tensors by name, and the relative error |W - W'| / |W| (Frobenius norm) of each matrix.

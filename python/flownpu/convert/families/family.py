@@ -61,7 +61,7 @@ class Family:
     title: str
     """The family's usual name."""
     gguf: str | None = None
-    """The value of general.architecture in GGUF files; None: no such files have this family by that name."""
+    """The family's value of general.architecture in GGUF files; None: it has none of its own, or is not read."""
     gguf_interleaved: bool = False
     """In GGUF files, rows 2i and 2i + 1 of a query's or key's head are rotated with each other."""
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -25,7 +25,7 @@ _QUERY_SCALE = "llama_4_scaling_beta"
 
 
 def read_rotaries(family: Family, config: Settings, head_size: int, context: int) -> tuple[Rotary, Rotary, int]:
-    """The RoPE of layers that see all tokens, the RoPE of layers with a window, and how many positions they hold for.
+    """The RoPE of layers that see all tokens, the RoPE of layers with a window, and how many positions they allow.
 
     Args:
         family: the model's family.

@@ -53,7 +53,8 @@ def convert_embedding_model(request: Request, encoder_weights: str | None = None
 
     Args:
         request: what to convert, and where to.
-        encoder_weights: how an encoder's matrices are stored, "bf16", "int8" or "q4nx"; None: "bf16", or a decoder.
+        encoder_weights: how an encoder's matrices are stored, "bf16", "int8" or "q4nx"; None: "bf16". For a decoder it
+            must be None.
 
     Raises:
         ConversionError: the source cannot be converted, or the output cannot be written; nothing is left behind.

@@ -166,8 +166,8 @@ def _edited(
         decoder["sliding_window"] = {
             **section,
             "window_size": max(windowed.values()),
-            # The operator evicts old tokens from the cache (sliding_window_cache=1); GenAI only allocates it, and is to
-            # split no prompts.
+            # The operator evicts old tokens from the cache (sliding_window_cache=1); GenAI only allocates it, and must
+            # not split prompts.
             "slide_key_value_cache": False,
             "slide_inputs": False,
             "layers": list(windowed),

@@ -13,8 +13,8 @@ __all__ = ["unlike_the_graph"]
 # The families whose head_dim ORTModelForCausalLM reads (optimum-onnx 0.1.0, optimum/onnxruntime/modeling_decoder.py).
 # For all others it assumes heads of hidden_size / num_attention_heads.
 _READS_HEAD_SIZE = {"gemma", "gemma3_text"}
-# The families for which it assumes as many heads of keys and values as of queries, whatever the configuration says (in
-# the same file; of the families that both optimum exports and FlowNPU knows).
+# The families, among those that optimum exports and FlowNPU knows, for which it assumes as many heads of keys and
+# values as of queries, whatever the configuration says (in the same file).
 _IGNORES_KEY_VALUE_HEADS = {"gemma2", "olmo2", "phi3"}
 _FIRST_KEYS = "past_key_values.0.key"
 

@@ -45,7 +45,7 @@ def write_vision(
         tower: what to write.
         source: where the weights' values come from.
         dense_format: how matrices are stored.
-        progress: called with a `Progress` again and again.
+        progress: called with a `Progress` whenever a part of the work is done.
 
     Returns:
         The relative error |W - W'| / |W| (Frobenius norm) of each matrix, by name.

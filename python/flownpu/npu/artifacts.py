@@ -45,9 +45,10 @@ __all__ = [
     "programs_of_model",
 ]
 
-# Tokens of a chunk. 256 are the rows of GEMM's megatiles; each size is twice the one before, so that the chunk which
-# takes the rest of a prompt is at least half full. For a model of 4 billion weights, a chunk's changes of array are
-# predicted to take a quarter of a second, as long as the products of 600 tokens: beyond 4096 tokens little is gained.
+# Tokens of a chunk. 256 are the rows of GEMM's megatiles; each size is twice the one before, so that the chunk for a
+# prompt's rest of more than 256 tokens is at least half full. For a model of 4 billion weights, a chunk's changes of
+# array are predicted to take a quarter of a second, as long as the products of 600 tokens: beyond 4096 tokens little is
+# gained.
 CHUNKS = (256, 512, 1024, 2048, 4096)
 DEFAULT_CONTEXT = 4096  # positions, for models that are made for at least as many, or do not say
 

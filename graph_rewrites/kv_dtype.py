@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The type of the KV cache at the graph's inputs and outputs."""
+"""Sets the type of the KV cache at the graph's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def set_kv_dtype(model: ir.Model, dtype: str) -> tuple[int, list[Miss]]:
 
     past_key, past_value f32 [B, G, P, d] -> `dtype` [B, G, ?, d], int8 [B, G, ?, d + 4]; the same for present.
 
-    The graph says with its inputs' and outputs' types what a cache is stored in (GenAI allocates accordingly); nothing
-    is computed differently but for the rounding of what is stored. The head size becomes known, and the capacity loses
-    its name: ORT takes equal names for equal sizes, and capacities are what the caller makes them.
+    The types of the graph's inputs and outputs say how a cache is stored (GenAI allocates accordingly); the computation
+    is the same except for the rounding of what is stored. The head size becomes known, and the capacity loses its name:
+    ONNX Runtime takes dimensions of equal name for equal sizes, but the caller chooses the capacities.
 
     Args:
         model: changed in place.

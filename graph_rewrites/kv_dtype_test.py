@@ -63,7 +63,7 @@ def test_cache_is_of_that_type(dtype: str) -> None:
         "total": np.array(8, np.int32),
     }
     result = testing.run(model, feeds)
-    # The same attention over float32 caches, when the new keys and values are such as `dtype` holds too.
+    # The same attention over float32 caches, with new keys and values that `dtype` holds exactly.
     wide = {name: _loaded(array) if name.startswith("past") else array for name, array in feeds.items()}
     wide["packed"] = wide["packed"].copy()
     new = _loaded(_stored(wide["packed"][:, :, 64:].reshape(1, 3, 4, 16), dtype))

@@ -12,22 +12,22 @@ from flownpu.graph_rewrites.report import Miss
 from flownpu.ops.definitions.onnx_function import DOMAIN
 
 _RULE = "last_token_logits"
-# Products with the LM head: each row of the output depends on the same row of the first input alone.
+# Products that may be the LM head: each row of the output depends only on the same row of the first input.
 _HEADS = {(DOMAIN, "Q4NXMatMul"), ("com.microsoft", "MatMulNBits"), ("", "MatMul")}
-# What may follow it, number by number: the soft cap c tanh(x / c), with c a scalar.
+# Element-wise operators that may follow it: the soft cap c tanh(x / c), where c is a scalar.
 _CAPS = {"Div", "Tanh", "Mul"}
 
 
 def set_logits(model: ir.Model, which: str, output: str = "logits") -> tuple[int, list[Miss]]:
-    """Computes the LM head for the last valid token of each sequence only, or leaves it to compute them all.
+    """Makes the LM head compute only the last valid token of each sequence, or leaves it to compute all tokens.
 
     Q4NXMatMul(X, W) [B, S, V] -> Q4NXMatMul(X[b, last_b], W) [B, 1, V],    last_b = min(seqlens_k[b], S - 1)
 
-    (or another product, when the LM head's weight could not become Q4NX)
+    (or another product, if the LM head's weight could not become Q4NX)
 
-    A generator reads one row of logits after a prompt; of a vocabulary of 262144 the other rows are the larger part of
-    the work and, in f32, 1 MB each. A first prompt is padded on the right, so its last token is seqlens_k[b] (tokens so
-    far less one); any later chunk has no padding, and ends with its last token.
+    A generator reads one row of logits after a prompt; with a vocabulary of 262144, computing the other rows is most of
+    the work, and each takes 1 MB in float32. A first prompt is padded on the right, so its last token is at
+    seqlens_k[b] (tokens so far less one); later chunks have no padding, and end with their last token.
 
     Args:
         model: changed in place.
@@ -35,7 +35,7 @@ def set_logits(model: ir.Model, which: str, output: str = "logits") -> tuple[int
         output: name of the logits.
 
     Returns:
-        The number of logits that were changed (0 or 1), and why they could not be what `which` asks for.
+        The number of outputs that were changed (0 or 1), and the reason if the logits cannot be what `which` asks for.
 
     Raises:
         ValueError: `which` is neither "last" nor "all".
@@ -72,7 +72,7 @@ def set_logits(model: ir.Model, which: str, output: str = "logits") -> tuple[int
 
 
 def before_caps(logits: ir.Value) -> list[ir.Value]:
-    """The logits, what they are before their soft cap, and what is between, each of which has no other use."""
+    """The logits and the values from which their soft cap makes them, the LM head's output last, without other uses."""
     values = [logits]
     while (node := values[-1].producer()) is not None and node.domain == "" and node.op_type in _CAPS:
         value = node.inputs[0]
@@ -88,12 +88,12 @@ def _seqlens_k(model: ir.Model) -> ir.Value | None:
 
 
 def _rows(builder: tape.Tape, hidden: ir.Value, seqlens_k: ir.Value) -> ir.Value:
-    """The row min(seqlens_k[b], S - 1) of each b: hidden [B, S, D] -> [B, 1, D]."""
+    """Selects row min(seqlens_k[b], S - 1) for each b: hidden [B, S, D] -> [B, 1, D]."""
 
     def constant(values: list[int]) -> ir.Value:
         return builder.op("Constant", [], {"value_ints": values})
 
-    # seqlens_k may be [B] or [B, 1]; indices of GatherND are [B, 1, 1]: one index tuple of one element a sequence.
+    # seqlens_k may be [B] or [B, 1]; GatherND's indices are [B, 1, 1]: a tuple of one index for each sequence.
     last = builder.op("Cast", [seqlens_k], {"to": ir.DataType.INT64})
     last = builder.op("Reshape", [last, constant([-1, 1, 1])])
     new_tokens = builder.op("Shape", [hidden], {"start": 1, "end": 2})

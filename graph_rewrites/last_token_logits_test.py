@@ -61,7 +61,8 @@ def test_last_valid_token_of_each_row(new: int, capacity: int, lengths: list[int
     result, expected = testing.run(model, feeds)[0], testing.run(original, feeds)[0]
     last = [min(length, new - 1) for length in lengths]
     rows = expected[range(batch), last][:, None]
-    # The same row of X times the same weight; ORT may sum it in another order when it is alone. |X| <= max |v|.
+    # Both are the same row of X times the same weight, but ONNX Runtime may sum a single row in another order.
+    # |X| <= max |v|.
     weight_node = model.graph[-1].inputs[1]
     assert weight_node is not None
     assert weight_node.const_value is not None
@@ -86,7 +87,7 @@ def test_head_of_another_kind() -> None:
             "logits comes from Sigmoid, expected the product with the LM head, and no other use",
         ),
         (
-            # The next token's scale is not one number.
+            # `twice` is not a scalar, so the Mul is not part of a soft cap.
             _model(HEAD.replace("logits", "raw") + "  twice = Add (raw, raw)  logits = Mul (raw, twice)"),
             "last",
             "logits comes from Mul, expected the product with the LM head, and no other use",
@@ -133,7 +134,7 @@ def test_unknown_choice() -> None:
 
 
 def test_a_soft_cap_stays_behind_the_head() -> None:
-    """c tanh(x / c), as Gemma 2's graphs have it."""
+    """If this fails, graphs with a soft cap c tanh(x / c), such as Gemma 2's, compute the logits of all tokens."""
     cap = (
         "cap = Constant <value = float {3.0}> ()  small = Div (raw, cap)  bent = Tanh (small)  logits = Mul (bent, cap)"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of onnx_ir for the graph library in C++: what its rules make of them, and what an NPU would compute."""
+"""Passes onnx_ir models to the graph library in C++, to apply its rules and to learn what an NPU would compute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["apply_rules", "describe_decoder", "describe_encoder", "describe_operators", "native_graph"]
 
-# Types that the C++ knows, in ONNX's words; other values are none that a rule looks at.
+# The types that the graph library knows, with its names; rules do not look at values of other types.
 _TYPES = {
     ir.DataType.FLOAT: "float",
     ir.DataType.FLOAT16: "float16",
@@ -37,33 +37,38 @@ _ATTRIBUTES = (
     ir.AttributeType.INTS,
     ir.AttributeType.FLOATS,
 )
-# In the place of an operator that no rule looks at.
+# The operator type and domain that stand in for a node that no rule may look at.
 _OPAQUE = "opaque"
 
 
 def native_graph(model: ir.Model) -> tuple[list[_native.Node], list[str]]:
-    """The nodes of a model's graph, without Constant nodes, and the names of the values that others read."""
+    """A model's graph for the graph library.
+
+    Returns:
+        The nodes, without Constant nodes; and the names of values that are read from elsewhere: the graph's outputs,
+        and what subgraphs read.
+    """
     graph = model.graph
-    values: dict[ir.Value | None, _native.Value] = {}  # whose tensors may be made when they are read
+    values: dict[ir.Value | None, _native.Value] = {}  # each converted once: reading a constant may compute it
     nodes = [_node(node, model, values) for node in graph if node.op_type != "Constant"]
     read = [value.name or "" for value in graph.outputs]
     for node in graph:
         for value in node.outputs:
-            # By the body of a control flow node.
+            # Used by the body of a control flow node.
             read += [value.name or "" for use in value.uses() if use.node.graph is not graph]
     return nodes, read
 
 
 def apply_rules(model: ir.Model, report: Any, rules: Sequence[str] = tuple(_native.CONVERSION_RULES)) -> None:
-    """Applies rules of the graph library to a model, and adds to the report how often, and what they left and why.
+    """Applies rules of the graph library to a model, and adds to a report how often, and what they left and why.
 
     Args:
         model: changed in place. Weights are packed when they are read.
-        report: what `Report` says.
-        rules: their names, all if there are none; the library knows their order.
+        report: the `Report` to add to.
+        rules: the rules' names, by default all that conversion applies; the library knows their order.
 
     Raises:
-        ValueError: there is no such rule, or what it is for is damaged.
+        ValueError: there is no such rule, or a node that a rule matches is damaged.
     """
     graph = model.graph
     _name_values(graph)
@@ -84,21 +89,25 @@ def apply_rules(model: ir.Model, report: Any, rules: Sequence[str] = tuple(_nati
 
 
 def describe_decoder(model: ir.Model) -> dict[str, Any]:
-    """The sizes of a model's decoder, exported or converted, by the names of ops/layers/decoder_sizes.h.
+    """The sizes of a model's decoder, exported or converted, by their names in ops/layers/decoder_sizes.h.
 
     Raises:
-        ValueError: a session would not give it to an NPU; with the reason that it tells.
+        ValueError: a session would not give the decoder to an NPU; the reason is the one that a session gives.
     """
     return _native.describe_decoder(*native_graph(model), _weights(model.graph))
 
 
 def describe_encoder(model: ir.Model) -> dict[str, Any]:
-    """The same of an encoder of images, by the names of EncoderShape (ops/npu/nodes/encoder_shape.h)."""
+    """The sizes of a model's image encoder, by their names in EncoderShape (ops/npu/nodes/encoder_shape.h).
+
+    Raises:
+        ValueError: a session would not give the encoder to an NPU; the reason is the one that a session gives.
+    """
     return _native.describe_encoder(*native_graph(model), _weights(model.graph))
 
 
 def describe_operators(model: ir.Model) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
-    """(stem, sizes) of the operators that a session gives to an NPU by themselves, and why it leaves others.
+    """(stem, sizes) of each operator that a session gives to an NPU by itself, and the reasons why it leaves others.
 
     Raises:
         ValueError: the graph is damaged.
@@ -107,7 +116,7 @@ def describe_operators(model: ir.Model) -> tuple[list[tuple[str, dict[str, Any]]
 
 
 def _weights(graph: ir.Graph) -> dict[str, _native.Q4NXConstant]:
-    """The constants that are to be made, by name."""
+    """The graph's constants that are packed when they are read, by name."""
     return {
         name: value.const_value.weight
         for name, value in graph.initializers.items()
@@ -116,7 +125,7 @@ def _weights(graph: ir.Graph) -> dict[str, _native.Q4NXConstant]:
 
 
 def _name_values(graph: ir.Graph) -> None:
-    """Names the values that a rule for plain graphs has made."""
+    """Gives names to values without one, which rules for plain graphs make."""
     unnamed = [value for node in graph for value in node.outputs if value.name is None]
     taken = {value.name for node in graph for value in (*node.inputs, *node.outputs) if value is not None}
     names = (name for i in itertools.count() if (name := f"value_{i}") not in taken)
@@ -125,10 +134,10 @@ def _name_values(graph: ir.Graph) -> None:
 
 
 def _node(node: ir.Node, model: ir.Model, values: dict[ir.Value | None, _native.Value]) -> _native.Node:
-    """A node that a rule may look at; or, where it has what the C++ does not know, what stands in its place."""
+    """The node for the graph library; an opaque one if it has types or attributes that the library does not know."""
     for name in (node.name, *(value.name for value in (*node.inputs, *node.outputs) if value is not None)):
         if name is not None and not isinstance(name, str):
-            raise ValueError(f"expected names that are text, got {name!r}")  # of a damaged file
+            raise ValueError(f"expected names that are text, got {name!r}")  # the file is damaged
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     types = {value.dtype for value in (*node.inputs, *node.outputs) if value is not None}
     for value in (*node.inputs, *node.outputs):
@@ -147,7 +156,7 @@ def _value(value: ir.Value | None) -> _native.Value:
     constant = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
     kind = _TYPES.get(_data_type(constant or value))
     if kind is None:
-        return _native.Value(value.name)  # of a node that is opaque
+        return _native.Value(value.name)  # only opaque nodes use it
     if constant is not None:
         content = None if isinstance(constant, Q4NXTensor) else _bytes(constant)
         return _native.Value(value.name, kind, list(constant.shape.numpy()), content)
@@ -156,7 +165,7 @@ def _value(value: ir.Value | None) -> _native.Value:
 
 
 def _data_type(value: ir.Value | ir.TensorProtocol) -> ir.DataType:
-    """The value's type; where the file does not say it, the operand's of a Reshape, or else float, as most are."""
+    """The value's type; if the file does not say it, that of the operand for a Reshape, else float, as most are."""
     producer = value.producer() if isinstance(value, ir.Value) and value.dtype is None else None
     if producer is not None and producer.op_type == "Reshape" and producer.inputs and producer.inputs[0] is not None:
         return _data_type(producer.inputs[0])
@@ -170,7 +179,7 @@ def _bytes(tensor: ir.TensorProtocol) -> Any:
 def _change(
     node: ir.Node, changed: _native.Node, values: dict[str, ir.Value], rewriting: _native.Rewriting, graph: ir.Graph
 ) -> None:
-    """Makes a node what a rule made of it."""
+    """Changes a node to what the rules made of it."""
     node.name, node.op_type, node.domain = changed.name or None, changed.op_type, changed.domain
     node.version, node.overload = changed.version, ""
     node.attributes.clear()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logits of the last token -> beside them those of each new token, where there are few."""
+"""Adds an output with the logits of each new token, if there are few, to a graph with the last token's logits."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 _RULE = "newest_logits"
 NAME = "newest_logits"
-"""The output that is added, float32 [B, N, V]."""
+"""The name of the output that is added, float32 [B, N, V]."""
 
 
 def add_newest_logits(model: ir.Model, most: int, output: str = "logits") -> tuple[str, list[Miss]]:
-    """Has the LM head compute the logits of all S new tokens where S <= `most`, as what verifies candidates wants.
+    """Makes the LM head compute the logits of all S new tokens if S <= `most`, to verify candidate tokens.
 
     GatherND(X, last) W^T [B, 1, V] -> newest = GatherND(X, [last - N + 1 .. last]) W^T [B, N, V],
     logits = newest[:, N - 1],    N = S if S <= most else 1
 
-    A longer call is a prompt, of whose logits all but the last are as much work as its other layers. The logits keep
-    their shape [B, 1, V], by which a generator knows how many rows there are.
+    A longer call is a prompt: all its logits would take as long as its layers. The output `logits` keeps its shape
+    [B, 1, V], since a generator reads from it how many rows there are.
 
     Args:
         model: changed in place.
-        most: new tokens of a call of which all logits are computed.
+        most: the most new tokens of a call for which all logits are computed.
         output: name of the logits.
 
     Returns:
-        The name of the output with the logits of all new tokens: NAME, or `output` if the graph computes those of all
-        tokens whatever their number, and is left as it is; "" and why, if it could not be changed.
+        The name of the output with the logits of all new tokens: NAME; or `output`, if the graph computes the logits of
+        all tokens already, and is left as it is; or "", with the reason, if the graph cannot be changed.
     """
     logits = next((value for value in model.graph.outputs if value.name == output), None)
     if logits is None:
@@ -63,9 +63,10 @@ def add_newest_logits(model: ir.Model, most: int, output: str = "logits") -> tup
 
 
 def _newest(builder: tape.Tape, inputs: Sequence[ir.Value | None], most: int) -> ir.Value:
-    """Indices [B, N, 1] of each row's newest tokens, from that of its last [B, 1, 1].
+    """Indices [B, N, 1] of each row's newest tokens, from the index of its last token, [B, 1, 1].
 
-    Of a row that is padded on the right, those before its first are indices from its end: some other token's.
+    If a row that is padded on the right has fewer than N tokens, the first indices are negative: they count from the
+    row's end, and select other tokens, which are of no use.
     """
     hidden, last = inputs[0], inputs[1]
 
@@ -85,7 +86,7 @@ def _newest(builder: tape.Tape, inputs: Sequence[ir.Value | None], most: int) ->
 
 
 def _add_output(model: ir.Model, newest: ir.Value, output: str) -> None:
-    """Makes what the head computes an output of its own, and its last row the logits."""
+    """Makes the head's result an output of its own, and a slice with its last row the logits."""
     builder = tape.Tape()
     ends = [builder.op("Constant", [], {"value_ints": [value]}) for value in (-1, 2**62, 1)]
     logits = builder.op("Slice", [newest, *ends], name=f"/{output}/last")

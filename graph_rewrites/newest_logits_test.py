@@ -13,7 +13,7 @@ from flownpu.graph_rewrites.newest_logits import NAME, add_newest_logits
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# Hidden states are given, and an LM head of 40 tokens; `last` is the index of each row's last token.
+# An LM head of 40 tokens, applied to given hidden states; `last` is the index of each row's last token.
 MODEL = """
 decoder (float[B, S, 8] hidden, int64[B, 1, 1] last) => (float[B, 1, 40] logits) {
     state = GatherND <batch_dims = 1> (hidden, last)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rules ask of a node: attributes with defaults, inputs that may be absent, constant shapes."""
+"""Helpers of the rules: attributes with defaults, inputs that may be absent, constants, sizes, names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flownpu.ops.definitions import flow_qkv_attention
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# Inputs of FlowQKVAttention, by the position that its definition gives them.
+# Positions of inputs of FlowQKVAttention, by its definition.
 PAST_KEY, PAST_VALUE, SEQLENS_K = (
     flow_qkv_attention.INPUTS.index(name) for name in ("past_key", "past_value", "seqlens_k")
 )
@@ -20,7 +20,7 @@ def attribute_int(node: ir.Node, name: str, otherwise: int | None = None) -> int
     """An integer attribute, or `otherwise` if the node lacks it.
 
     Raises:
-        ValueError: the node lacks it and there is no `otherwise`, or it is no integer.
+        ValueError: the node lacks it and there is no `otherwise`, or it is not an integer.
     """
     value = _attribute(node, name, otherwise)
     if not isinstance(value, int):
@@ -32,7 +32,7 @@ def attribute_float(node: ir.Node, name: str, otherwise: float) -> float:
     """A floating-point attribute, or `otherwise` if the node lacks it.
 
     Raises:
-        ValueError: it is no such number.
+        ValueError: it is not a floating-point number.
     """
     value = _attribute(node, name, otherwise)
     if not isinstance(value, float):
@@ -46,12 +46,12 @@ def _attribute(node: ir.Node, name: str, otherwise: object) -> object:
 
 
 def optional_input(node: ir.Node, position: int) -> ir.Value | None:
-    """The input at `position`, or None where the node ends before it or leaves it empty."""
+    """The input at `position`, or None if the node has fewer inputs or leaves it empty."""
     return node.inputs[position] if position < len(node.inputs) else None
 
 
 def is_constant(value: ir.Value | None) -> TypeGuard[ir.Value]:
-    """True for an initializer that cannot be fed, and for a Constant node's output."""
+    """Whether a value is an initializer that is not also an input of the graph, or a Constant node's output."""
     return value is not None and value.const_value is not None and not value.is_graph_input()
 
 
@@ -64,7 +64,7 @@ def last_dimension(value: ir.Value) -> int | None:
 
 
 def unique_name(graph: ir.Graph, name: str) -> str:
-    """`name`, or with a number behind it if the graph has such an initializer."""
+    """`name`, or if the graph has an initializer of that name, `name` with a number appended."""
     taken, number = name, 1
     while taken in graph.initializers:
         taken, number = f"{name}_{number}", number + 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Q4NX initializers whose bytes are made when they are read."""
+"""Q4NX initializers whose bytes are computed when they are read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Q4NXTensor"]
 
 
 class Q4NXTensor(ir.LazyTensor):
-    """Q4NX bytes that are made whenever they are read, on all cores, and kept by whoever reads them.
+    """A tensor of Q4NX blocks that are computed on all cores each time it is read; it keeps no copy of them.
 
     Attributes:
-        weight: makes them.
-        relative_error: |W - W'| / |W| in the Frobenius norm, of what was read last; 0 before.
+        weight: the source of the weight, which packs the blocks.
+        relative_error: |W - W'| / |W| in the Frobenius norm, set when the tensor is read; 0 before.
     """
 
     def __init__(self, weight: _native.Q4NXConstant, name: str) -> None:
@@ -29,7 +29,7 @@ class Q4NXTensor(ir.LazyTensor):
 
     @property
     def keeps_codes(self) -> bool:
-        """Whether they have the codes of what they are made of, or are quantised again."""
+        """Whether the blocks have the source's 4-bit codes; if not, the weight is quantised anew."""
         return self.weight.keeps_codes
 
     def _evaluate_blocks(self) -> ir.TensorProtocol:

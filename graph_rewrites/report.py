@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rewrite did, what it left, and why."""
+"""The report of a rewrite: what it changed, what it left, and why."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Miss:
     """A place where a rule nearly matched.
 
     Attributes:
-        rule: the rule's name, which is its file's.
+        rule: the rule's name, which is that of its file.
         node: name of the node that the rule would have replaced.
-        reason: what was expected and what is there.
+        reason: what the rule expected and what it found.
     """
 
     rule: str
@@ -37,8 +37,8 @@ class AttentionGeometry:
         heads: query heads, H.
         kv_heads: KV heads, G.
         head_size: d.
-        tokens: S, if the graph says it.
-        cached: whether a KV cache comes before the tokens.
+        tokens: S, the new tokens of a call; None if the graph does not say how many.
+        cached: whether a KV cache comes before the new tokens.
         causal: whether its mask was shown to be causal.
         window: positions that a query sees at most, -1 for all.
         biased: whether a mask or bias is added to the scores.
@@ -55,7 +55,7 @@ class AttentionGeometry:
 
     @property
     def kind(self) -> str:
-        """MHA, MQA or GQA: a KV head for each query head, for all, or for a group."""
+        """MHA, MQA or GQA: a KV head for each query head, one for all, or one for each group of query heads."""
         return "MHA" if self.kv_heads == self.heads else "MQA" if self.kv_heads == 1 else "GQA"
 
 
@@ -68,7 +68,7 @@ class FoldedAttention:
         geometry: its sizes.
         level: how much of it the target computes in one call: 3 all, 2 all but the product with the values, 1 nothing;
             0 if no target was given.
-        reason: why not more, or what bounds it.
+        reason: why the level is not higher, or what bounds it.
     """
 
     node: str
@@ -82,11 +82,11 @@ class Report:
     """The outcome of `flownpu.graph_rewrites.rewrite`.
 
     Attributes:
-        before: nodes by (domain, operator) before the rewrite.
+        before: number of nodes by (domain, operator) before the rewrite.
         after: the same after it.
         applied: how often each rule was applied, in the order of application.
         misses: where a rule nearly matched, and why it did not.
-        attentions: attentions that were folded out of their parts.
+        attentions: attentions of plain graphs that were folded into one operator.
     """
 
     before: Counter[tuple[str, str]]
@@ -112,7 +112,7 @@ class Report:
         return "\n".join([*lines, *self.left()])
 
     def left(self) -> list[str]:
-        """What was left and why, one line a reason: a model repeats its layers, and their misses."""
+        """What was left and why, one line for each reason, since a model's layers repeat their misses."""
         by_reason: dict[tuple[str, str], list[str]] = {}
         for miss in self.misses:
             by_reason.setdefault((miss.rule, miss.reason), []).append(miss.node)
@@ -128,7 +128,7 @@ def _attention(folded: FoldedAttention) -> dict[str, Any]:
 
 
 def operators(model: ir.Model) -> Counter[tuple[str, str]]:
-    """The graph's nodes by (domain, operator), without those that are constants."""
+    """The number of a graph's nodes by (domain, operator), without Constant nodes."""
     return Counter((node.domain, node.op_type) for node in model.graph if node.op_type != "Constant")
 
 

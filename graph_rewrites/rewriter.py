@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All rules, in order."""
+"""Applies all rules for graphs of ORT GenAI's builder, in order."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def rewrite(
     Args:
         model: a model exported by ORT GenAI's model builder; changed in place. It then carries the operators'
             definitions as model-local functions.
-        kv_dtype: type of the KV cache: bf16, fp16 or fp32.
-        logits: "last" computes the logits of the last token of a call, "all" those of each.
-        sliding_window_cache: whether layers with a window keep a KV cache of its size; None: as it was exported.
+        kv_dtype: type of the KV cache: bf16, fp16, fp32 or int8.
+        logits: "last" computes the logits of each row's last token, "all" those of all tokens.
+        sliding_window_cache: whether layers with a window keep a KV cache of the window's size; None: as exported.
 
     Returns:
         What was rewritten, what was left and why.
 
     Raises:
-        ValueError: an unknown `kv_dtype` or `logits`.
+        ValueError: an unknown `kv_dtype` or `logits`, or the graph is damaged.
     """
-    # Definitions that an earlier rewrite put there are no part of the graph; they come back at the end.
+    # Definitions from an earlier rewrite are not part of the graph; they are added again at the end.
     for identifier in [identifier for identifier in model.functions if identifier[0] == DOMAIN]:
         del model.functions[identifier]
     report = Report(before=operators(model))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether layers with a sliding window keep a KV cache of the window's size."""
+"""Sets whether layers with a sliding window keep a KV cache of the window's size, and the windows themselves."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def set_sliding_window_cache(model: ir.Model, enabled: bool) -> int:
-    """Says for every FlowQKVAttention with a window whether its cache holds the window only, or all tokens.
+    """Sets for every FlowQKVAttention with a window whether its cache holds the window only, or all tokens.
 
     FlowQKVAttention(...; local_window_size = W > 0, sliding_window_cache)
         -> FlowQKVAttention(...; local_window_size = W > 0, sliding_window_cache = `enabled`)
 
-    The outputs are the same: what a smaller cache lacks, the window hides. Its size is what the caller allocates
+    The outputs are the same: the window hides the tokens that a smaller cache lacks. The caller allocates the cache
     (GenAI, by the section `sliding_window` of genai_config.json). A cache of the window's size cannot be rewound once
     tokens were evicted.
 
@@ -41,26 +41,26 @@ def set_sliding_window_cache(model: ir.Model, enabled: bool) -> int:
 
 
 def set_windows(model: ir.Model, window: int, layers: Sequence[int]) -> list[int]:
-    """Gives layers the window that their KV cache is sized by, where the graph lets them see all tokens.
+    """Gives a window to layers whose KV cache has a window's size, but whose attention sees all tokens.
 
     GroupQueryAttention(...; local_window_size = -1) -> GroupQueryAttention(...; local_window_size = `window`)
 
-    ORT GenAI's builder (0.18) writes such graphs of families whose configuration does not say the kind of each layer,
-    as Mistral's: the cache of every layer then holds a window, and the attention's window is missing.
+    ORT GenAI's builder (0.18) writes such graphs for families whose configuration does not give each layer's kind, such
+    as Mistral: the cache of every layer then holds a window, but the attention has none.
 
     Args:
         model: as it was exported; changed in place.
-        window: tokens that a query sees, itself included.
-        layers: their numbers (an attention's place among all of them); empty for all, as GenAI reads it.
+        window: how many tokens a query sees, itself included.
+        layers: the layers' numbers (an attention's index among all attentions); empty: all layers, as in GenAI.
 
     Returns:
         The layers that were given the window.
 
     Raises:
-        ValueError: the graph has attentions, and none for one of the layers.
+        ValueError: the graph has attentions, but none for one of the layers.
     """
     attentions = [node for node in model.graph if node.op_type == "GroupQueryAttention"]
-    if not attentions:  # of another form, or converted already
+    if not attentions:  # the graph has another form, or is converted already
         return []
     if outside := [layer for layer in layers if not 0 <= layer < len(attentions)]:
         raise ValueError(f"expected a GroupQueryAttention for layer {outside[0]}, and there are {len(attentions)}")
@@ -71,7 +71,7 @@ def set_windows(model: ir.Model, window: int, layers: Sequence[int]) -> list[int
 
 
 def windows(model: ir.Model) -> dict[int, int]:
-    """The window of each layer that has one, by the number of the layer (its attention's place among all of them)."""
+    """The window of each layer that has one, by the layer's number (its attention's index among all attentions)."""
     sizes = (attribute_int(node, "local_window_size", -1) for node in _attentions(model))
     return {layer: size for layer, size in enumerate(sizes) if size > 0}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rules' tests share: models from text, runs through ONNX Runtime, the checker, error bounds."""
+"""Helpers of the rules' tests: models from text, runs in ONNX Runtime, ONNX's checker, error bounds."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "ai.flownpu": 1]>'
-# Half the distance of 1 to the next number, the largest relative error of one rounding: 24 and 8 significant bits.
+# The largest relative error of one rounding, half the distance from 1 to the next number: 24 and 8 significant bits.
 FLOAT32_ROUNDING = 2.0**-24
 BFLOAT16_ROUNDING = 2.0**-8
 
 
 def parse(graph: str, **initializers: Array) -> ir.Model:
-    """A model from a graph in ONNX's textual syntax, and its initializers by name."""
+    """A model from a graph in ONNX's textual syntax and from its initializers by name."""
     model = onnx.parser.parse_model(HEADER + graph)
     model.graph.initializer.extend(ir.to_proto(ir.tensor(array, name=name)) for name, array in initializers.items())
     return ir.from_proto(model)
 
 
 def apply(rule: str, model: ir.Model, misses: list[Miss]) -> int:
-    """Applies a rule of the graph library, and appends its near misses; how often it was applied."""
+    """Applies a rule of the graph library, and appends its near misses; returns how often it was applied."""
     report = Report(before=Counter())
     apply_rules(model, report, [rule])
     misses += report.misses
@@ -70,7 +70,7 @@ def apply(rule: str, model: ir.Model, misses: list[Miss]) -> int:
 
 
 def rewritten(model: ir.Model, *rules: str) -> tuple[ir.Model, list[Miss]]:
-    """A copy of `model` to which `rules` were applied, with the definitions that it then needs, and the near misses."""
+    """A copy of `model` after `rules` were applied, with the operators' definitions; and the near misses."""
     model = ir.from_proto(copy.deepcopy(ir.to_proto(model)))
     report = Report(before=Counter())
     apply_rules(model, report, rules)
@@ -80,10 +80,10 @@ def rewritten(model: ir.Model, *rules: str) -> tuple[ir.Model, list[Miss]]:
 
 
 def folded(model: ir.Model, rule: Callable[[ir.Model], tuple[int, list[Miss]]]) -> tuple[ir.Model, list[Miss]]:
-    """A copy of `model` with known shapes, to which a rule for plain graphs was applied, and the near misses."""
+    """A copy of `model` with inferred shapes, after a rule for plain graphs was applied; and the near misses."""
     model = ir.from_proto(copy.deepcopy(ir.to_proto(model)))
     for value in model.graph.outputs:
-        if value.shape is not None and value.shape.rank() == 0:  # what a text without a shape says
+        if value.shape is not None and value.shape.rank() == 0:  # the parser's shape if the text has none
             value.shape = None
     ShapeInferencePass(data_prop=True)(model)
     _, misses = rule(model)
@@ -98,9 +98,9 @@ def operator_names(model: ir.Model) -> list[str]:
 
 
 def run(model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
-    """The model's outputs from ORT's CPU provider; bfloat16 in and out as ml_dtypes has it.
+    """The model's outputs on ONNX Runtime's CPU provider; bfloat16 arrays are those of ml_dtypes.
 
-    ORT's own rewriting is off, so that the nodes which run are those in the model.
+    ONNX Runtime's optimisations are off, so that the nodes that run are those of the model.
     """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -110,7 +110,7 @@ def run(model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
 
 
 def run_session(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> list[Array]:
-    """Runs a session on arrays; bfloat16 in and out as ml_dtypes has it, which ORT's `run` does not know."""
+    """Runs a session on arrays, also bfloat16 ones of ml_dtypes, which ONNX Runtime's `run` does not take."""
     binding = session.io_binding()
     for name, array in feeds.items():
         binding.bind_ortvalue_input(name, _to_ort(np.ascontiguousarray(array)))
@@ -139,13 +139,13 @@ def product_bound(x: Array, weight: Array) -> NDArray[np.float64]:
 
 
 def pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """[rows, n] values of 4 bits to [rows, ceil(n/2)] bytes, the low nibble first, as MatMulNBits has them."""
+    """Packs 4-bit values [rows, n] into bytes [rows, ceil(n/2)], the low four bits first, as in MatMulNBits."""
     padded: NDArray[np.uint8] = np.pad(values, ((0, 0), (0, values.shape[1] % 2)))
     return padded[:, ::2] | padded[:, 1::2] << np.uint8(4)
 
 
 def bfloat16_values(generator: np.random.Generator, *shape: int) -> NDArray[np.float32]:
-    """Random positive float32 that bf16 holds exactly: scales whose rounding does not blur a comparison."""
+    """Random positive float32 values that bf16 holds exactly, for scales that must not be rounded in a comparison."""
     values: NDArray[np.float32] = generator.uniform(0.01, 0.1, shape).astype(ml_dtypes.bfloat16).astype(np.float32)
     return values
 
@@ -160,15 +160,15 @@ def _from_ort(value: ort.OrtValue) -> Array:
     if value.data_type() != "tensor(bfloat16)":
         array: Array = value.numpy()
         return array
-    # ORT gives no numpy array of a bfloat16 value; through DLPack it is a view of its memory.
-    import torch.utils.dlpack  # noqa: PLC0415 # slow to import, and only this needs it
+    # ONNX Runtime makes no numpy array of a bfloat16 value; DLPack gives a view of its memory.
+    import torch.utils.dlpack  # noqa: PLC0415 # slow to import, and needed only here
 
     bits: Array = torch.utils.dlpack.from_dlpack(value._ortvalue.to_dlpack()).view(torch.int16).numpy()
     return bits.view(ml_dtypes.bfloat16)
 
 
 def declare_simplified_layer_normalization() -> None:
-    """ORT has this operator in ONNX's own domain, where the checker does not know it."""
+    """Declares ONNX Runtime's operator to ONNX's checker, which does not know it although it is in ONNX's domain."""
     name = "SimplifiedLayerNormalization"
     if onnx.defs.has(name):
         return
@@ -196,18 +196,19 @@ def declare_simplified_layer_normalization() -> None:
 def attention_bound(vectors: float, values: float, *, head_size: int, scale: float, total: int) -> float:
     """How far two float32 evaluations of attention can be apart.
 
-    With every |q| and |k| at most a (so that a vector's norm is at most a sqrt(d), which a rotation keeps) and |v| at
-    most b: a score s = scale q . k is a sum of d products of rotated numbers, wrong by at most scale d a^2 (d + 6) u
-    for its d roundings and three of each rotation. Softmax turns an error e of every score into a factor within
-    exp(+-2 e) of every weight; the exponentials, their sum and the weighted sum of T values add T + 8 roundings. The
-    weights sum to 1, so the output is wrong by at most b times that; two evaluations, twice.
+    Let every |q| and |k| be at most a (so that a vector's norm is at most a sqrt(d), which a rotation keeps) and every
+    |v| at most b. A score s = scale q . k is a sum of d products of rotated numbers; it is wrong by at most
+    scale d a^2 (d + 6) u, for its d roundings and three for each rotation. Softmax turns an error e of all scores into
+    a factor within exp(+-2 e) of every weight; the exponentials, their sum and the weighted sum of T values add T + 8
+    roundings. The weights sum to 1, so the output is wrong by at most b times that; two evaluations differ by at most
+    twice as much.
 
     Args:
         vectors: a, the largest magnitude in queries and keys.
         values: b, the largest magnitude in values.
         head_size: d.
-        scale: factor of the scores.
-        total: T.
+        scale: the factor of the scores.
+        total: T, the number of keys.
     """
     score = scale * head_size * vectors**2 * (head_size + 6) * FLOAT32_ROUNDING
     return float(2 * values * (np.expm1(2 * score) + (total + 8) * FLOAT32_ROUNDING))
@@ -219,6 +220,6 @@ def largest(*arrays: Array) -> float:
 
 
 def resident_rows(total: int, capacity: int, window: int) -> int:
-    """L(T) of the window-sized cache (GroupQueryAttention's description): rows that hold the newest positions."""
+    """L(T) of a cache of the window's size (FlowQKVAttention's definition): how many rows hold the newest positions."""
     evicted = capacity - window + 1
     return total if total <= capacity else total - evicted * -(-(total - capacity) // evicted)

@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
     from flownpu.graph_rewrites.report import Miss
 
-# Constants of the tanh approximation; exporters write them in float32, which rounds them by 2^-24 of themselves.
+# Constants of the tanh approximation. Exporters write them in float32, with a relative rounding error of 2^-24.
 _CUBE, _TANH_SCALE = 0.044715, math.sqrt(2 / math.pi)
 _CLOSE = 2.0**-20
 
 
 def fold_gelu(model: ir.Model) -> tuple[int, list[Miss]]:
-    """The activation, exact or approximated.
+    """Folds the activation, exact or approximated.
 
     x/2 (1 + Erf(x / sqrt 2))                                     -> Gelu(x)
     x/2 (1 + Tanh(sqrt(2/pi) (x + 0.044715 x^3)))                 -> Gelu(x; approximate="tanh")
 
-    The products may come in any order and the half at any place.
+    The products may come in any order, and the factor 1/2 at any place.
 
     Args:
         model: a plain graph; changed in place.
 
     Returns:
-        How many were folded, and the near misses: what has an Erf, or a Tanh to which 1 is added.
+        How many were folded, and the near misses: an Erf, or a Tanh to which 1 is added, that is not part of a GELU.
     """
     return fold_each(model, "gelu", _fold)
 
@@ -62,7 +62,7 @@ def _fold(node: ir.Node) -> bool:
 
 
 def _argument_of_erf(node: ir.Node) -> ir.Value:
-    """The x of Erf(x / sqrt 2)."""
+    """The x in Erf(x / sqrt 2); NoMatchError if it has another form."""
     scaled = made_by(node.inputs[0], "Div", "Mul")
     pair = with_constant(scaled)
     if scaled is None or pair is None:
@@ -74,7 +74,7 @@ def _argument_of_erf(node: ir.Node) -> ir.Value:
 
 
 def _argument_of_tanh(node: ir.Node) -> ir.Value:
-    """The x of Tanh(sqrt(2/pi) (x + 0.044715 x^3))."""
+    """The x in Tanh(sqrt(2/pi) (x + 0.044715 x^3)); NoMatchError if it has another form."""
     outer = with_constant(made_by(node.inputs[0], "Mul"))
     if outer is None or not _close(outer[1], _TANH_SCALE):
         raise NoMatchError(f"the argument of Tanh is not {_TANH_SCALE:.6f} (x + {_CUBE} x^3)")
@@ -102,7 +102,7 @@ def _is_cube(value: ir.Value, x: ir.Value) -> bool:
 
 
 def _product(x: ir.Value, one_more: ir.Node) -> ir.Node:
-    """The last of the products of 1 + Erf(..) or 1 + Tanh(..) with x and 1/2."""
+    """The last node of the products of 1 + Erf(..) or 1 + Tanh(..) with x and 1/2; NoMatchError if one is missing."""
     node, factor, has_x = one_more, 1.0, False
     while not (has_x and factor == 0.5):
         user = only_user(node.outputs[0])

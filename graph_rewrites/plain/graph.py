@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rules for plain graphs ask of them: constants, shapes, operands.
+"""Helpers of the rules for plain graphs: constants, shapes, operands.
 
-A plain graph is one of standard operators only, as torch's exporter writes it. Its sizes are computed (Shape, Gather,
-Concat) where nobody knows them, and where everybody does.
+A plain graph has standard operators only, as torch's exporter writes it. It computes sizes with nodes (Shape, Gather,
+Concat) even if they are known.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class NoMatchError(Exception):
-    """Why a rule leaves what it nearly took."""
+    """A rule leaves what it nearly matched; the message is the reason."""
 
 
 def fold_each(model: ir.Model, rule: str, fold: Callable[[ir.Node], bool]) -> tuple[int, list[Miss]]:
@@ -33,7 +33,7 @@ def fold_each(model: ir.Model, rule: str, fold: Callable[[ir.Node], bool]) -> tu
     Args:
         model: changed in place.
         rule: the rule's name.
-        fold: whether it folded what begins at a node; raises NoMatchError where it nearly did.
+        fold: applies the rule at a node, and returns whether it did; raises NoMatchError if it nearly did.
 
     Returns:
         How many were folded, and the near misses.
@@ -48,7 +48,7 @@ def fold_each(model: ir.Model, rule: str, fold: Callable[[ir.Node], bool]) -> tu
 
 
 def constant(value: ir.Value | None) -> NDArray[np.generic] | None:
-    """The elements of an initializer that cannot be fed, or of a Constant node; None if it is neither."""
+    """The elements of an initializer that is not also a graph input, or of a Constant node; None if it is neither."""
     if value is None or value.is_graph_input():
         return None
     tensor = ir.convenience.get_const_tensor(value)
@@ -56,7 +56,7 @@ def constant(value: ir.Value | None) -> NDArray[np.generic] | None:
 
 
 def scalar(value: ir.Value | None) -> float | None:
-    """A constant of one element, whatever its shape; None if it is none."""
+    """The number in a constant of one element, whatever its shape; None if the value is not such a constant."""
     if value is None or (value.const_value is not None and value.const_value.size != 1):
         return None
     array = constant(value)
@@ -64,26 +64,26 @@ def scalar(value: ir.Value | None) -> float | None:
 
 
 def integers(value: ir.Value | None) -> list[int] | None:
-    """A constant's elements as integers; None if the value is absent or computed."""
+    """A constant's elements as integers; None if the value is absent or not a constant."""
     array = constant(value)
     return None if array is None else [int(element) for element in array.reshape(-1)]
 
 
 def made_by(value: ir.Value | None, *operators: str) -> ir.Node | None:
-    """The standard operator that made a value, if it is one of `operators` and nothing of it is unknown."""
+    """The node that makes a value, if it is one of these standard operators without unknown parts; else None."""
     node = None if value is None else value.producer()
     return node if node is not None and is_operator(node, *operators) else None
 
 
 def is_operator(node: ir.Node, *operators: str) -> bool:
-    """Whether it is one of these standard operators, with inputs, outputs and attributes that are known."""
+    """Whether a node is one of these standard operators, and has no unknown input, output or attribute."""
     return node.domain == "" and node.op_type in operators and not unknown_part(node)
 
 
 def with_constant(node: ir.Node | None) -> tuple[ir.Value, float] | None:
-    """The computed and the constant input of an operator with two inputs; None if there is no such pair.
+    """The computed input of an operator with two inputs, and the number that is the other; None if there are not both.
 
-    The constant of Div and Sub must be the second input.
+    For Div, Sub and Pow the number must be the second input.
     """
     if node is None or len(node.inputs) != 2:
         return None
@@ -95,7 +95,7 @@ def with_constant(node: ir.Node | None) -> tuple[ir.Value, float] | None:
 
 
 def check_mean(mean: ir.Node, x: ir.Value, name: str) -> None:
-    """Raises NoMatchError unless a ReduceMean is over the last axis of what has the axes of `x`, and keeps it."""
+    """Raises NoMatchError unless a ReduceMean is over the last axis, and keeps it; its input has the axes of `x`."""
     sizes = dimensions(x)
     axes = integers(mean.inputs[1]) if len(mean.inputs) > 1 else None
     if axes != [-1] and (sizes is None or axes != [len(sizes) - 1]):
@@ -105,7 +105,7 @@ def check_mean(mean: ir.Node, x: ir.Value, name: str) -> None:
 
 
 def vector(value: ir.Value | None, x: ir.Value, name: str) -> ir.Value:
-    """A constant with a number for each in the last axis of `x`; raises NoMatchError if it is none."""
+    """`value`, if it is a constant vector as long as the last axis of `x`; else raises NoMatchError."""
     if not is_constant(value) or value.shape is None or value.shape.rank() != 1:
         raise NoMatchError(f"the {name} is not a constant vector")
     if last_dimension(x) not in {None, last_dimension(value)}:
@@ -122,7 +122,7 @@ def other_operand(node: ir.Node, value: ir.Value) -> ir.Value | None:
 
 
 def only_user(value: ir.Value) -> ir.Node | None:
-    """The node that alone reads a value, which is no output of the graph, if nothing of the node is unknown."""
+    """The only node that reads a value; None if there are several, if it has unknown parts, or for a graph output."""
     users = list(value.uses())
     if len(users) != 1 or value.is_graph_output() or unknown_part(users[0].node):
         return None
@@ -130,7 +130,7 @@ def only_user(value: ir.Value) -> ir.Node | None:
 
 
 def dimensions(value: ir.Value) -> list[int | str | None] | None:
-    """The sizes of the axes: numbers, names of what is not known before the model runs, or None; None without rank."""
+    """The sizes of the axes: numbers, names of symbolic sizes, or None if unknown; None if the rank is unknown."""
     if value.shape is None:
         return None
     return [size if isinstance(size, int) else size.value for size in value.shape]
@@ -142,7 +142,7 @@ def same_size(one: int | str | None, other: int | str | None) -> bool:
 
 
 def input_of_size(graph: ir.Graph, size: int | str | None) -> tuple[ir.Value, int] | None:
-    """An input of the graph and the axis of it that has a size of that name; None if there is none."""
+    """An input of the graph, and its axis, that has a symbolic size of that name; None if there is none."""
     for value in graph.inputs if isinstance(size, str) else ():
         sizes = dimensions(value) or []
         if size in sizes:
@@ -151,7 +151,7 @@ def input_of_size(graph: ir.Graph, size: int | str | None) -> tuple[ir.Value, in
 
 
 def insert_before(node: ir.Node, nodes: Sequence[ir.Node]) -> None:
-    """Puts new nodes of a tape before a node of its graph."""
+    """Inserts a tape's new nodes before a node of a graph."""
     assert isinstance(node.graph, ir.Graph)
     node.graph.insert_before(node, nodes)
 
@@ -159,7 +159,7 @@ def insert_before(node: ir.Node, nodes: Sequence[ir.Node]) -> None:
 def put(
     last: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, Any], **named: Any
 ) -> None:
-    """Has a new node make the output of `last`; `named`: its name, domain and version."""
+    """Inserts a new node whose output replaces that of `last`; `named` are its name, domain and version."""
     builder = tape.Tape()
     value = builder.op(op_type, inputs, attributes, **named)
     insert_before(last, builder.nodes)
@@ -167,7 +167,10 @@ def put(
 
 
 def replace(old: ir.Value, new: ir.Value) -> None:
-    """All that reads `old` reads `new`; as an output of the graph it takes the old one's name, type and shape too."""
+    """Makes all readers of `old` read `new`; if `old` is an output of the graph, `new` becomes that, with its name.
+
+    `new` takes the old value's type and shape if it has none.
+    """
     if new.type is None:
         new.type = old.type
     if new.shape is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that are computed, and known: they become constants."""
+"""Replaces computed sizes that are known by constants, and takes others from the graph's inputs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from flownpu.graph_rewrites.plain.graph import constant, dimensions, input_of_si
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A shape or a part of it, element by element; None for one that is not known.
+# The elements of a shape or of a part of one; None for an element that is not known.
 Sizes: TypeAlias = list[int | None]
 
-# More elements than a tensor has axes are no sizes.
+# A value with more elements than this is not taken for a shape.
 MOST_SIZES = 16
 _INTEGERS = {ir.DataType.INT64, ir.DataType.INT32}
 
 
 def fold_known_sizes(model: ir.Model) -> int:
-    """Replaces what is computed from sizes that are known: Gather(Shape(X [B, S, 64]), 2) -> 64.
+    """Replaces values that are computed from known sizes by constants: Gather(Shape(X [B, S, 64]), 2) -> 64.
 
     Args:
         model: a plain graph whose values have shapes; changed in place.
@@ -56,16 +56,16 @@ def fold_known_sizes(model: ir.Model) -> int:
 
 
 def take_sizes_from_inputs(model: ir.Model) -> int:
-    """Has a size that an input of the graph has too taken from there: Gather(Shape(X [B, S, 64]), 1) -> of input_ids.
+    """Takes sizes from an input of the graph that has them too: Gather(Shape(X [B, S, 64]), 1) -> from input_ids.
 
-    A long prompt is computed some hundred tokens at a time; but what asks for the shape of a hidden state would first
-    need all of it.
+    A long prompt is computed some hundred tokens at a time, but a node that reads the shape of a hidden state would
+    need all of it first.
 
     Args:
         model: a plain graph whose values have shapes; changed in place.
 
     Returns:
-        How many sizes are taken from somewhere else.
+        How many sizes are now taken from an input.
     """
     graph, shapes, count = model.graph, dict[ir.Value, ir.Value](), 0
     for node in list(graph):
@@ -94,13 +94,13 @@ def take_sizes_from_inputs(model: ir.Model) -> int:
 
 
 def _shape_of_position(value: ir.Value | None) -> tuple[int, ...]:
-    """The shape of a position: a scalar's, or [1]."""
+    """The shape of a constant position: () for a scalar, or (1,)."""
     array = constant(value)
     return () if array is None else array.shape
 
 
-def _sizes(node: ir.Node, known: dict[ir.Value, Sizes]) -> Sizes | None:  # noqa: PLR0911 # each is another operator
-    """The elements of a node's result, if it computes with sizes."""
+def _sizes(node: ir.Node, known: dict[ir.Value, Sizes]) -> Sizes | None:  # noqa: PLR0911 # a return for each operator
+    """The elements of a node's result, if it computes with sizes; else None."""
     operands = [_known(value, known) for value in node.inputs]
     if node.op_type == "Shape":
         return _shape(node)
@@ -157,7 +157,7 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "Add": lambda a, b: a + b,
     "Sub": lambda a, b: a - b,
     "Mul": lambda a, b: a * b,
-    # Sizes are positive: ONNX's division, which rounds to zero, is Python's.
+    # For positive sizes ONNX's division, which rounds towards zero, is the same as Python's.
     "Div": lambda a, b: a // b,
 }
 

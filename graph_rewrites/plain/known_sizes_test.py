@@ -96,7 +96,7 @@ def test_sizes_of_inputs_are_taken_from_them(position: str) -> None:
 @pytest.mark.parametrize(
     ("body", "inputs"),
     [
-        (ASKED.format("two"), INPUTS),  # a number, which fold_known_sizes makes of it
+        (ASKED.format("two"), INPUTS),  # the size is a number, which is fold_known_sizes' case
         (ASKED.format("one"), "int64[N] ids, float[?, ?, 24] x"),  # no input has a size of that name
         ("shape = Shape <start = 1> (h) n = Gather (shape, one) y = Add (n, two)", INPUTS),
         ("positions = Concat <axis = 0> (first, third) shape = Shape (h) y = Gather (shape, positions)", INPUTS),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Parts(NamedTuple):
-    """D = X - ReduceMean(X), D / Sqrt(ReduceMean(Pow(D, power)) + epsilon)."""
+    """The nodes of D = X - ReduceMean(X), D / Sqrt(ReduceMean(Pow(D, power)) + epsilon)."""
 
     mean: ir.Node
     centred: ir.Node
@@ -45,7 +45,7 @@ class _Match(NamedTuple):
 
 
 def fold_layer_norm(model: ir.Model) -> tuple[int, list[Miss]]:
-    """The norm over the last axis, as opsets before 17 have it.
+    """Folds the norm over the last axis, as graphs of opsets before 17 have it.
 
     D = X - ReduceMean(X);  D / Sqrt(ReduceMean(Pow(D, 2)) + epsilon) * weight + bias
         -> LayerNormalization(X, weight, bias; axis=-1, epsilon)
@@ -54,7 +54,7 @@ def fold_layer_norm(model: ir.Model) -> tuple[int, list[Miss]]:
         model: a plain graph; changed in place.
 
     Returns:
-        How many were folded, and the near misses: where all parts up to the quotient are there.
+        How many were folded, and the near misses: all parts up to the quotient are there, but what follows differs.
     """
     return fold_each(model, "layer_norm", _fold)
 

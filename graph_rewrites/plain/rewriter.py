@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All rules for plain graphs, in order."""
+"""Applies all rules for plain graphs, in order."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from flownpu.graph_rewrites.plain.attention.scaled_dot_product_attention import Tiler
     from flownpu.graph_rewrites.report import Miss
 
-# Folding what sizes are computed from needs shapes, and tells shapes: of an exported decoder, twice is all.
+# Folding computed sizes needs shapes, and makes more shapes known; in exported decoders two rounds find everything.
 _ROUNDS = 2
+# The oldest opset that onnxscript's converter takes.
 _OLDEST_OF_ONNXSCRIPT = 18
 
 
 def prepare(model: ir.Model) -> None:
-    """Brings a plain graph to the operators' ONNX opset; gives its values shapes, and what is constant a value.
+    """Converts a plain graph to the operators' ONNX opset, infers shapes, and folds constants.
 
     Raises:
         ValueError: the graph's opset cannot be converted.
@@ -43,7 +44,7 @@ def prepare(model: ir.Model) -> None:
     if version < 1:
         raise ValueError("the model does not say of which ONNX opset it is")
     if version < OPSET:
-        # onnxscript's own converter knows no older ones, and leaves their nodes as they are; ONNX's does.
+        # onnxscript's own converter leaves nodes of older opsets as they are; ONNX's, the fallback, converts them.
         version_converter.convert_version(model, OPSET, fallback=version < _OLDEST_OF_ONNXSCRIPT)
         if (reached := model.opset_imports.get("", 0)) < OPSET:
             raise ValueError(f"ONNX opset {version}: could be converted to {reached} only, expected {OPSET}")
@@ -51,7 +52,7 @@ def prepare(model: ir.Model) -> None:
     for node in model.graph:
         for value in node.outputs:
             if not value.is_graph_output():
-                value.shape = None  # names of sizes that a converter made up hide those that the inputs have
+                value.shape = None  # a converter's made-up names of dimensions would hide those that the inputs have
     for _ in range(_ROUNDS):
         passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
         fold_known_sizes(model)
@@ -63,7 +64,7 @@ def prepare(model: ir.Model) -> None:
 
 
 def _keep_small_integers_in_nodes(model: ir.Model) -> None:
-    """Makes Constant nodes of initializers that hold axes and sizes: shape inference looks into no initializer."""
+    """Turns initializers that hold axes and sizes into Constant nodes: shape inference does not read initializers."""
     for value in list(model.graph.initializers.values()):
         tensor = value.const_value
         if tensor is None or tensor.dtype != ir.DataType.INT64 or tensor.size > MOST_SIZES or value.is_graph_input():
@@ -82,8 +83,8 @@ def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = N
 
     Args:
         model: changed in place. It then carries the operators' definitions as model-local functions.
-        positions: the longest context, of which the tables of RoPE are made; of no account without RoPE.
-        tile: tells the folding level of an attention on the target, for the report.
+        positions: the longest context in tokens, for which RoPE's tables are made; not used without RoPE.
+        tile: returns the folding level of an attention on the target, and the reason, for the report.
 
     Returns:
         What was rewritten, what was left and why.
@@ -98,7 +99,7 @@ def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = N
     _note(report, "rms_norm", fold_rms_norm(model))
     _note(report, "gelu", fold_gelu(model))
     _note(report, "mixture", fold_mixture(model))
-    passes.RemoveUnusedNodesPass()(model)  # the router's softmax is none of an attention's
+    passes.RemoveUnusedNodesPass()(model)  # removes the routers' softmaxes, which are not those of an attention
     _note(report, "rotary_embedding", fold_rotary_embedding(model, positions))
     count, misses, report.attentions = fold_attention(model, tile)
     _note(report, "scaled_dot_product_attention", (count, misses))

@@ -9,7 +9,7 @@ import pytest
 from flownpu.graph_rewrites import testing
 from flownpu.graph_rewrites.plain.rewriter import rewrite_plain
 
-# A feed-forward block as torch exports it: sizes as initializers, a norm in its parts, a bias behind each product.
+# A feed-forward block as torch exports it: sizes as initializers, a norm in its parts, a bias after each product.
 MODEL = """
 <ir_version: 8, opset_import: ["": {opset}]> block (float[B, S, 64] x) => (float[B, S, 64] y) {{
     mean = ReduceMean <axes = [-1]> (x)

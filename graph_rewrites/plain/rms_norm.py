@@ -32,7 +32,7 @@ class _Match(NamedTuple):
 
 
 def fold_rms_norm(model: ir.Model) -> tuple[int, list[Miss]]:
-    """The norm over the last axis, of activations or of a head.
+    """Folds the norm over the last axis, of activations or of a head.
 
     X * (1 / Sqrt(ReduceMean(X^2) + epsilon)) * weight     (or X / Sqrt(..), or X * Reciprocal(Sqrt(..)))
         -> SimplifiedLayerNormalization(X, weight; axis=-1, epsilon)
@@ -41,7 +41,7 @@ def fold_rms_norm(model: ir.Model) -> tuple[int, list[Miss]]:
         model: a plain graph; changed in place.
 
     Returns:
-        How many were folded, and the near misses: where a mean of squares is not part of one.
+        How many were folded, and the near misses: means of squares that are not part of such a norm.
     """
     return fold_each(model, "rms_norm", _fold)
 
@@ -56,7 +56,7 @@ def _fold(node: ir.Node) -> bool:
 
 
 def _squared(value: ir.Value | None) -> ir.Value | None:
-    """X of X^2."""
+    """The X in X^2, as Pow or Mul; None if the value has another form."""
     if (power := made_by(value, "Pow")) is not None:
         return power.inputs[0] if scalar(power.inputs[1]) == 2 else None
     product = made_by(value, "Mul")
@@ -79,7 +79,7 @@ def _match(mean: ir.Node, x: ir.Value) -> _Match:
 
 
 def _normalised(x: ir.Value, root: ir.Node) -> ir.Node:
-    """The node of X / Sqrt(..)."""
+    """The node that yields X / Sqrt(..); NoMatchError if there is none."""
     node = only_user(root.outputs[0])
     if node is not None and node.op_type == "Div" and node.inputs[0] is x:
         return node

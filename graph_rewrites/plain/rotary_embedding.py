@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
     from flownpu.graph_rewrites.report import Miss
 
-# Metadata of a table: the frequencies and the factor that it was made of, so that layers share it.
+# The key of a table's metadata with the frequencies and the factor that it was made of, so that layers share it.
 _SOURCE = "flownpu.rotary_source"
 
 
 class _Angles(NamedTuple):
-    """What Cos or Sin is of.
+    """A cosine or sine of angles, factor * function(positions * frequencies).
 
     Attributes:
         function: "Cos" or "Sin".
         positions: int64 [B or 1, S].
         frequencies: float32 [d/2].
-        factor: what the result is multiplied by.
+        factor: a factor of the result.
     """
 
     function: str
@@ -59,19 +59,19 @@ class _Match(NamedTuple):
 
 
 def fold_rotary_embedding(model: ir.Model, positions: int) -> tuple[int, list[Miss]]:
-    """The rotation of each head's halves by the angles of its position.
+    """Folds the rotation of each head's halves by the angles of a token's position.
 
     X * cos(p f) + Concat(-X[d/2:], X[:d/2]) * sin(p f)     for X [B, H, S, d], p positions, f frequencies
         -> com.microsoft.RotaryEmbedding(X, p, cos table [positions, d/2], sin table [positions, d/2])
 
-    The tables have the numbers that the graph computes: products and cosines in float32.
+    The tables have the numbers that the graph would compute: products and cosines in float32.
 
     Args:
         model: a plain graph; changed in place.
-        positions: rows of the tables, the longest context.
+        positions: how many rows the tables have, which is the longest context.
 
     Returns:
-        How many were folded, and the near misses: where a Neg is concatenated with another part of what it is of.
+        How many were folded, and the near misses: nodes Neg(Slice(..)) that are not part of such a rotation.
     """
     ids: dict[object, ir.Value] = {}
 
@@ -112,7 +112,7 @@ def _match(negated: ir.Node) -> _Match:
 
 
 def _halves(negated: ir.Node, joined: ir.Node) -> ir.Value:
-    """X of Concat(-X[.., d/2:], X[.., :d/2])."""
+    """The X in Concat(-X[.., d/2:], X[.., :d/2]); NoMatchError if the nodes have another form."""
     parts = made_by(negated.inputs[0], "Slice"), made_by(joined.inputs[1], "Slice")
     if parts[0] is None or parts[1] is None or parts[0].inputs[0] is not parts[1].inputs[0]:
         raise NoMatchError("the halves are not cut out of one X")
@@ -135,7 +135,7 @@ def _halves(negated: ir.Node, joined: ir.Node) -> ir.Value:
 
 
 def _angles(value: ir.Value | None, function: str) -> _Angles:
-    """What a factor [B, 1, S, d] of the halves is the cosine or sine of."""
+    """The angles whose cosine or sine a factor [B, 1, S, d] of the halves is; NoMatchError if it has another form."""
     heads = made_by(value, "Unsqueeze")
     if heads is None or integers(heads.inputs[1]) != [1]:
         raise NoMatchError(f"{function.lower()}(..) is not repeated for each head (Unsqueeze of axis 1)")
@@ -177,7 +177,7 @@ def _rewrite(graph: ir.Graph, match: _Match, positions: int, ids: dict[object, i
 
 
 def _position_ids(builder: tape.Tape, graph: ir.Graph, match: _Match, ids: dict[object, ir.Value]) -> ir.Value:
-    """The positions [B, S]; one row of them that serves all rows of the batch is repeated, once for all layers."""
+    """The positions [B, S]; a single row [1, S] is repeated for the batch, once for all layers."""
     positions = match.cos.positions
     sizes, of = dimensions(positions), dimensions(match.x)
     if sizes is not None and sizes[0] != 1:

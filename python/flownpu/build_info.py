@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How this FlowNPU was built: what a report of a bug needs beside the version."""
+"""How this FlowNPU was built: what a bug report needs besides the version."""
 
 import json
 import sys
@@ -11,16 +11,16 @@ __all__ = ["BuildInfo", "build_info"]
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """What the build wrote down (CMakeLists.txt); a field is empty where it did not know."""
+    """What the build recorded in build.json (CMakeLists.txt); a field that it could not determine is empty."""
 
     commit: str = ""
-    """With `-dirty` if files differed from it."""
+    """The commit's hash, with `-dirty` appended if files differed from it."""
     compiler: str = ""
     """Name and version: "GNU 12.2.0"."""
     platform: str = ""
     """What it was built for: "manylinux_2_28_x86_64", or "this machine"."""
     xrt: str = ""
-    """Version of XRT's headers; empty if it cannot drive an NPU."""
+    """Version of XRT's headers; empty if this build cannot drive an NPU."""
 
     def __str__(self) -> str:
         if not self.compiler:
@@ -30,8 +30,8 @@ class BuildInfo:
 
 
 def build_info() -> BuildInfo:
-    """Reads what the build wrote; of a source tree that was not installed, nothing is known."""
-    # As of the library's file: an editable install spreads the package over two folders.
+    """Reads build.json; all fields are empty if there is none, as in a source tree that was not installed."""
+    # An editable install spreads the package over the source tree and site-packages: look in both.
     for folder in sys.modules["flownpu"].__path__:
         file = Path(folder) / "build.json"
         if file.is_file():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors whose text a user reads as it is: what was expected, what came, what to do."""
+"""The errors whose text is shown to the user as it is: what was expected, what was found, what to do."""
 
 import importlib
 from types import ModuleType
@@ -8,11 +8,11 @@ __all__ = ["FlowNPUError", "MissingDependencyError", "check_text", "require"]
 
 
 class FlowNPUError(RuntimeError):
-    """Something the user can mend. The message is complete: the command line prints it and nothing else."""
+    """An error that the user can correct. Its message is complete: the command line prints it and nothing else."""
 
 
 class MissingDependencyError(FlowNPUError):
-    """A package that only some commands need is not installed."""
+    """A package that only some commands need is not installed. The message has the pip command that installs it."""
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:
@@ -21,10 +21,10 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     Args:
         module: the module's name, such as "onnxruntime_genai".
         extra: the extra of this package that installs it.
-        purpose: what needs it, as the error's subject: "flownpu run".
+        purpose: what needs it, as the subject of the error's sentence: "flownpu run".
 
     Raises:
-        MissingDependencyError: the module, or one that it imports, is not installed; names the pip command.
+        MissingDependencyError: the module, or one that it imports, is not installed; the message has the pip command.
     """
     try:
         return importlib.import_module(module)
@@ -35,7 +35,7 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
 
 
 def check_text(text: str) -> None:
-    """Raises FlowNPUError if a text has bytes that are no UTF-8 (which Python keeps as halves of surrogate pairs)."""
+    """Raises FlowNPUError if a text came from bytes that are not UTF-8, which Python keeps as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

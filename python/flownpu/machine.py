@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine is: the header of every measurement, and part of `flownpu doctor`."""
+"""Describes this machine: the header of every measurement, and part of `flownpu doctor`."""
 
 import platform
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ __all__ = [
     "usable_cores",
 ]
 
-# The instruction sets that the CPU kernels come in, best first, with the flags of /proc/cpuinfo that each needs.
-# "+vnni" and "+bf16" are optional parts of the AVX-512 one.
+# The instruction sets that the CPU kernels are compiled for, best first, with the flags of /proc/cpuinfo that each
+# needs. VNNI, BF16 and AMX are optional extensions of the AVX-512 one (`cpu_isa`).
 _AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 _OTHERS = {"avx2": {"avx2", "fma", "f16c"}, "i8mm": {"asimddp", "i8mm"}, "dotprod": {"asimddp"}}
 
@@ -43,8 +43,8 @@ class Machine:
 
 
 def describe_machine(root: Path = Path("/")) -> Machine:
-    """Reads the machine's description; `root` is where /proc is looked for."""
-    from flownpu import _native  # noqa: PLC0415 where it does not load, `flownpu doctor` is to say so
+    """Reads the machine's description; `root` is the folder below which /proc and /sys are looked for."""
+    from flownpu import _native  # noqa: PLC0415 if it does not load, `flownpu doctor` must still run and say so
 
     model, flags = processor(root, _native.instruction_sets())
     return Machine(
@@ -59,20 +59,20 @@ def describe_machine(root: Path = Path("/")) -> Machine:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """How many threads can compute at once, as the CPU kernels count them; `root` is where /proc and /sys are."""
-    from flownpu import _native  # noqa: PLC0415 likewise
+    """How many threads can compute at once, as the CPU kernels count them; `root` holds /proc and /sys."""
+    from flownpu import _native  # noqa: PLC0415 as in describe_machine
 
     return _native.usable_processors(root)
 
 
 def describe_threads(root: Path = Path("/"), numbers: list[int] | None = None) -> str:
-    """Which threads compute unless a session's option says otherwise, and why, in words.
+    """Describes in a sentence which threads compute unless a session's option says otherwise, and why.
 
     Args:
-        root: where /proc and /sys are looked for.
-        numbers: of the processors that may be used; None: those of this process.
+        root: the folder below which /proc and /sys are looked for.
+        numbers: the numbers of the processors that may be used; None: those that this process may run on.
     """
-    from flownpu import _native  # noqa: PLC0415 likewise
+    from flownpu import _native  # noqa: PLC0415 as in describe_machine
 
     processors = _native.processors(root, numbers)
     cores = {processor.core for processor in processors}
@@ -106,7 +106,10 @@ def cpu_isa(flags: set[str]) -> str:
 
 
 def module_versions(*modules: str) -> dict[str, str]:
-    """The version of each distribution that provides one of the modules: two flavours of a module give two entries."""
+    """The version of each distribution that provides one of the modules, by the distribution's name.
+
+    A module that two distributions provide, such as onnxruntime and onnxruntime-gpu, has two entries.
+    """
     providers = packages_distributions()
     versions = {}
     for module in modules:
@@ -120,7 +123,7 @@ def module_versions(*modules: str) -> dict[str, str]:
 
 
 def module_folders(name: str) -> dict[str, str]:
-    """The folders that a distribution is installed in, as Python looks for modules, with the version in each."""
+    """The folders on Python's path that a distribution is installed in, in the path's order, each with its version."""
     found: dict[str, str] = {}
     for distribution in distributions(name=name):
         found.setdefault(str(Path(str(distribution.locate_file(""))).resolve()), distribution.version)

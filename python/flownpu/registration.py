@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the execution provider known to ONNX Runtime, and to ORT GenAI when that is imported.
+"""Registers the execution provider with ONNX Runtime, and with ORT GenAI if that is imported.
 
-The two hold separate copies of ONNX Runtime: a provider registered with one is unknown to the other.
+The packages onnxruntime and onnxruntime_genai each carry their own copy of ONNX Runtime: a provider registered with one
+is unknown to the other.
 """
 
 import sys
@@ -16,17 +17,19 @@ from flownpu.system import library_file
 __all__ = ["get_ep_name", "get_library_path", "register"]
 
 LIBRARY_NAME = library_file("flownpu_ep")
-# API 24 has the operator domains that `ai.flownpu` needs, but before 1.27 ONNX Runtime does not tell a provider that a
-# session is ready: bad options and models that cannot run would then go to the CPU provider without a word.
+# API version 24 has the operator domains that `ai.flownpu` needs, but before release 1.27 ONNX Runtime does not tell a
+# provider that a session is ready: with bad options, or a model that the provider cannot run, all nodes would silently
+# go to the CPU provider.
 MINIMUM_ONNXRUNTIME = (1, 27)
 
 _lock = threading.Lock()
-# GenAI cannot be asked which libraries it has; remembered by module, so that a reloaded module is registered anew.
+# The onnxruntime_genai modules that have the provider, since GenAI cannot be asked which libraries are registered with
+# it. The module itself is remembered, so that after it was imported anew the provider is registered again.
 _registered_with: set[ModuleType] = set()
 
 
 def get_ep_name() -> str:
-    """The provider's name in session options, `get_ep_devices()` and genai_config.json."""
+    """The provider's name in session options, `get_ep_devices()` and genai_config.json: "FlowNPUExecutionProvider"."""
     return "FlowNPUExecutionProvider"
 
 
@@ -34,7 +37,7 @@ def get_library_path() -> str:
     """The path of the provider's shared library.
 
     Raises:
-        FlowNPUError: the package was installed without it; names the folders that were looked in.
+        FlowNPUError: the library is not in the package; the message names the folders that were searched.
     """
     # One folder in a wheel; an editable install spreads the package over the source tree and site-packages.
     folders = [Path(folder) for folder in sys.modules["flownpu"].__path__]
@@ -51,14 +54,16 @@ def get_library_path() -> str:
 def register(*, emulated_npu: bool = False) -> None:
     """Registers the provider with onnxruntime, and with onnxruntime_genai if that is imported.
 
-    Import onnxruntime_genai before calling, or call again after: calling twice does no harm.
+    Import onnxruntime_genai before calling this, or call it again afterwards: repeated calls do no harm, from several
+    threads too.
 
     Args:
-        emulated_npu: offer onnxruntime one more device, an NPU that the emulator stands in for: programs that choose
-            a device by its type then find one. The option `device=emulate` needs no such device.
+        emulated_npu: also offer onnxruntime an NPU device that the emulator computes for, so that programs that choose
+            a device by its type find one on a machine without an NPU. The provider option `device=emulate` works
+            without it.
 
     Raises:
-        FlowNPUError: the library is missing, or onnxruntime is older than the plug-in API that it needs.
+        FlowNPUError: the provider's library is missing, or onnxruntime is older than 1.27.
         MissingDependencyError: onnxruntime is not installed.
     """
     library = get_library_path()
@@ -80,7 +85,7 @@ def _is_emulated(device: Any) -> bool:
 
 
 def check_onnxruntime_version(version: str) -> None:
-    """Raises FlowNPUError if this version of onnxruntime lacks the plug-in API."""
+    """Raises FlowNPUError if this version of onnxruntime ("1.27.0") is older than `MINIMUM_ONNXRUNTIME`."""
     found = tuple(int(part) for part in version.split(".")[:2])
     if found < MINIMUM_ONNXRUNTIME:
         needed = ".".join(map(str, MINIMUM_ONNXRUNTIME))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the FlowQKVAttention of an attention that was found in its parts."""
+"""Writes a FlowQKVAttention in place of the parts of an attention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Emitter:
-    """Writes the operators of one graph. What several layers need alike is written once, before the first of them."""
+    """Writes the operators of one graph. Values that several layers need are made once, before the first layer."""
 
     def __init__(self, model: ir.Model) -> None:
         self._graph = model.graph
@@ -36,20 +36,20 @@ class Emitter:
         self._tape = tape.Tape()
 
     def emit(self, match: Match) -> tuple[ir.Value, tuple[ir.Value | None, ir.Value | None]]:
-        """Writes an attention before the product with its values.
+        """Writes the operator for an attention, before the node of its product with the values.
 
         Returns:
-            Its output [B, S, H d], and present_key and present_value, or None without a KV cache.
+            Its output [B, S, H d]; and present_key and present_value, or None for both without a KV cache.
         """
         query, key, value = (self._by_token(side) for side in (match.query, match.key, match.value))
         past = match.key.past, match.value.past
         sizes = dimensions(match.query.value)
-        # Without a cache they may be absent; but where S is a number, ONNX Runtime 1.31.1 takes what the definition
-        # computes of it for int64, and refuses the model.
+        # Without a cache the inputs of lengths may be absent. But if S is a number, ONNX Runtime 1.31.1 takes the
+        # lengths that the operator's definition computes from it for int64, and refuses the model.
         known = sizes is not None and isinstance(sizes[match.query.axes.index("S") if match.query.axes else 1], int)
         lengths = self._lengths(match) if past[0] is not None or known else (None, None)
         rotary, norms = match.query.rotary, (match.query.norm, match.key.norm)
-        # Without positions the operator counts on from its KV cache, and reads no tensor that a long prompt cuts.
+        # Without positions the operator counts on from its KV cache, and needs no tensor that long prompts must slice.
         counted = rotary is not None and are_next(rotary.positions, past[0])
         inputs: list[ir.Value | None] = [query, key, value, *past, *lengths]
         inputs += [None] * 3 if rotary is None else [rotary.cos, rotary.sin, None if counted else rotary.positions]
@@ -60,7 +60,7 @@ class Emitter:
             "FlowQKVAttention",
             inputs,
             self._attributes(match),
-            num_outputs=3,  # ONNX Runtime asks for all that the definition has, also where nobody reads them
+            num_outputs=3,  # ONNX Runtime needs all outputs of the definition, also those that nothing reads
             domain=DOMAIN,
             version=VERSION,
             name=f"{match.softmax.name}/attention",
@@ -72,7 +72,7 @@ class Emitter:
         return outputs[0], (None, None)
 
     def by_head(self, match: Match, output: ir.Value) -> ir.Value:
-        """Writes [B, S, H d] -> [B, H, S, d], for a graph that goes on with heads."""
+        """Writes [B, S, H d] -> [B, H, S, d], for a graph that goes on with separate heads."""
         sizes = self._integers([0, 0, match.query.heads, match.query.head_size])
         apart = self._tape.op("Reshape", [output, sizes])
         value = self._tape.op("Transpose", [apart], {"perm": [0, 2, 1, 3]})
@@ -99,7 +99,7 @@ class Emitter:
         return attributes
 
     def _by_token(self, side: Operand) -> ir.Value:
-        """An operand as [B, S, heads d]."""
+        """The value of an operand as [B, S, heads d]."""
         if not side.axes:
             return side.value
         value = side.value
@@ -118,9 +118,9 @@ class Emitter:
         return [sizes[axes.index("B")], sizes[axes.index("S")], match.query.heads * match.query.head_size]
 
     def _lengths(self, match: Match) -> tuple[ir.Value, ir.Value]:
-        """seqlens_k int32 [B] and total_sequence_length int32 [1]: all T positions of every row are taken.
+        """seqlens_k int32 [B] and total_sequence_length int32 [1]: every row has all T positions.
 
-        Padding is hidden by the mask, wherever it is.
+        The mask hides padding, wherever it is.
         """
         total, batch = self._total(match), self._size(match.query, "B")
         number = total.const_value
@@ -141,7 +141,7 @@ class Emitter:
         return self._once(("seqlens_k", total, batch), lengths), self._once(("total", total), total32)
 
     def _total(self, match: Match) -> ir.Value:
-        """T, int64 [1]."""
+        """T, the total number of tokens, int64 [1]."""
         new, past = self._size(match.query, "S"), match.key.past
         if past is None:
             return new
@@ -166,7 +166,7 @@ class Emitter:
         return self._once(key, lambda: self._tape.op("Shape", [of], {"start": place, "end": place + 1}))
 
     def _bias(self, match: Match) -> ir.Value | None:
-        """The sum of the addends, float32 [B or 1, H or 1, S, T]."""
+        """The sum of what is added to the scores, float32 [B or 1, H or 1, S, T]; None if nothing is."""
         addends = match.scores.addends
         if not addends:
             return None
@@ -183,7 +183,7 @@ class Emitter:
         return self._once(("bias", *(_key(addend) for addend in addends), total, new), summed)
 
     def _addend(self, addend: Addend, total: ir.Value) -> ir.Value:
-        """One addend, for exactly T keys, without infinities that a constant brings."""
+        """One addend, for exactly T keys; infinite constants in it become finite."""
         where = made_by(addend.value, "Where")
         if addend.condition is None and where is not None:
             numbers = [scalar(value) for value in where.inputs[1:]]
@@ -202,7 +202,7 @@ class Emitter:
         return self._type(value, ir.DataType.FLOAT, None)
 
     def _sliced(self, value: ir.Value, total: ir.Value) -> ir.Value:
-        """A mask without its own Slice, whose bound may be computed from what the operator makes."""
+        """A mask sliced to T keys anew: the bound of its own Slice may be computed from the operator's output."""
         source = whole_slice(value)
         if source is None:
             return value
@@ -245,7 +245,7 @@ class Emitter:
 
 
 def _before_projection(value: ir.Value) -> ir.Value:
-    """What a projection is of: it has the same batch and tokens, and rules may replace the projection."""
+    """The input of a projection, which has the same batch and tokens: rules may replace the projection itself."""
     while (node := made_by(value, "MatMul", "Add")) is not None:
         constants = [position for position in (0, 1) if constant(node.inputs[position]) is not None]
         source = node.inputs[1 - constants[0]] if len(constants) == 1 else None
@@ -256,7 +256,7 @@ def _before_projection(value: ir.Value) -> ir.Value:
 
 
 def _key(addend: Addend) -> tuple[object, ...]:
-    """What tells an addend from others: layers have the same mask in a Slice and a Where of their own."""
+    """A key by which equal addends are found: layers may each have a Slice and a Where of their own for one mask."""
     where = made_by(addend.value, "Where")
     if addend.condition is None and where is not None:
         numbers = tuple(scalar(value) for value in where.inputs[1:])

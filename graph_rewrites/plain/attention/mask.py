@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a mask says of positions: that a query sees no later key, or none that a window has passed."""
+"""Finds out from a mask's nodes whether it hides later keys from a query (causal), and keys outside of a window."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Visible(NamedTuple):
-    """What a mask leaves at most.
+    """The keys that a mask leaves visible at most.
 
     Attributes:
         causal: no query sees a later key.
-        window: a query sees itself and as many keys less one before it; -1 for all.
+        window: how many keys a query sees, its own and those right before it; -1: all.
     """
 
     causal: bool
@@ -27,13 +27,13 @@ class Visible(NamedTuple):
 
 
 def visible(condition: ir.Value | None, past: ir.Value | None) -> Visible:
-    """What can be told of a mask that is true where a query sees a key.
+    """What a mask, which is true where a query sees a key, is known to leave visible at most.
 
-    Whatever else hides keys (padding) may be in it too. A comparison that is not understood tells nothing.
+    The mask may also hide keys for other reasons, such as padding. A comparison that is not understood is ignored.
 
     Args:
         condition: boolean, [.., S, T].
-        past: the KV cache before the queries' tokens, [B, G, P, d]; None without one.
+        past: the KV cache before the queries' tokens, [B, G, P, d]; None if there is no cache.
     """
     causal, window = False, -1
     for part in _conjuncts(condition):
@@ -51,7 +51,7 @@ def visible(condition: ir.Value | None, past: ir.Value | None) -> Visible:
 
 
 def _conjuncts(value: ir.Value | None) -> Iterator[ir.Value]:
-    """The conditions that must all be true."""
+    """The parts of a condition that must all be true."""
     node = made_by(value, "And", "Expand", "Cast", "Slice", "Identity")
     if value is None or node is None:
         if value is not None:
@@ -66,7 +66,7 @@ def _conjuncts(value: ir.Value | None) -> Iterator[ir.Value]:
 
 
 def are_next(positions: ir.Value, past: ir.Value | None) -> bool:
-    """Whether positions [B, S] are those that follow the KV cache's, alike in every row: what an attention assumes."""
+    """Whether positions [B, S] are, in every row, those that follow the KV cache's, as attention assumes by default."""
     repeated = made_by(positions, "Expand")
     value = positions if repeated is None else repeated.inputs[0]
     sizes = None if value is None else dimensions(value)
@@ -74,7 +74,10 @@ def are_next(positions: ir.Value, past: ir.Value | None) -> bool:
 
 
 def _is_index(value: ir.Value | None, of: str, past: ir.Value | None) -> bool:
-    """Whether a value counts keys along the last axis from 0, or queries along the one before it from P."""
+    """Whether a value counts keys from 0 along its last axis (`of` is "key"), or queries from P along the one before.
+
+    P is the capacity of the KV cache; without a cache queries count from 0.
+    """
     sizes = None if value is None else dimensions(value)
     if sizes is None or len(sizes) < 2:
         return False
@@ -85,7 +88,7 @@ def _is_index(value: ir.Value | None, of: str, past: ir.Value | None) -> bool:
 
 
 def _counts_from(value: ir.Value | None, past: ir.Value | None) -> bool:
-    """Whether a value, but for axes of size 1, counts up from P; without a KV cache, from 0."""
+    """Whether a value, apart from axes of size 1, counts up from P, the KV cache's capacity; without cache, from 0."""
     node = made_by(value, "Unsqueeze", "Range")
     while node is not None and node.op_type == "Unsqueeze":
         node = made_by(node.inputs[0], "Unsqueeze", "Range")

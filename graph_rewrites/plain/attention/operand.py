@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where queries, keys and values of a plain attention come from: through transposes, heads, norm, RoPE and cache."""
+"""Follows queries, keys and values of a plain attention back through transposes, heads, norm, RoPE and cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flownpu.graph_rewrites.signature import unknown_part
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# What an axis of a value is: "B" batch, "H" head, "S" token, "D" element of a head.
+# What each axis of a value counts: "B" batch, "H" head, "S" token, "D" element of a head.
 Axes: TypeAlias = tuple[str, ...]
 
 BY_HEAD: Axes = ("B", "H", "S", "D")
@@ -41,8 +41,8 @@ class Rotary:
     Attributes:
         positions: int64 [B, S].
         cos: float32 [positions, d/2].
-        sin: the same.
-        interleaved: whether pairs are neighbours.
+        sin: float32 [positions, d/2].
+        interleaved: 1 if dimensions 2i and 2i + 1 are rotated with each other, 0 if i and i + d/2.
     """
 
     positions: ir.Value
@@ -56,16 +56,16 @@ class Operand:
     """Queries, keys or values.
 
     Attributes:
-        value: what they are made of: [B, S, heads d], or four axes in the order of `axes`.
-        axes: what the axes of `value` are; empty for [B, S, heads d].
-        scale: factor of the operand.
-        heads: of `value`.
-        repeated: how often each head stands in the operand (grouped heads that were expanded).
+        value: the value that they are made of: [B, S, heads d], or four axes in the order of `axes`.
+        axes: what the axes of `value` count; empty for [B, S, heads d].
+        scale: a factor of the operand.
+        heads: how many heads `value` has.
+        repeated: how often the operand has each head (more than once if grouped heads were expanded).
         head_size: d.
-        past: the cache that comes before the tokens of `value`, [B, G, P, d].
-        present: the cache with them, [B, G, T, d].
-        norm: of each head, before RoPE.
-        rotary: of each head.
+        past: the KV cache that comes before the tokens of `value`, [B, G, P, d]; None: there is none.
+        present: the KV cache with these tokens, [B, G, T, d].
+        norm: the norm of each head, before RoPE.
+        rotary: the RoPE of each head.
     """
 
     value: ir.Value
@@ -81,18 +81,18 @@ class Operand:
 
 
 def read_operand(value: ir.Value, axes: Axes, *, cached: bool, rotary: bool, norm: bool, scaled: bool) -> Operand:
-    """Follows an operand of attention to what it is made of.
+    """Follows an operand of attention back to the value that it is made of.
 
     Args:
-        value: the operand [B, H, S, d], or its axes in another order.
+        value: the operand [B, H, S, d], or with its axes in another order.
         axes: that order.
-        cached: follow it through the concatenation with a KV cache.
-        rotary: follow it through RoPE.
-        norm: follow it through a norm of each head.
-        scaled: follow it through products with a number.
+        cached: whether to go through the concatenation with a KV cache.
+        rotary: whether to go through RoPE.
+        norm: whether to go through a norm of each head.
+        scaled: whether to go through products with a number.
 
     Raises:
-        NoMatchError: it has not the form of one.
+        NoMatchError: the value does not have four axes, or the graph does not say its heads and their size.
     """
     operand = Operand(value, axes)
     while True:
@@ -104,8 +104,8 @@ def read_operand(value: ir.Value, axes: Axes, *, cached: bool, rotary: bool, nor
             return operand
 
 
-def _step(operand: Operand, *, cached: bool, rotary: bool, norm: bool, scaled: bool) -> Operand | None:  # noqa: PLR0911 # each is another operator
-    """The operand one node earlier, or None where it begins."""
+def _step(operand: Operand, *, cached: bool, rotary: bool, norm: bool, scaled: bool) -> Operand | None:  # noqa: PLR0911 # a return for each operator
+    """The operand one node earlier in the graph, or None if the node before it is not one to go through."""
     node = operand.value.producer()
     if node is None or unknown_part(node):
         return None
@@ -152,7 +152,7 @@ def _through_norm(operand: Operand, node: ir.Node) -> Operand | None:
 
 
 def _through_cache(operand: Operand, node: ir.Node) -> Operand | None:
-    """Concat(past, new) along the tokens."""
+    """Goes back through Concat(past, new) along the tokens."""
     if operand.axes != BY_HEAD or len(node.inputs) != 2 or attribute_int(node, "axis") not in {2, -2}:
         return None
     past, new = node.inputs
@@ -162,7 +162,7 @@ def _through_cache(operand: Operand, node: ir.Node) -> Operand | None:
 
 
 def _through_repetition(operand: Operand, node: ir.Node) -> Operand | None:
-    """Reshape(Expand(Unsqueeze(X [B, G, T, d], 2)), [B, G n, T, d]): each head n times."""
+    """Goes back through Reshape(Expand(Unsqueeze(X [B, G, T, d], 2)), [B, G n, T, d]), each head n times."""
     spread = made_by(node.inputs[0], "Expand")
     apart = made_by(spread.inputs[0], "Unsqueeze") if spread is not None else None
     if operand.axes != BY_HEAD or apart is None or apart.inputs[0] is None or integers(apart.inputs[1]) != [2]:
@@ -170,7 +170,7 @@ def _through_repetition(operand: Operand, node: ir.Node) -> Operand | None:
     before, after = dimensions(apart.inputs[0]), dimensions(operand.value)
     if before is None or after is None or len(before) != 4 or len(after) != 4:
         return None
-    # Only the new axis has a size that can be expanded, if all others are what they were.
+    # If all other axes keep their sizes, only the new axis can have been expanded.
     if not all(same_size(before[axis], after[axis]) for axis in (0, 2, 3)):
         return None
     heads, expanded = before[1], after[1]
@@ -180,7 +180,7 @@ def _through_repetition(operand: Operand, node: ir.Node) -> Operand | None:
 
 
 def _through_heads(operand: Operand, node: ir.Node) -> Operand | None:
-    """Reshape(X [B, S, heads d], [B, S, heads, d])."""
+    """Goes back through Reshape(X [B, S, heads d], [B, S, heads, d])."""
     x = node.inputs[0]
     before, after = (dimensions(value) for value in (x, operand.value) if value is not None)
     if x is None or operand.axes != BY_TOKEN or before is None or after is None or (len(before), len(after)) != (3, 4):
@@ -189,7 +189,8 @@ def _through_heads(operand: Operand, node: ir.Node) -> Operand | None:
     if not isinstance(width, int) or not isinstance(head_size, int) or width % head_size:
         return None
     heads = width // head_size
-    # Where three of the four new sizes are known to be right, so is the fourth: the number of elements is the same.
+    # head_size is taken from the result. If two of the other three sizes are known to be right, so is the third, since
+    # the number of elements is the same.
     right = [same_size(before[0], after[0]), same_size(before[1], after[1]), after[2] == heads]
     if sum(right) < 2:
         return None
@@ -197,7 +198,7 @@ def _through_heads(operand: Operand, node: ir.Node) -> Operand | None:
 
 
 def _with_heads(operand: Operand) -> Operand:
-    """An operand with four axes, its heads counted."""
+    """An operand of four axes, with its heads and head size filled in; NoMatchError if they are not known."""
     sizes = dimensions(operand.value)
     if sizes is None or len(sizes) != 4:
         raise NoMatchError(

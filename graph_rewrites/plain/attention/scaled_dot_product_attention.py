@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from flownpu.graph_rewrites.report import Miss
 
-    # Tells the folding level of an attention (3: all of it in one call, 2: without the last product, 1: none) and why.
+    # Returns the folding level of an attention (3: all in one call, 2: without the last product, 1: nothing) and why.
     Tiler = Callable[[AttentionGeometry], tuple[int, str]]
 
 
@@ -38,13 +38,13 @@ class Match:
     """An attention as it was found.
 
     Attributes:
-        softmax: its node.
-        scores: what the softmax is of.
+        softmax: the node of the softmax.
+        scores: the softmax's input.
         query: queries, with H heads.
         key: keys, with G heads.
         value: values, with G heads.
-        product: of the probabilities and the values.
-        seen: what its mask leaves at most.
+        product: the node that multiplies probabilities and values.
+        seen: the keys that its mask leaves visible at most.
     """
 
     softmax: ir.Node
@@ -57,27 +57,27 @@ class Match:
 
     @property
     def scale(self) -> float:
-        """Factor of the products of queries and keys."""
+        """The factor of the products of queries and keys, wherever the graph applies it."""
         return self.scores.scale * self.query.scale * self.key.scale
 
 
 def fold_attention(model: ir.Model, tile: Tiler | None = None) -> tuple[int, list[Miss], list[FoldedAttention]]:
-    """Attention of any head count, with what is around it (Zen-Attention, section III.A, equations 1 to 4).
+    """Folds attentions of any head count, with the nodes around them (Zen-Attention, section III.A, equations 1 to 4).
 
     MatMul(Softmax(softcap(scale Q K^T) + bias + mask), V)
         -> FlowQKVAttention(query, key, value, past, .., attention_bias, norm weights; causal, window, scale, softcap)
 
-    Q, K and V may be transposed before or after anything; heads may be many, grouped (expanded before the product) or
-    one; scale may be on the scores, on Q, on K or on both. RoPE and a norm of each head move into the operator where Q
-    and K have the same, and so does the concatenation with a KV cache. A mask stays as a bias; if it can be shown to
-    be causal, or to have a window, the operator is told, so that it leaves out what is hidden.
+    Q, K and V may be transposed before or after any other node; heads may be many, grouped (expanded before the
+    product) or one; the scale may be on the scores, on Q, on K or on both. RoPE and a norm of each head move into the
+    operator if Q and K have the same, and so does the concatenation with a KV cache. A mask stays as a bias; if it can
+    be shown to be causal, or to have a window, the operator has attributes for that, and skips what is hidden.
 
     Args:
         model: a plain graph whose norms and RoPE are folded; changed in place.
-        tile: tells the folding level of each attention on the target.
+        tile: returns the folding level of an attention on the target, and the reason.
 
     Returns:
-        How many were folded, where a softmax is not part of one and why, and what was folded.
+        How many attentions were folded; the softmaxes that are not part of one, with the reason; what was folded.
     """
     folded, emitter = list[FoldedAttention](), Emitter(model)
 
@@ -101,7 +101,7 @@ def fold_attention(model: ir.Model, tile: Tiler | None = None) -> tuple[int, lis
 
 
 def _read_attention(softmax: ir.Node) -> Match:
-    """The attention around a softmax."""
+    """The attention around a softmax; NoMatchError if it is not one."""
     product = read_probabilities(softmax)
     scores = read_scores(softmax.inputs[0])
     values = product.inputs[1]
@@ -120,7 +120,11 @@ def _read_attention(softmax: ir.Node) -> Match:
 
 
 def _read_sides(scores: Scores, values: ir.Value) -> tuple[Operand, Operand, Operand]:
-    """Queries, keys and values as far back as queries and keys go alike: at last to RoPE and norm, and not through."""
+    """Queries, keys and values, followed back as far as queries and keys go alike.
+
+    First RoPE and the norm of heads are gone through, then RoPE only, then neither, until both sides have the same.
+    What is not gone through stays in the graph before the operator.
+    """
     value = read_operand(values, BY_HEAD, cached=True, rotary=False, norm=False, scaled=False)
     reason = NoMatchError()
     for rotary, norm in ((True, True), (True, False), (False, False)):
@@ -171,7 +175,7 @@ def _tokens(operand: Operand) -> int | str | None:
 
 
 def _output(match: Match) -> tuple[ir.Value, bool]:
-    """The value that the operator takes the place of, and whether it is [B, S, H d] or by heads."""
+    """The value that the operator's output replaces; and whether that is [B, S, H d], else [B, H, S, d]."""
     result = match.product.outputs[0]
     users = [use.node for use in result.uses()]
     if len(users) == 1 and is_operator(users[0], "Transpose") and not result.is_graph_output():
@@ -188,7 +192,7 @@ def _output(match: Match) -> tuple[ir.Value, bool]:
 
 
 def _joins_heads(match: Match, value: ir.Value) -> bool:
-    """Whether a Reshape of [B, S, H, d] is to [B, S, H d]: two sizes that are right leave no other for the third."""
+    """Whether a Reshape of [B, S, H, d] results in [B, S, H d]: if two sizes are right, the third must be too."""
     sizes = dimensions(value)
     if sizes is None or len(sizes) != 3 or match.query.axes:
         return False

@@ -52,7 +52,7 @@ DEFAULTS = {
     "values": "vt",
     "output": "ot = Transpose <perm = [0, 2, 1, 3]> (o) y = Reshape (ot, joined)",
 }
-# As torch repeats KV heads: the sizes are computed, and minus ones in them taken for ones.
+# KV heads as torch's exporter repeats them: sizes are computed, and 1 stands for each -1 of torch's expand.
 EXPAND = """
     {x}_apart = Unsqueeze ({x}t, axis_2)
     {x}_spread = Expand ({x}_apart, repeats)
@@ -82,7 +82,6 @@ def _model(changed: dict[str, str] | None = None, heads: int = 3, kv_heads: int 
         "repeats": heads // kv_heads,
     }  # fmt: skip
     parts = DEFAULTS | ({"k": GROUPED, "values": "v_all"} if 1 < kv_heads < heads else {}) | (changed or {})
-    # Constants of which a variant makes no use are no part of its graph.
     text = MODEL.format(**sizes, **{name: part.format(**sizes) for name, part in parts.items()})
     return testing.parse(text.replace("{{", "{").replace("}}", "}"))
 
@@ -168,7 +167,7 @@ def test_transposes_at_any_place(forms: dict[str, str]) -> None:
 
 def test_operands_that_have_heads_already() -> None:
     node = _check_same(_model({"k": "kt = Identity (k4) k_last = Transpose <perm = [0, 2, 3, 1]> (kt)"}))
-    # What Identity hides is brought back to [B, S, heads d].
+    # Behind the Identity the heads' Reshape is not found, so the operand is reshaped to [B, S, heads d] again.
     assert node.inputs[1].producer().op_type == "Reshape"
 
 
@@ -221,7 +220,7 @@ def test_masks_and_biases(scores: str, guarded: bool) -> None:
     largest = testing.largest(*(feeds[name] for name in ("q", "k", "v"))) + testing.largest(feeds["bias"])
     bound = testing.attention_bound(largest, largest, head_size=16, scale=0.25, total=5)
     assert np.max(np.abs(found - expected)[rows]) <= bound
-    assert np.isfinite(found).all()  # also where nothing is seen: others read keys and values made of it
+    assert np.isfinite(found).all()  # also rows that see nothing: the next layer makes keys and values of them
 
 
 @pytest.mark.parametrize(
@@ -398,7 +397,7 @@ CAUSAL = "causal = LessOrEqual (key_index, query_index)"
         ),
         ("causal = Less (key_index, query_index) seen = Or (causal, padding)", 0, -1),
         ("seen = And (padding, padding)", 0, -1),
-        # What counts is not the queries but the keys again; and keys that a Slice has moved by one.
+        # Keys are compared with keys, not with queries; and a Slice has moved the comparison by one key.
         ("causal = LessOrEqual (key_index, key_index) seen = And (causal, padding)", 0, -1),
         (
             "longer = Add (total, step) long_range = Range (first, longer, step) "

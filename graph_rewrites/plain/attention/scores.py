@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a softmax is of: the product of queries and keys, its scale and soft cap, and what is added or masked."""
+"""Reads the input of a softmax: the product of queries and keys, its scale and soft cap, biases and masks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from flownpu.graph_rewrites.plain.graph import (
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# Below this, a masked score weighs nothing: exp of it is 0 in float32, whatever the other scores are.
+# A score of at most this counts as masked: its exponential is 0 in float32, whatever the other scores are.
 MASKED = -1e4
 
 
 @dataclass(frozen=True)
 class Addend:
-    """What is added to the scores.
+    """A bias or a mask of the scores.
 
     Attributes:
-        value: float32, of the scores' shape or one that broadcasts to it; None with a condition.
-        condition: boolean; a score is masked where it is not true,
-        inverted: or where it is.
+        value: a bias, float32, in the scores' shape or one that broadcasts to it; None if there is a condition.
+        condition: a mask, boolean; a score is masked where it is false, or if `inverted`, where it is true.
+        inverted: see `condition`.
     """
 
     value: ir.Value | None = None
@@ -43,15 +43,15 @@ class Addend:
 
 @dataclass(frozen=True)
 class Scores:
-    """softcap(scale * query key) + addends.
+    """Scores of the form softcap(scale * query key) + addends.
 
     Attributes:
         query: [B, H, S, d].
         key: [B, H, d, T].
-        scale: factor of the product.
-        softcap: cap of the scores, 0 for none.
+        product: the node that multiplies query and key.
+        scale: the factor of the product.
+        softcap: the cap of the scores; 0: none.
         addends: masks and biases.
-        product: the product's node.
     """
 
     query: ir.Value
@@ -63,10 +63,10 @@ class Scores:
 
 
 def read_scores(value: ir.Value | None) -> Scores:
-    """What a softmax is of.
+    """Reads a softmax's input as the scores of an attention.
 
     Raises:
-        NoMatchError: it is not an attention's.
+        NoMatchError: the value is not the scores of an attention.
     """
     node = made_by(value, "MatMul", "Add", "Mul", "Div", "Where")
     if value is None or node is None:
@@ -103,7 +103,7 @@ def _added(node: ir.Node) -> Scores:
 
 
 def _masked(node: ir.Node) -> Scores:
-    """Where(condition, scores, very negative), or the other way around."""
+    """Reads Where(condition, scores, very negative), or with the two sides swapped."""
     condition, *sides = node.inputs
     for position in (0, 1):
         number = scalar(sides[1 - position])
@@ -120,7 +120,7 @@ def _masked(node: ir.Node) -> Scores:
 
 def _scaled(node: ir.Node, value: ir.Value, number: float) -> Scores:
     if node.op_type == "Add":
-        return read_scores(value)  # the same number for all scores: softmax does not see it
+        return read_scores(value)  # the same number is added to all scores, which does not change a softmax
     if node.op_type == "Div":
         number = 1 / number
     capped = made_by(value, "Tanh")
@@ -133,17 +133,17 @@ def _scaled(node: ir.Node, value: ir.Value, number: float) -> Scores:
         return replace(scores, scale=scores.scale * number)
     if number <= 0:
         raise NoMatchError(f"the soft cap is {number}, expected a positive number")
-    # number * tanh(scale / number * product): the cap divides before it multiplies.
+    # number * tanh(factor * product) is a soft cap with the scale number * factor: the cap divides scores by `number`.
     return replace(scores, scale=scores.scale * number, softcap=number)
 
 
 def read_probabilities(softmax: ir.Node) -> ir.Node:
-    """The product of a softmax's result with the values.
+    """The node of the product of a softmax's result with the values.
 
-    In between may be what exporters write against rows that are masked wholly: Where(IsNaN(p), 0, p).
+    Between the two may be Where(IsNaN(p), 0, p), which exporters write for rows that are masked as a whole.
 
     Raises:
-        NoMatchError: there is none.
+        NoMatchError: there is no such product, or something else reads the probabilities.
     """
     value = softmax.outputs[0]
     users = [use.node for use in value.uses()]
@@ -167,15 +167,16 @@ def read_probabilities(softmax: ir.Node) -> ir.Node:
 
 
 def finite(number: float) -> float:
-    """The number, or the lowest that float32 has instead of minus infinity.
+    """The number, or float32's lowest number instead of minus infinity.
 
-    A row that is masked wholly then gets equal weights, and no NaN; it belongs to padding, and nobody reads it.
+    A row that is masked as a whole then has equal weights instead of NaN; it belongs to padding, so its output is not
+    used.
     """
     return max(number, float(np.finfo(np.float32).min))
 
 
 def whole_slice(value: ir.Value | None) -> ir.Value | None:
-    """What a Slice of axis 3 from its begin is of: a mask that is made for more keys than there are."""
+    """The input of a Slice that takes the first elements of axis 3: a mask for more keys than there are; else None."""
     node = made_by(value, "Slice")
     if node is None or len(node.inputs) < 4:
         return None

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights in float32 -> Q4NX.
 
-`float_weight` finds such a weight and what it becomes, for the rules `projection`, `embedding` and `mixture`.
+`float_weight` finds such weights and makes their Q4NX initializers, for the rules `projection`, `embedding` and
+`mixture`.
 """

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 def quantise_embeddings(model: ir.Model) -> tuple[int, list[Miss]]:
-    """The table as Q4NX; tied to an LM head, the same initializer.
+    """Quantises the table of an embedding; one that is tied to an LM head shares its initializer.
 
     Gather(W [M, K], ids; axis=0) -> Q4NXGather(quantised W, ids; M, K)       for ids that are an input of the graph
 
-    Other tables (positions) stay as they are: they are small, and they are added to what the input says.
+    Other tables, such as those of positions, stay as they are: they are small.
 
     Args:
         model: a plain graph whose projections are quantised; changed in place.
 
     Returns:
-        How many were rewritten, and those whose table cannot become Q4NX.
+        How many were rewritten, and the embeddings whose table cannot become Q4NX.
     """
     return fold_each(model, "embedding", lambda node: _quantise(node, model.graph))
 
@@ -47,7 +47,7 @@ def _quantise(node: ir.Node, graph: ir.Graph) -> bool:
 
 
 def _input_of(value: ir.Value | None) -> ir.Value | None:
-    """The graph's input that a value is, reshaped or not."""
+    """The graph's input that a value is, possibly reshaped; None if it is not one."""
     while (node := made_by(value, "Reshape", "Identity")) is not None:
         value = node.inputs[0]
     return value if value is not None and value.is_graph_input() else None

@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Metadata of a Q4NX initializer: the FloatWeight that it was made of.
+# The key of a Q4NX initializer's metadata with the FloatWeight that it was made of.
 _SOURCE = "flownpu.float_source"
-# Weights that are compared at a time: 2^20 take 4 MB, and some copies of that.
+# How many weights are compared at a time: 2^20 take 4 MB, and a few copies of that.
 _WEIGHTS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
 class FloatWeight:
-    """A constant W[M, K].
+    """A constant weight W[M, K] of a graph.
 
     Attributes:
-        value: the constant, float32, in the graph.
-        transposed: it is stored as [K, M].
+        value: the constant in the graph; `obstacle` says if its type or size cannot become Q4NX.
+        transposed: whether it is stored as [K, M].
     """
 
     value: ir.Value
@@ -41,12 +41,12 @@ class FloatWeight:
 
     @property
     def rows(self) -> int:
-        """M."""
+        """M, the output features."""
         return self._sizes[int(self.transposed)]
 
     @property
     def columns(self) -> int:
-        """K."""
+        """K, the input features."""
         return self._sizes[int(not self.transposed)]
 
     def obstacle(self) -> str | None:
@@ -59,11 +59,11 @@ class FloatWeight:
         return None
 
     def initializer(self, graph: ir.Graph, *, tied: bool = False) -> ir.Value:
-        """The weight's Q4NX initializer, packed when it is read; one for all that read this weight.
+        """The weight's Q4NX initializer, which is packed when it is read; all users of the weight share it.
 
         Args:
-            graph: where it goes.
-            tied: take that of another weight too, if all numbers are the same (exporters write a tied one twice).
+            graph: the graph that the initializer is added to.
+            tied: share that of another weight too if all numbers are equal (exporters write a tied weight twice).
         """
         for existing in graph.initializers.values():
             source = existing.meta.get(_SOURCE)
@@ -74,7 +74,7 @@ class FloatWeight:
         return value
 
     def _constant(self) -> _native.Q4NXConstant:
-        # C++ is given the tensor alone: Python's collector could not free what C++ keeps of the graph.
+        # C++ gets the tensor only: if it kept the graph alive, Python's garbage collector could not free the graph.
         stored = self._stored()
         return _native.Q4NXConstant.of_floats(
             partial(_numbers, stored), partial(_release, stored), self.rows, self.columns, self.transposed
@@ -106,11 +106,11 @@ class FloatWeight:
 
 
 def float_weight(value: ir.Value | None, *, transposed: bool) -> FloatWeight | None:
-    """The constant matrix that a value is, or that it is the transpose of; None if it is none.
+    """The constant matrix that a value is, or is the Transpose of; None if it is not one.
 
     Args:
-        value: of a node's input.
-        transposed: whether the node takes it as [K, M].
+        value: a node's input.
+        transposed: whether the node takes the weight as [K, M].
     """
     node = made_by(value, "Transpose")
     if node is not None and ("perm" not in node.attributes or tuple(node.attributes["perm"].as_ints()) == (1, 0)):
@@ -123,7 +123,7 @@ def float_weight(value: ir.Value | None, *, transposed: bool) -> FloatWeight | N
 
 
 def stacked_initializer(weights: Sequence[FloatWeight], graph: ir.Graph) -> ir.Value:
-    """The Q4NX initializer of weights of the same columns below one another, each in blocks of its own."""
+    """A Q4NX initializer of several weights with equal columns, one after the other, each in blocks of its own."""
     constants = [weight._constant() for weight in weights]
     return _initializer(_native.Q4NXConstant.of_parts(constants), f"{weights[0].value.name}_and_others_Q4NX", graph)
 
@@ -137,11 +137,11 @@ def _initializer(weight: _native.Q4NXConstant, name: str, graph: ir.Graph) -> ir
 
 
 def _numbers(stored: ir.TensorProtocol) -> NDArray[np.float32]:
-    """A constant as it is stored, [M, K] or [K, M]."""
+    """The elements of a constant as it is stored, [M, K] or [K, M]."""
     return np.ascontiguousarray(stored.numpy())
 
 
 def _release(stored: ir.TensorProtocol) -> None:
-    """Lets go of the mapping of a weight that is stored outside: what was read of it counts as memory in use."""
+    """Releases the mapping of a weight in an external file, since pages that were read count as memory in use."""
     if isinstance(stored, ir.ExternalTensor):
         stored.release()

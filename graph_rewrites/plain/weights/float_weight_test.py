@@ -40,7 +40,7 @@ def test_a_weight_in_a_file_of_a_weight_in_a_file(tmp_path: Path, monkeypatch: p
 
 
 def test_a_model_is_freed() -> None:
-    """Whatever its weights are made of, which C++ keeps until then."""
+    """If this fails, the graph is kept alive by what C++ keeps of its weights, and converting leaks the model."""
     weight = np.zeros((64, 64), np.float32)
     model = testing.parse("product (float[1, 64] x) => (float y) { y = MatMul (x, w) }", w=weight)
     quantise_projections(model)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of experts, one after the other -> Q4NXMoE, its weights quantised."""
+"""A mixture of experts that is unrolled, expert by expert -> Q4NXMoE, its weights quantised."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 if TYPE_CHECKING:
     from flownpu.graph_rewrites.report import Miss
 
-# What gives a value another shape, and no other elements. (A Slice of what an exporter makes sure is no larger.)
+# Operators that change a value's shape but not its elements. (Exporters write Slices here that remove nothing.)
 _MOVES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Slice", "Identity", "Cast")
 
 
@@ -40,10 +40,10 @@ class _Routing(NamedTuple):
 
 
 class _Addition(NamedTuple):
-    """A node of the sum over experts.
+    """A node of the sum over experts, which adds an expert's rows to the sum `before`.
 
-    It is ScatterElements(before, rows, made) that adds, or, in opsets that have no such one, Add of what is before and
-    ScatterElements(zeros, rows, made).
+    It is ScatterElements(before, rows, made; reduction="add") or, in opsets without that attribute,
+    Add(before, ScatterElements(zeros, rows, made)).
     """
 
     before: ir.Value
@@ -54,17 +54,17 @@ class _Addition(NamedTuple):
 class _Expert(NamedTuple):
     number: int
     one_hot: ir.Node
-    """The chosen experts as [rows, choices, experts], 1 where a row has chosen one."""
+    """The OneHot of the chosen experts, [rows, choices, experts]: 1 for the expert that a row has chosen."""
     x: ir.Value
     routing: ir.Value
-    """The weights of a row's experts."""
+    """The weights of each row's chosen experts, [rows, choices]."""
     gate: FloatWeight
     up: FloatWeight
     down: FloatWeight
 
 
 def fold_mixture(model: ir.Model) -> tuple[int, list[Miss]]:
-    """Experts that are unrolled: each takes the rows that chose it, and adds what it makes of them to theirs.
+    """Folds unrolled experts, each of which takes the rows that chose it, and adds its results to the sum's same rows.
 
     weights, chosen = TopK(Softmax(X . router), k);  weights may be divided by their sum
     for each e:     ranks, rows = NonZero(OneHot(chosen) of e)
@@ -75,13 +75,13 @@ def fold_mixture(model: ir.Model) -> tuple[int, list[Miss]]:
         model: a plain graph; changed in place.
 
     Returns:
-        How many were folded, and the near misses: what adds rows that a NonZero has found.
+        How many were folded, and the near misses: sums over rows that a NonZero has found, but of another form.
     """
     return fold_each(model, "mixture", lambda node: _fold(node, model.graph))
 
 
 def _fold(last: ir.Node, graph: ir.Graph) -> bool:
-    """Folds the mixture whose last expert adds its rows at a node; those before it are no last ones."""
+    """Folds the mixture whose last expert adds its rows at node `last`; returns False for any other node."""
     addition = _addition(last)
     if addition is None or any(_is_after(use.node, last) for use in last.outputs[0].uses()):
         return False
@@ -134,7 +134,7 @@ def _put(last: ir.Node, routing: _Routing, experts: list[_Expert], graph: ir.Gra
 
 
 def _router_initializer(router: FloatWeight, graph: ir.Graph) -> ir.Value:
-    """[experts, columns], whichever way it is stored."""
+    """The router's weight as an initializer [experts, columns], whichever way it is stored."""
     if not router.transposed:
         return router.value
     stored = constant(router.value)
@@ -183,7 +183,7 @@ def _routing(expert: _Expert) -> _Routing:
 
 
 def _addition(node: ir.Node) -> _Addition | None:
-    """What a node adds to a sum, if it is rows that a NonZero has found."""
+    """A node as an addition of rows that a NonZero has found; None if it is not one."""
     scatters: list[tuple[ir.Node | None, ir.Value | None]] = [(node, None)]
     if is_operator(node, "Add"):
         scatters = [(made_by(value, "ScatterElements"), value) for value in node.inputs]
@@ -212,7 +212,7 @@ def _reduction(scatter: ir.Node) -> str:
 
 
 def _expert(addition: _Addition) -> _Expert:
-    """What adds an expert's rows to the sum."""
+    """The expert whose rows an addition adds to the sum; NoMatchError if it has another form."""
     _, scatter, nonzero = addition
     if attribute_int(scatter, "axis", 0) != 0 or _reduction(scatter) not in ("none", "add"):
         raise NoMatchError("a ScatterElements in the sum over experts does not add the rows of one")
@@ -229,7 +229,7 @@ def _expert(addition: _Addition) -> _Expert:
 
 
 def _choice(nonzero: ir.Node) -> tuple[int, ir.Node]:
-    """The number of an expert, and the OneHot that tells who chose it: [experts, choices, rows] once transposed."""
+    """The number of an expert, and the OneHot of the rows' choices, whose transpose is [experts, choices, rows]."""
     gather = made_by(_core(nonzero.inputs[0]), "Gather")
     number = None if gather is None else scalar(gather.inputs[1])
     mask = None if gather is None or attribute_int(gather, "axis", 0) != 0 else made_by(gather.inputs[0], "Transpose")
@@ -242,7 +242,7 @@ def _choice(nonzero: ir.Node) -> tuple[int, ir.Node]:
 
 
 def _gated(value: ir.Value | None) -> tuple[FloatWeight, FloatWeight, ir.Value]:
-    """Gate, up and x of SiLU(x . gate) * (x . up)."""
+    """Gate, up and x in SiLU(x . gate) * (x . up); NoMatchError if it has another form."""
     product = made_by(value, "Mul")
     for act, up in () if product is None else (product.inputs, product.inputs[::-1]):
         swish, raised = made_by(_core(act), "Mul"), made_by(_core(up), "MatMul")
@@ -268,7 +268,7 @@ def _weight(product: ir.Node) -> FloatWeight:
 
 
 def _source(rows: ir.Value, nonzero: ir.Node) -> ir.Value:
-    """The X of which rows are taken that chose the expert."""
+    """The X from which an expert takes the rows that chose it; NoMatchError if it does not."""
     gather = made_by(rows, "Gather")
     x = None if gather is None else _core(gather.inputs[0])
     if gather is None or x is None or not _is_found(gather.inputs[1], nonzero, 1):
@@ -277,9 +277,9 @@ def _source(rows: ir.Value, nonzero: ir.Node) -> ir.Value:
 
 
 def _weights(value: ir.Value | None, nonzero: ir.Node) -> ir.Value:
-    """The weights [rows, choices] of which those of the rows and choices are taken that NonZero found.
+    """The weights [rows, choices] from which those that belong to the NonZero's rows and choices are taken.
 
-    Flattened: that of number row * choices + choice.
+    They are taken from the flattened weights, at row * choices + choice.
     """
     gather = made_by(_core(value), "Gather")
     place = None if gather is None else made_by(_core(gather.inputs[1]), "Add")
@@ -303,14 +303,14 @@ def _weights(value: ir.Value | None, nonzero: ir.Node) -> ir.Value:
 
 
 def _core(value: ir.Value | None) -> ir.Value | None:
-    """The value without what gives it another shape."""
+    """The value before all operators that only change its shape."""
     while (node := made_by(value, *_MOVES)) is not None:
         value = node.inputs[0]
     return value
 
 
 def _found(value: ir.Value | None) -> tuple[ir.Node, int] | None:
-    """The NonZero, and which row of its result a value is: 0 the choices, 1 the rows; None if it is none."""
+    """The NonZero that a value comes from, and which row of its result it is: 0 the choices, 1 the rows; or None."""
     core = _core(value)
     split = made_by(core, "Split")
     if split is None or core is None:

@@ -66,7 +66,7 @@ EXPERT = """
     {addition}
 """
 ADDITION = 'sum{e} = ScatterElements <axis = 0, reduction = "{reduction}"> (sum{before}, index{e}, weighted{e})'
-# What opsets before 16 have.
+# The addition in opsets before 16, whose ScatterElements cannot add.
 OLD_ADDITION = """
     zeros{e} = ConstantOfShape <value = float[1] {{0.0}}> (shape)
     alone{e} = ScatterElements <axis = 0> (zeros{e}, index{e}, weighted{e})
@@ -120,7 +120,7 @@ def test_experts_become_one_operator(numbers: tuple[int, ...], addition: str, no
     assert misses == []
     x = np.random.default_rng(1).standard_normal((7, D), np.float32)
     (found,) = testing.run(model, {"x": x, "fed": np.zeros((), np.float32)})
-    # The weight at a place of the chain is that of the expert whose number stands there.
+    # The i-th expert of the chain has weights i and the number numbers[i]; the operator has experts in their order.
     by_number = np.argsort(numbers)
 
     def blocks(name: str) -> list[testing.Array]:

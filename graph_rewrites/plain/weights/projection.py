@@ -34,17 +34,17 @@ class _Match(NamedTuple):
 
 
 def quantise_projections(model: ir.Model) -> tuple[int, list[Miss]]:
-    """Weights of 4 bits, and the bias inside.
+    """Quantises constant weights of products to 4 bits, and moves the bias into the operator.
 
     Add(MatMul(X [.., K], W [K, M]), bias [M]),  Gemm(X, W, bias)  -> Q4NXMatMul(X, quantised W, bias; M, K)
 
-    A product of two computed values is none of this rule's.
+    A product of two computed values is left, and is not a near miss.
 
     Args:
         model: a plain graph; changed in place.
 
     Returns:
-        How many were rewritten, and those whose weight cannot become Q4NX.
+        How many were rewritten, and the products whose weight cannot become Q4NX.
     """
     return fold_each(model, "projection", lambda node: _quantise(node, model.graph))
 
@@ -61,7 +61,7 @@ def _quantise(node: ir.Node, graph: ir.Graph) -> bool:
 
 
 def _match(node: ir.Node) -> _Match | None:
-    """The product, or None if it has no constant weight."""
+    """The product with its bias, or None if it has no constant weight; NoMatchError if the rule cannot take it."""
     transposed = node.op_type == "MatMul" or not attribute_int(node, "transB", 0)
     weight = float_weight(node.inputs[1], transposed=transposed)
     if weight is None or node.inputs[0] is None or is_constant(node.inputs[0]):

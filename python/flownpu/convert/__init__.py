@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes model folders that ORT GenAI runs on FlowNPU: from checkpoints, from GenAI models, from random numbers."""
+"""Makes model folders that FlowNPU runs: from checkpoints, GGUF files, exported graphs, or random numbers."""
 
 from __future__ import annotations
 
@@ -33,28 +33,29 @@ def convert(
     force: bool = False,
     progress: ProgressCallback = silent,
 ) -> None:
-    """Converts a model into a folder that runs on FlowNPU: in ORT GenAI, or of an optimum export in optimum.
+    """Converts a model into a folder that runs on FlowNPU: in ORT GenAI, or if it is an optimum export, in optimum.
 
     Args:
         source: a Hugging Face checkpoint folder (config.json, safetensors, tokenizer.json), a GGUF file, an ORT GenAI
             model folder (genai_config.json), or the folder of an optimum export (model.onnx, config.json).
         output: the folder to make.
-        kv_dtype: the type of the KV cache, "bf16", "fp16", "fp32" or "int8"; of an optimum export it stays float32.
-        logits: of the "last" token of each row, or of "all"; of an optimum export always of all.
+        kv_dtype: the type of the KV cache, "bf16", "fp16", "fp32" or "int8"; in an optimum export it stays float32.
+        logits: whether a run yields the logits of the "last" token of each row or of "all" tokens; an optimum export's
+            are always those of all.
         sliding_window_cache: layers with a window keep a cache of the window's size, which cannot be rewound once it
             is full.
         paged: write the graph for GenAI's engine, which `flownpu serve` runs: a KV cache in blocks, and many sequences
-            in one run; of checkpoints and GGUF files.
-        context_length: positions that the model is made for; None: as many as the source allows.
+            in one run; only from checkpoints and GGUF files.
+        context_length: how many positions the model is made for; None: as many as the source allows.
         vision_weights: how the matrices of a checkpoint's vision tower are stored, "bf16", "int8" or "q4nx"; "none"
-            leaves the tower away; None: bf16 where there is one.
+            omits the tower; None: "bf16" if there is a tower.
         encoder_weights: how the matrices of a text encoder's checkpoint are stored, "bf16", "int8" or "q4nx"; None:
-            bf16.
-        force: replace a model that is at `output`.
-        progress: hears how far it is.
+            "bf16".
+        force: replace a model that a conversion wrote to `output`.
+        progress: called with a `Progress` whenever a part of the work is done.
 
     Raises:
-        ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
+        ConversionError: the source cannot be converted, or the output cannot be written; nothing is left behind.
         MissingDependencyError: a package of the extra "convert" is not installed.
     """
     if not source.exists():
@@ -100,6 +101,9 @@ def convert(
 
 
 def _has_graph(source: Path) -> bool:
-    """Whether a folder is an export's: some checkpoints have one beside their weights, in a folder of its own."""
+    """Whether a folder holds an exported graph instead of a checkpoint.
+
+    Some checkpoints have one too, in a folder beside their weights: they are checkpoints all the same.
+    """
     apart = (source / EXPORTED_GRAPH).is_file() and not any(source.glob("*.safetensors"))
     return apart or any(source.glob("*.onnx"))

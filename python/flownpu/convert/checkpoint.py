@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face checkpoint folder, read tensor by tensor: config.json, safetensors files, tokenizer files.
+"""Reads a Hugging Face checkpoint folder tensor by tensor: config.json and safetensors files.
 
-No torch and no transformers. The safetensors library checks the files; rows are read when they are asked for, through
-a mapping of their tensor that lasts no longer. (The library's own maps a file as a whole, and all that was ever read of
-it counts as memory in use.)
+This needs neither torch nor transformers. The safetensors library checks the files; rows are read when they are asked
+for, through a mapping of their tensor that ends after the call. (The library itself would map the whole file, and all
+that was ever read from it would count as memory in use.)
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor is: its offset is that in the file."""
+    """Where a tensor is: its offset counts bytes from the file's beginning."""
 
     path: Path
     dtype: str
@@ -47,10 +47,10 @@ class _Place:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
+    """Reads a JSON object from a file.
 
     Raises:
-        ConversionError: the file is missing, or no JSON object.
+        ConversionError: the file is missing, or does not hold a JSON object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -67,9 +67,9 @@ class Checkpoint:
     """The tensors and settings of a checkpoint.
 
     Attributes:
-        folder: where it is.
-        config: config.json.
-        generation: generation_config.json, empty if there is none.
+        folder: the checkpoint's folder.
+        config: the contents of config.json.
+        generation: the contents of generation_config.json; empty if there is none.
         files: every file that holds weights, sorted by name.
     """
 
@@ -101,11 +101,11 @@ class Checkpoint:
         self._check_index()
 
     def names(self) -> list[str]:
-        """All tensors' names."""
+        """The names of all tensors."""
         return list(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape.
+        """A tensor's shape; a stack of matrices [n, rows, columns] counts as one matrix [n * rows, columns].
 
         Raises:
             ConversionError: the checkpoint has no such tensor.
@@ -138,10 +138,10 @@ class Checkpoint:
         return np.array(self._mapped(name, _INTEGERS), np.int64)
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
-        """A whole one-dimensional tensor in float32.
+        """A whole one-dimensional tensor, as float32 [size].
 
         Raises:
-            ConversionError: there is none of that name and size, or it has a value that is not finite.
+            ConversionError: there is no tensor of that name and size, or it has a value that is not finite.
         """
         self.check_shape(name, (size,))
         vector = self.rows(name, 0, size).astype(np.float32)
@@ -150,7 +150,7 @@ class Checkpoint:
         return vector
 
     def check_shape(self, name: str, expected: tuple[int, ...]) -> None:
-        """Raises ConversionError unless the tensor is there and has that shape."""
+        """Raises ConversionError unless the tensor exists and has that shape."""
         shape = self.shape(name)
         if shape != expected:
             raise ConversionError(
@@ -163,7 +163,7 @@ class Checkpoint:
         return self._places[name]
 
     def _mapped(self, name: str, dtypes: Mapping[str, np.dtype[Any]], hint: str = "") -> NDArray[Any]:
-        """A tensor in the mapped file."""
+        """A tensor as a mapping of its file; ConversionError, with the hint, if its type is not among `dtypes`."""
         place = self._place(name)
         if place.dtype not in dtypes:
             raise ConversionError(
@@ -173,7 +173,7 @@ class Checkpoint:
         return np.memmap(place.path, dtypes[place.dtype], "r", place.offset, place.shape)
 
     def _index(self) -> dict[str, Path]:
-        """Tensor name to file, as model.safetensors.index.json has it; empty if there is no such file."""
+        """Each tensor's file by model.safetensors.index.json; empty if there is no such index."""
         path = self.folder / "model.safetensors.index.json"
         if not path.exists():
             return {}
@@ -205,10 +205,10 @@ class Checkpoint:
 
 
 def _read_places(path: Path) -> dict[str, _Place]:
-    """The tensors of a file that the safetensors library finds whole.
+    """The tensors of a file by name, after the safetensors library has checked that it is complete.
 
     Raises:
-        SafetensorError: it does not.
+        SafetensorError: the file is not a complete safetensors file.
         OSError: the file is missing or cannot be read.
     """
     with safe_open(path, framework="np"), path.open("rb") as file:
@@ -222,5 +222,5 @@ def _read_places(path: Path) -> dict[str, _Place]:
 
 
 def _rows(shape: list[int]) -> tuple[int, ...]:
-    """A tensor's shape; of several matrices, which lie below one another, that of all."""
+    """A tensor's shape, in which a stack of matrices [n, rows, columns] becomes one matrix [n * rows, columns]."""
     return (shape[0] * shape[1], shape[2]) if len(shape) == 3 else tuple(shape)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled model folders: what the provider makes of a model when a session is made, kept for the next sessions.
+"""Makes compiled model folders: what the provider makes of a model for a session, kept in files for later sessions.
 
 ONNX Runtime writes a model in which an EPContext node stands for each partition; the provider writes the partition, as
-its device wants it, into a file beside it (ep/context/file.h). What the NPU needs in an order of its own, and what was
-repacked from another format, is then read as it is.
+its device needs it, into a file beside it (ep/context/file.h). Weights that the NPU needs in another order, or that
+were repacked from another format, are then read as they are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["compile_model"]
 
 COMPILED = "model_ctx.onnx"
-# What the compiled model stands for: its graph, with the weights.
+# Suffixes of the files that the compiled model replaces: the graph and its weights.
 _REPLACED = (".onnx", ".data", ".flownpu")
 
 
@@ -32,13 +32,14 @@ def compile_model(folder: Path, output: Path, options: Mapping[str, str] = {}, *
     """Makes a compiled model folder of a model folder.
 
     Args:
-        folder: what `flownpu convert` or ORT GenAI's builder wrote.
+        folder: a model folder that `flownpu convert` or ORT GenAI's builder wrote.
         output: the folder to make; it appears when it is complete.
-        options: of the provider, beside those that the folder's genai_config.json names; they are written there.
-        force: replace a model that is there.
+        options: options of the provider, added to those in the folder's genai_config.json; the new folder's
+            genai_config.json has both.
+        force: replace a model that a conversion wrote to `output`.
 
     Raises:
-        FlowNPUError: the folder is none, or the provider does not take the model: its own words.
+        FlowNPUError: `folder` is not a model folder, or the provider refuses the model: the message is its own.
         ConversionError: `output` exists, or cannot be written.
     """
     onnxruntime = require("onnxruntime", extra="genai", purpose="flownpu compile")
@@ -62,7 +63,7 @@ def compile_model(folder: Path, output: Path, options: Mapping[str, str] = {}, *
 
 
 def _choose(settings: dict[str, Any], options: Mapping[str, str]) -> dict[str, str]:
-    """The provider's options, put into the settings."""
+    """Adds options to the provider's options in the settings of genai_config.json; returns all of them."""
     session = settings["model"]["decoder"].setdefault("session_options", {})
     entries = session.setdefault("provider_options", [])
     for entry in entries:
@@ -79,7 +80,7 @@ def _compile(onnxruntime: Any, source: Path, target: Path, options: dict[str, st
     session.add_provider_for_devices(devices[:1], options)
     try:
         onnxruntime.ModelCompiler(session, str(source)).compile_to_file(str(target))
-    except Exception as error:  # ORT has several, without a common base
+    except Exception as error:  # ONNX Runtime's exceptions have no common base class
         raise FlowNPUError(f"{source} cannot be compiled: {error}") from error
     if not target.is_file():
         raise FlowNPUError(f"{source} cannot be compiled: the provider takes none of its nodes")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a decoder-only transformer is made of, free of any model family's names.
+"""Describes a decoder-only transformer, without any model family's names.
 
-`families` fills these classes from a Hugging Face configuration; `graph/decoder.py` writes the ONNX graph they
-describe.
+`families` fills these classes from a Hugging Face configuration; `graph/decoder.py` writes the ONNX graph that they
+describe. In shapes, d is the size of a head, and r how many of its dimensions are rotated.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = [
 
 
 class Scaling(Protocol):
-    """What a rotary embedding's frequencies become, so that a model reads further than it was taught."""
+    """A change of a rotary embedding's frequencies, for contexts longer than those that a model was trained with."""
 
     @property
     def magnitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """The factor of cosines and sines."""
 
     def apply(self, frequencies: Floats, theta: float) -> Floats:
-        """The scaled frequencies, float32 [r/2] as they come: theta^(-2i/r)."""
+        """The scaled frequencies; they and `frequencies`, theta^(-2i/r), are float32 [r/2]."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class LinearScaling:
     factor: float
     magnitude: float = 1.0
 
-    def apply(self, frequencies: Floats, theta: float) -> Floats:  # noqa: ARG002  (as of any scaling)
+    def apply(self, frequencies: Floats, theta: float) -> Floats:  # noqa: ARG002  (Scaling's parameters)
         """The scaled frequencies, float32 [r/2]."""
         return frequencies / np.float32(self.factor)
 
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama 3.1's scaling: long wavelengths are divided by `factor`, short ones kept, those between interpolated."""
+    """Llama 3.1's scaling: low frequencies are divided by `factor`, high ones kept, those between interpolated."""
 
     factor: float
     low_frequency_factor: float
@@ -67,7 +67,7 @@ class Llama3Scaling:
 
     def apply(self, frequencies: Floats, theta: float) -> Floats:  # noqa: ARG002
         """The scaled frequencies, float32 [r/2]."""
-        turns = self.original_context * frequencies / np.float32(2 * math.pi)  # in the original context
+        turns = self.original_context * frequencies / np.float32(2 * math.pi)  # rotations in the original context
         smooth = (turns - self.low_frequency_factor) / (self.high_frequency_factor - self.low_frequency_factor)
         smooth = np.clip(smooth, 0, 1).astype(np.float32)
         scaled: Floats = (1 - smooth) * frequencies / np.float32(self.factor) + smooth * frequencies
@@ -78,8 +78,8 @@ class Llama3Scaling:
 class YarnScaling:
     """Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023, section 3.
 
-    Pairs of dimensions that turn more than `fast` times in the original context keep their frequency, those that turn
-    less than `slow` times have it divided by `factor`, and between the two it goes linearly with the pair's number.
+    Pairs of dimensions that turn more than `fast` times in the original context keep their frequency; those that turn
+    less than `slow` times have it divided by `factor`; between the two it is interpolated linearly by the pair's index.
     """
 
     factor: float
@@ -88,7 +88,7 @@ class YarnScaling:
     fast: float = 32.0
     slow: float = 1.0
     whole: bool = True
-    """The bounds between which it is interpolated are whole pairs."""
+    """Whether the indices between which it is interpolated are rounded outwards to whole pairs."""
 
     def apply(self, frequencies: Floats, theta: float) -> Floats:
         """The scaled frequencies, float32 [r/2]."""
@@ -104,13 +104,13 @@ class YarnScaling:
         return scaled
 
     def _pair_of(self, turns: float, size: int, theta: float) -> float:
-        """Which pair of dimensions turns so often in the original context."""
+        """The index of the pair of dimensions that turns `turns` times in the original context."""
         return size * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
 
 @dataclass(frozen=True)
 class FrequencyFactors:
-    """Each frequency divided by a factor of its own: Llama 3.1's scaling in GGUF files, one half of LongRoPE."""
+    """Each frequency divided by a factor of its own: Llama 3.1's scaling in GGUF files, each half of LongRoPE."""
 
     factors: tuple[float, ...]
     magnitude: float = 1.0
@@ -123,22 +123,22 @@ class FrequencyFactors:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary position embedding (Su et al., "RoFormer", 2021), halves rotated against each other."""
+    """Rotary position embedding (Su et al., "RoFormer", 2021): dimension i is rotated with dimension i + d/2."""
 
     theta: float
     scaling: Scaling | None = None
     rotated: float = 1.0
-    """The part of a head's dimensions that is rotated: the first of a checkpoint's, which `weights.HeadOrder` puts
-    where halves are rotated against each other. 0: positions change nothing (NoPE)."""
+    """The fraction of a head's dimensions that is rotated, r / d. In a checkpoint these are the first; in the graph
+    `weights.HeadOrder` puts them where they are rotated in halves. 0: positions change nothing (NoPE)."""
     beyond: tuple[int, Scaling] | None = None
-    """The scaling of calls that reach beyond so many positions (LongRoPE: Ding et al., 2024)."""
+    """A number of positions, and the scaling of calls that reach beyond it (LongRoPE: Ding et al., 2024)."""
 
     def rotated_size(self, head_size: int) -> int:
         """How many of a head's dimensions are rotated, r."""
         return int(head_size * self.rotated)
 
     def frequencies(self, head_size: int, *, beyond: bool = False) -> Floats:
-        """Radians a position for each pair of dimensions, float32 [d/2]: theta^(-2i/r), scaled; 0 if not rotated."""
+        """Radians per position for each pair of dimensions, float32 [d/2]: theta^(-2i/r), scaled; 0 if not rotated."""
         size = self.rotated_size(head_size)
         exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(max(size, 1))
         frequencies = (1 / np.power(np.float32(self.theta), exponents)).astype(np.float32)
@@ -147,10 +147,10 @@ class Rotary:
         return np.pad(frequencies, (0, head_size // 2 - len(frequencies)))
 
     def caches(self, positions: int, head_size: int) -> tuple[Floats, Floats]:
-        """Cos and sin of each position's angles, float32 [rows(positions), d/2]; those of `beyond` behind the others.
+        """Cos and sin of each position's angles, each float32 [rows(positions), d/2]; the table for `beyond` follows.
 
-        Angles are products of float32, as transformers forms them: at position p they are wrong by up to p * 2^-24
-        radians, and a model compared with transformers must be wrong in the same way.
+        Angles are products in float32, as in transformers: at position p they are off by up to p * 2^-24 radians, and
+        to agree with transformers a model must be off in the same way.
         """
         tables = [self._table(self.first_rows(positions), head_size, beyond=False)]
         if self.has_two_tables(positions):
@@ -159,15 +159,15 @@ class Rotary:
         return cos, sin
 
     def has_two_tables(self, positions: int) -> bool:
-        """Whether a model for so many positions ever reaches `beyond`."""
+        """Whether a model for this many positions ever reaches `beyond`, and so has a table for it."""
         return self.beyond is not None and positions > self.beyond[0]
 
     def first_rows(self, positions: int) -> int:
-        """Rows of the table that calls take which do not reach `beyond`."""
+        """Rows of the first table, for calls that do not reach `beyond`."""
         return positions if self.beyond is None else min(positions, self.beyond[0])
 
     def rows(self, positions: int) -> int:
-        """Rows of both tables, of a model for so many positions."""
+        """Rows of all tables together, in a model for this many positions."""
         return self.first_rows(positions) + (positions if self.has_two_tables(positions) else 0)
 
     def _scaling(self, *, beyond: bool) -> Scaling | None:
@@ -176,7 +176,7 @@ class Rotary:
     def _table(self, positions: int, head_size: int, *, beyond: bool) -> tuple[Floats, Floats]:
         angles = np.arange(positions, dtype=np.float32)[:, None] * self.frequencies(head_size, beyond=beyond)
         scaling = self._scaling(beyond=beyond)
-        # What is not rotated keeps its magnitude.
+        # Dimensions that are not rotated have an angle of 0 and must stay as they are: the factor is 1.
         magnitude = np.ones(head_size // 2, np.float32)
         magnitude[: self.rotated_size(head_size) // 2] = 1.0 if scaling is None else scaling.magnitude
         return np.cos(angles) * magnitude, np.sin(angles) * magnitude
@@ -188,7 +188,7 @@ class Layer:
 
     rotary: Rotary
     window: int | None = None
-    """Positions a query sees, its own included; None: all. Where a decoder is bidirectional, so many on each side."""
+    """How many positions a query sees, its own included; None: all. If the decoder is bidirectional, to each side."""
 
 
 @dataclass(frozen=True)
@@ -213,36 +213,36 @@ class Decoder:
     norm_epsilon: float
     attention_scale: float
     norm_offset: float = 0.0
-    """Added to a norm's weight: Gemma stores w of (1 + w)."""
+    """Added to a norm's stored weight: Gemma stores w and multiplies by 1 + w."""
     qk_norm: bool = False
     projection_norms: bool = False
-    """Norms of all query heads at once, and of all key heads."""
+    """A norm over all query heads together, and one over all key heads; qk_norm instead normalises each head."""
     norms_before: bool = True
-    """Norms before attention and feed-forward."""
+    """There are norms before attention and feed-forward."""
     sandwich_norms: bool = False
-    """Norms after attention and feed-forward (too), before they are added to the residual stream."""
+    """There are norms after attention and feed-forward, before their outputs are added to the residual stream."""
     qkv_bias: bool = False
     output_bias: bool = False
     feed_forward_bias: bool = False
     fused_projections: bool = False
-    """The checkpoint has queries, keys and values in one tensor, and so gate and up projection."""
+    """The checkpoint has the query, key and value projections in one tensor, and gate and up projection in another."""
     mixture: Mixture | None = None
-    """Every layer's feed-forward is one of these."""
+    """The mixture of experts that is every layer's feed-forward; None: a plain feed-forward."""
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
-    """What logits are multiplied by; it is in the last norm's weight."""
+    """The factor of the logits; the graph has it in the last norm's weight."""
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
-    """c of c * tanh(x / c); 0: none. The same for attention_softcap."""
+    """c in c * tanh(x / c); 0: no cap. The same for attention_softcap."""
     tied_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
     bidirectional: bool = False
-    """All tokens see one another: the decoder embeds texts, and generates none."""
+    """All tokens see one another: the decoder embeds texts and does not generate."""
     image_token_id: int | None = None
-    """The token that stands for a part of a picture. The decoder's graph then takes `inputs_embeds`, and the tokens of
-    a picture see one another in both directions."""
+    """The token that stands for a part of a picture; None: the model takes text only. With it, the decoder's graph
+    takes `inputs_embeds`, and the tokens of a picture see one another in both directions."""
 
     @property
     def window(self) -> int | None:
@@ -251,10 +251,10 @@ class Decoder:
 
     @property
     def rotaries(self) -> tuple[Rotary, ...]:
-        """The different rotary embeddings of the layers that know positions, in order of first use."""
+        """The distinct rotary embeddings of the layers that rotate at all, in order of first use."""
         return tuple(dict.fromkeys(layer.rotary for layer in self.layers if layer.rotary.rotated))
 
     @property
     def rotated_size(self) -> int:
-        """How many dimensions of a head are rotated, in the layers that know positions."""
+        """How many dimensions of a head are rotated, in the layers that rotate at all; 0 if none does."""
         return max(layer.rotary.rotated_size(self.head_size) for layer in self.layers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the model folder of a decoder whose weights and tokenizer come from some source."""
+"""Makes the model folder of a decoder, whatever source its weights and tokenizer come from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PACKAGES", "limit_context", "make_decoder_folder"]
 
-# The angles of RoPE are products of float32 with the position, which that holds up to here: 24 bits.
+# RoPE's angles are products with the position in float32, which holds whole numbers exactly up to here: 24 bits.
 _MOST_POSITIONS = 1 << 24
 PACKAGES = ("flownpu", "ml_dtypes", "numpy", "onnx", "onnx-ir", "safetensors")
 
@@ -47,19 +47,19 @@ def make_decoder_folder(
     """Quantises and writes a model, its tokenizer and its manifest.
 
     Args:
-        output: folder to make.
+        output: the folder to make.
         decoder: what to write.
         weights: where the weights' values come from.
         options: see ModelOptions.
-        tokenizer: the tokenizer's files, by name.
-        source: what the manifest says of the source, but for its files.
-        files: the source's files, whose sums the manifest has.
-        pictures: the vision part, of a decoder with an image token.
+        tokenizer: the contents of the tokenizer's files, by name.
+        source: the manifest's entries on the source, except its files.
+        files: the source's files, whose checksums the manifest gets.
+        pictures: the vision part; only for a decoder with an image token.
         generation: defaults of sampling, as in generation_config.json.
-        quantisation: what the manifest says of the quantisation, but for its errors.
-        packages: distributions whose versions the manifest has.
-        force: replace a model that is at `output`.
-        progress: hears how far it is.
+        quantisation: the manifest's entries on the quantisation, except format and errors.
+        packages: distributions whose versions the manifest gets.
+        force: replace a model that a conversion wrote to `output`.
+        progress: called with a `Progress` whenever a part of the work is done.
 
     Raises:
         ConversionError: a weight is missing or wrong, or the output cannot be written; nothing is left behind.
@@ -92,11 +92,16 @@ def make_decoder_folder(
 
 
 def limit_context(decoder: Decoder, context_length: int | None, source: Path | str) -> Decoder:
-    """The decoder, of a source that messages name, made for at most that many positions, a row of RoPE's tables each.
+    """The decoder made for `context_length` positions; each takes a row of RoPE's tables.
+
+    Args:
+        decoder: the decoder as the source describes it.
+        context_length: how many positions; None: as many as the model was trained for.
+        source: what messages name as the source.
 
     Raises:
-        ConversionError: it is less than 1 or more than the model was trained for; or there is no limit, and that is
-            more than float32 counts.
+        ConversionError: it is less than 1 or more than the model was trained for; or it is None, and the model was
+            trained for more positions than float32 holds exactly.
     """
     if context_length is None:
         if decoder.context_length > _MOST_POSITIONS:

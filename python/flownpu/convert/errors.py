@@ -7,4 +7,4 @@ __all__ = ["ConversionError"]
 
 
 class ConversionError(FlowNPUError):
-    """The source cannot be converted, or the output not be written. Names the file or tensor, and what to do."""
+    """The source cannot be converted, or the output cannot be written. Names the file or tensor, and what to do."""

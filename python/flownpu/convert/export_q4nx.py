@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the weights of a converted model as a `.q4nx` file, with the names and numbers of FastFlowLM's converter.
 
-model.layers.0.self_attn.q_proj.weight   int8, wide blocks; packed QKV and gate/up pairs are taken apart
-lm_head.weight                           int8, wide blocks; of tied embeddings, the embedding's
-model.embed_tokens.weight                bfloat16, dequantised; Gemma's times sqrt(hidden size)
-norms                                    bfloat16, as they are multiplied by: Gemma's with 1 added
-rope_freqs.weight                        bfloat16; Llama's, what the rotary frequencies are divided by
+model.layers.0.self_attn.q_proj.weight   int8, wide blocks; packed QKV and gate/up pairs are separated
+lm_head.weight                           int8, wide blocks; with tied embeddings, those of the embedding
+model.embed_tokens.weight                bfloat16, dequantised; in Gemma times sqrt(hidden size)
+norms                                    bfloat16, the factors themselves: in Gemma with 1 added
+rope_freqs.weight                        bfloat16, in Llama only: the divisors of the rotary frequencies
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["export_q4nx"]
 
-# Those whose numbers that converter defines, and which are this package's families.
+# The families that both FastFlowLM's converter and this package convert.
 _FAMILIES = ("gemma3_text", "llama", "qwen3")
-# Rows that are dequantised or laid out at once, a multiple of 32: 8192 columns take 8 MB of float32.
+# How many rows are dequantised or packed at once, a multiple of 32: 8192 columns take 8 MB of float32.
 _ROWS_AT_ONCE = 256
 
 
@@ -41,13 +41,13 @@ def export_q4nx(model: Path, output: Path, *, force: bool = False, progress: Pro
 
     Args:
         model: a folder that `flownpu convert` made of a checkpoint or a GGUF file.
-        output: the file.
-        force: replace a file that is there.
-        progress: hears how far it is.
+        output: the file to write.
+        force: replace an existing file.
+        progress: called with a `Progress` whenever a part of the work is done.
 
     Raises:
-        ConversionError: the model is of a family that such files do not have, or the file exists or cannot be written.
-        FlowNPUError: the folder holds no model that `flownpu convert` made of weights.
+        ConversionError: the format has no form for the model's family, or the file exists or cannot be written.
+        FlowNPUError: the folder holds no model that `flownpu convert` made of a checkpoint or a GGUF file.
         MissingDependencyError: onnx_ir is not installed.
     """
     source = ConvertedModel(model)
@@ -75,7 +75,7 @@ class _Entries:
         self.decoder = model.decoder
 
     def entries(self) -> dict[str, q4nx_file.Entry]:
-        """The file's tensors."""
+        """The file's tensors by name."""
         found = {}
         for part in self.model.projections():
             if part.name == "embed_tokens":
@@ -114,10 +114,10 @@ class _Entries:
         return q4nx_file.Entry("BF16", (part.rows, part.columns), parts)
 
     def _rope_factors(self) -> NDArray[np.float32]:
-        """What the plain frequencies, theta^(-2i/d), are divided by: [d/2].
+        """The divisors [d/2] that make the model's rotary frequencies of the plain ones, theta^(-2i/d).
 
-        Each of those is theta^(2/d) times the next. So is each scaled one where both are divided by the same; where
-        Llama's factors grow, a frequency is more than that times the next.
+        theta is found from the model's frequencies: a plain one is theta^(2/d) times the next. So is a scaled one if
+        both have the same divisor; where Llama's divisors grow, the ratio is larger. So the least ratio is theta^(2/d).
         """
         frequencies = self.model.vectors()[f"rotary.{self.decoder['rotaries'][0]}"].astype(np.float64)
         ratio = (frequencies[:-1] / frequencies[1:]).min(initial=np.inf)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_MAX_LENGTH", "EMBEDDING_FILE", "PROCESSOR_FILE", "VISION_FILE", "genai_config"]
 
 VISION_FILE, EMBEDDING_FILE = "vision.onnx", "embedding.onnx"
-# Not GenAI's default, processor_config.json: transformers has a file of that name, of another form.
+# GenAI's default is processor_config.json, but transformers has a file of that name in another form.
 PROCESSOR_FILE = "image_processor.json"
 
 # GenAI allocates and zeroes the KV cache for search.max_length tokens as soon as a generator is made. Its own builder
@@ -27,16 +27,17 @@ DEFAULT_MAX_LENGTH = 4096
 
 # Settings of GenAI's engine.
 _DYNAMIC_BATCHING = {
-    # Tokens of a block. The beginning of a prompt that is in the cache is used in whole blocks, and the kernels take as
-    # long with any size.
+    # Tokens of a block. A prompt's beginning that is already in the cache is reused in whole blocks; the kernels are as
+    # fast with any size.
     "block_size": 16,
-    # Four sequences of DEFAULT_MAX_LENGTH, or more that are shorter: 436 MB for Gemma3-1B, of which memory is taken as
-    # it is first written to.
+    # Four sequences of DEFAULT_MAX_LENGTH, or more that are shorter: 436 MB for Gemma3-1B; pages take memory only once
+    # they are written to.
     "num_blocks": 4 * DEFAULT_MAX_LENGTH // 16,
     # Sequences at a time; more wait. A run's logits grow with it: 34 MB with a vocabulary of 262144.
     "max_batch_size": 32,
-    # Tokens of a run: those who decode wait for a prompt's part of this size, 0.6 s at 400 tokens/s. Weights are read
-    # once more for every part, and 256 rows take some 30 times as long to multiply.
+    # Tokens of a run. While a part of this size of one prompt is computed, 0.6 s at 400 tokens/s, the other sequences
+    # wait for their next token. Weights are read once more for every part, which matters little: multiplying 256 rows
+    # takes some 30 times as long.
     "max_scheduled_tokens": 256,
 }
 
@@ -54,14 +55,14 @@ def genai_config(
 
     Args:
         decoder: the model's decoder.
-        filename: the graph's file.
+        filename: the name of the graph's file.
         kv_dtype: the type of the KV cache, a key of KV_DTYPES.
-        sliding_window_cache: whether the graph was written so that layers with a window keep a cache of its size.
-        paged: whether it was written for the engine, with a KV cache in blocks.
-        generation: the checkpoint's generation_config.json, for the defaults of sampling.
+        sliding_window_cache: whether the graph's layers with a window keep a cache of the window's size.
+        paged: whether the graph is for GenAI's engine, with a KV cache in blocks.
+        generation: the contents of the checkpoint's generation_config.json, for the defaults of sampling.
 
     Raises:
-        ConversionError: the checkpoint's has something else in a setting's place.
+        ConversionError: a setting in `generation` has a value of another type.
     """
     settings = Settings(generation or {}, "generation_config.json")
     eos = list(decoder.eos_token_ids)
@@ -71,13 +72,13 @@ def genai_config(
         "vocab_size": decoder.vocabulary_size,
         "bos_token_id": decoder.bos_token_id,
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
-        # GenAI pads batches with it and takes it for padding in prompts; a model that has none uses its end token.
+        # GenAI pads batches with this token and takes it for padding in prompts; without one, the end token is used.
         "pad_token_id": decoder.pad_token_id if decoder.pad_token_id is not None else next(iter(eos), None),
         "decoder": {
             "filename": filename,
             "session_options": {"log_id": "onnxruntime-genai", "provider_options": [{get_ep_name(): {}}]},
             "hidden_size": decoder.hidden_size,
-            # What GenAI takes the KV cache's last axis from, and nothing else.
+            # GenAI uses it only as the size of the KV cache's last axis.
             "head_size": cache_columns(KV_DTYPES[kv_dtype], decoder.head_size),
             "num_attention_heads": decoder.heads,
             "num_key_value_heads": decoder.kv_heads,
@@ -101,7 +102,8 @@ def genai_config(
     if sliding_window_cache and decoder.window is not None:
         model["decoder"]["sliding_window"] = {
             "window_size": decoder.window,
-            # The operator evicts from the cache (sliding_window_cache=1); GenAI only sizes it, and cuts nothing up.
+            # The operator evicts old tokens from the cache (sliding_window_cache=1); GenAI only allocates it, and must
+            # not split prompts.
             "slide_key_value_cache": False,
             "slide_inputs": False,
             "layers": [index for index, layer in enumerate(decoder.layers) if layer.window is not None],
@@ -130,7 +132,7 @@ def genai_config(
 
 
 def _picture_sections(image_token: int) -> dict[str, Any]:
-    """What GenAI must know of the models before the decoder. Their session options are the decoder's."""
+    """The sections on the vision and embedding models, which run before the decoder with its session options."""
     return {
         "image_token_id": image_token,
         "vision": {

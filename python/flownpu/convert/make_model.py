@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes models of random weights in the shapes of public ones, for benchmarks: the bytes, but no sense."""
+"""Makes models of random weights in the shapes of public models, for benchmarks: as large and as slow as those."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["make_model"]
 
-# Positions that the rotary caches hold: as many as benchmarks go to. 131072 of them would take 268 MB for Gemma3-4B.
+# Most positions of the rotary tables by default: as many as benchmarks need. 131072 would take 268 MB for Gemma3-4B.
 _CONTEXT = 40960
 
 # Blocks that are drawn at once: 20 MB.
@@ -40,12 +40,12 @@ _BLOCKS_AT_ONCE = 32768
 
 
 class _Codes(NamedTuple):
-    """How codes are distributed.
+    """How the random codes are distributed.
 
     Attributes:
-        layout: of the blocks that hold them.
-        mean: of a code; the minimum is so many scales below 0, that the mean of weights is 0.
-        deviation: of a code.
+        layout: the layout of the blocks that hold them.
+        mean: a code's mean; the minimum is -mean times the scale, so that weights have mean 0.
+        deviation: a code's standard deviation.
     """
 
     layout: q4nx.Layout
@@ -53,40 +53,40 @@ class _Codes(NamedTuple):
     deviation: float
 
 
-# Codes 0..15 are drawn evenly: their variance is (16^2 - 1) / 12, their mean 7.5.
+# Codes 0..15 are drawn uniformly: their variance is (16^2 - 1) / 12, their mean 7.5.
 _EVEN = _Codes(q4nx.NARROW, 7.5, math.sqrt(255 / 12))
-# Minima of -8 scales want a mean of 8: a code of 0 becomes 8, and what is left are 1..15, 8 twice as often as others,
-# whose variance is 2 (1 + 4 + 9 + ... + 49) / 16.
+# Without minima a weight is scale (code - 8), so codes need the mean 8: each code 0 becomes 8. Then there are codes
+# 1..15, with 8 twice as often as any other, of variance 2 (1 + 4 + 9 + ... + 49) / 16.
 _SYMMETRIC = _Codes(q4nx.SYMMETRIC, 8, math.sqrt(280 / 16))
-# For each byte, which is two codes, the byte with code 0 made 8 in both.
+# Maps each byte, which holds two codes, to the byte in which each code 0 is 8.
 _EIGHT_FOR_ZERO = np.array(
     [byte | (0 if byte & 0x0F else 0x08) | (0 if byte & 0xF0 else 0x80) for byte in range(256)], np.uint8
 )
 
 
 class RandomWeights:
-    """Weights of mean 0 and variance 1/K.
+    """A `WeightSource` of random weights with mean 0 and variance 1/K, where K is a weight's number of columns.
 
-    A product with a normalised vector then has variance 1 whatever K, so that activations stay finite, scores neither
-    vanish nor saturate, and logits spread like a standard normal.
+    A product with a normalised vector then has variance 1 whatever K is, so that activations stay finite, attention
+    scores neither vanish nor saturate, and logits spread like a standard normal.
     """
 
     def __init__(self, seed: int, *, symmetric: bool = False) -> None:
-        """Takes the numbers' seed, and whether every minimum is to be -8 times its scale, as in GGUF's Q4_0."""
+        """Takes the seed, and whether every minimum shall be -8 times its scale, as in GGUF's Q4_0."""
         self._codes = _SYMMETRIC if symmetric else _EVEN
-        self._random = np.random.Generator(np.random.SFC64(seed))  # the fastest of numpy's
+        self._random = np.random.Generator(np.random.SFC64(seed))  # numpy's fastest generator
 
     def vector(self, weight: NormWeight | BiasWeight) -> NDArray[np.float32]:
-        """Ones: norms leave the scale as it is; biases are 0."""
+        """Ones for a norm, zeros for a bias, float32 [size]."""
         return np.full(weight.size, isinstance(weight, NormWeight), np.float32)
 
     def matrix(self, weight: RouterWeight) -> NDArray[np.float32]:
-        """A router's weight of variance 1/K, so that every expert is chosen about as often; bfloat16 holds it."""
+        """A router's weight [experts, columns] of variance 1/K: experts are equally likely, and bfloat16 holds it."""
         values = self._random.standard_normal((weight.source.rows, weight.columns), np.float32)
         return (values / np.float32(math.sqrt(weight.columns))).astype(q4nx.BFLOAT16).astype(np.float32)
 
-    def layout(self, projection: ProjectionWeight) -> q4nx.Layout:  # noqa: ARG002  (as of any weights)
-        """Every projection's is the same."""
+    def layout(self, projection: ProjectionWeight) -> q4nx.Layout:  # noqa: ARG002  (WeightSource's parameter)
+        """The layout of every projection's blocks."""
         return self._codes.layout
 
     def blocks(self, projection: ProjectionWeight) -> Iterator[BlockPart]:
@@ -105,7 +105,7 @@ class RandomWeights:
         blocks = np.empty(shape[:2], layout.dtype)
         codes = self._bytes(blocks["codes"].shape)
         blocks["codes"] = codes if layout.minima else _EIGHT_FOR_ZERO[codes]
-        # Scales within a quarter of the mean, so that neighbouring groups differ as they do in real weights.
+        # Scales differ from their mean by up to a quarter, so that neighbouring groups differ as in real weights.
         scale = np.linspace(0.75, 1.25, 256) / (deviation * math.sqrt(columns))
         choice = self._bytes(blocks["scale"].shape)
         for name, table in (("scale", scale), ("minimum", -mean * scale))[: 1 + layout.minima]:
@@ -117,7 +117,7 @@ class RandomWeights:
 
 
 def _without_padding(blocks: NDArray[np.uint8], rows: int, columns: int, layout: q4nx.Layout) -> NDArray[np.uint8]:
-    """The blocks with zeros where there are no weights; only the last row and column of blocks can have such places."""
+    """The blocks with zeros as padding, which only the last row and the last column of blocks can have."""
     if over := columns % layout.block_columns:
         blocks[:, -1:] = q4nx.pack(*q4nx.unpack(blocks[:, -1:], blocks.shape[0] * q4nx.BLOCK_ROWS, over), layout)
     if over := rows % q4nx.BLOCK_ROWS:
@@ -139,23 +139,24 @@ def make_model(
     force: bool = False,
     progress: ProgressCallback = silent,
 ) -> None:
-    """Writes a model of random weights that ORT GenAI loads; it takes token ids, for it has no tokenizer of its own.
+    """Writes a model of random weights that ORT GenAI loads; its tokenizer has a token for each byte, and no words.
 
     Args:
         shape: a key of SHAPES, such as "gemma3-1b".
-        output: folder to make.
+        output: the folder to make.
         kv_dtype: the type of the KV cache, "bf16", "fp16", "fp32" or "int8".
         sliding_window_cache: layers with a window keep a cache of the window's size.
-        paged: for GenAI's engine, with a KV cache in blocks.
-        context_length: positions that the model is made for; None: the shape's own, but no more than 40960.
+        paged: write the graph for GenAI's engine, with a KV cache in blocks.
+        context_length: how many positions the model is made for; None: the shape's own number, but at most 40960.
         layers: how many of the shape's layers the model has; None: all.
-        symmetric: weights without minima, as checkpoints in GGUF's Q4_0 have them.
-        seed: of the random numbers.
-        force: replace a model that is at `output`.
-        progress: hears how far it is.
+        symmetric: weights have no minima, as in checkpoints in GGUF's Q4_0.
+        seed: the seed of the random numbers.
+        force: replace a model that a conversion wrote to `output`.
+        progress: called with a `Progress` whenever a part of the work is done.
 
     Raises:
-        ConversionError: there is no such shape, or the output cannot be written; nothing is left behind.
+        ConversionError: there is no such shape, a number is out of range, or the output cannot be written; nothing is
+            left behind.
     """
     if shape not in SHAPES:
         raise ConversionError(f'expected one of the shapes {", ".join(SHAPES)}, got "{shape}"')
@@ -187,7 +188,7 @@ def make_model(
 
 
 def _write_byte_tokenizer(folder: Path) -> None:
-    """A tokenizer of the 256 bytes and nothing else, so that tools which want one find one."""
+    """Writes a tokenizer whose tokens are the 256 bytes, for tools that need one."""
     vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", "<bos>", "<unk>", "▁"])}
     vocabulary.update({f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)})
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}

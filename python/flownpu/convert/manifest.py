@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flownpu_manifest.json: what a model folder was made of and with, and what its files' sums are."""
+"""Writes flownpu_manifest.json: what a model folder was made of, with which settings, and its files' checksums."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["rounded", "sha256", "write_manifest"]
 
-# Version of the manifest's own format; a reader refuses a higher one.
+# Version of the manifest's own format.
 FORMAT = 1
 
 
 def rounded(errors: Mapping[str, float]) -> dict[str, float]:
-    """Relative errors as the manifest has them."""
+    """Relative errors, rounded as the manifest has them."""
     return {name: round(error, 6) for name, error in errors.items()}
 
 
@@ -38,12 +38,12 @@ def write_manifest(
     """Writes the manifest of a folder that is otherwise complete.
 
     Args:
-        folder: where the files are.
-        source: what it was made of.
+        folder: the model's folder.
+        source: what the model was made of.
         settings: the conversion's options.
-        quantisation: errors of each tensor.
+        quantisation: the format of the weights and the error of each.
         packages: distributions whose versions are recorded.
-        advance: hears of each piece of a file that was summed.
+        advance: called with the number of bytes of each piece of a file whose checksum is computed.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     manifest = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtures of experts in a feed-forward's place: their sizes, and where checkpoints have their tensors."""
+"""Describes mixtures of experts, which take the feed-forward's place: sizes, and the names of their tensors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["STACKED", "ExpertTensors", "Mixture"]
 
 @dataclass(frozen=True)
 class ExpertTensors:
-    """Names of a layer's tensors, behind the layer's own.
+    """Names of a layer's tensors, without the layer's prefix.
 
-    {} stands for an expert's number. A tensor without it holds all experts, those of an expert below those of the one
-    before it; where gate and up projection have the same name, each expert's gate is above its up projection.
+    {} stands for an expert's number. A tensor without it holds all experts, each one's rows after those of the one
+    before it; if gate and up projection have the same name, each expert's gate comes before its up projection.
     """
 
     router: str = "mlp.gate.weight"
@@ -25,15 +25,15 @@ class ExpertTensors:
 STACKED = ExpertTensors(
     gate="mlp.experts.gate_proj.weight", up="mlp.experts.up_proj.weight", down="mlp.experts.down_proj.weight"
 )
-"""Each projection of all experts in one tensor, as GGUF files have them."""
+"""Each projection is one tensor of all experts, as in GGUF files."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Experts of which a router chooses some for each token; each is a gated feed-forward of the decoder's size."""
+    """Experts, of which a router chooses some for each token; each is a gated feed-forward of the decoder's size."""
 
     experts: int
     experts_per_token: int
     normalize: bool
-    """The chosen experts' weights are the softmax of their logits; otherwise of all experts'."""
+    """Whether the chosen experts' weights are the softmax over their own logits, or parts of that over all experts'."""
     tensors: ExpertTensors = ExpertTensors()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a decoder's files into a folder: model.onnx, model.onnx.data, genai_config.json.
 
-One that takes pictures has embedding.onnx too, whose table is in the decoder's data file.
+A decoder that takes pictures has embedding.onnx too, whose table is in the decoder's data file.
 """
 
 from __future__ import annotations
@@ -38,24 +38,28 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelOptions", "output_bytes", "write_model", "write_tensors"]
 
-# model.onnx, genai_config.json and the manifest of the deepest model come to less than half of this.
+# Bytes to reserve for model.onnx, genai_config.json and the manifest: the deepest model's take less than half of this.
 _SMALL_FILES = 4 << 20
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The choices of a conversion that are not the checkpoint's."""
+    """The choices of a conversion that the checkpoint does not determine.
+
+    Raises:
+        ConversionError: a value is not known, or two exclude each other.
+    """
 
     kv_dtype: str = "bf16"
-    """The type of the KV cache: "bf16", "fp16", "fp32", or "int8", rows with a scale each."""
+    """The type of the KV cache: "bf16", "fp16", "fp32", or "int8" with a scale for each row."""
     logits: Logits = "last"
-    """Whose logits a run yields: each row's last token's, or all tokens'."""
+    """Whose logits a run yields: those of each row's last token, or of all tokens."""
     sliding_window_cache: bool = False
-    """Layers with a window keep a cache of the window's size. Off: GenAI then refuses to go back (rewind_to) once a
-    token was evicted, and neither beams nor caches that grow work with it."""
+    """Layers with a window keep a cache of the window's size. Off by default, because with it GenAI refuses rewind_to
+    once a token was evicted, and neither beams nor caches that grow work."""
     paged: bool = False
-    """Written for GenAI's engine: a KV cache in blocks, and many sequences in one run. GenAI's generators do not run
-    it."""
+    """The graph is for GenAI's engine: a KV cache in blocks, and many sequences in one run. GenAI's generators cannot
+    run it."""
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV_DTYPES:
@@ -75,12 +79,12 @@ class ModelOptions:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """For the manifest."""
+        """The options by name, for the manifest."""
         return asdict(self)
 
 
 def output_bytes(decoder: Decoder, weights: WeightSource) -> int:
-    """The bytes that `write_model` writes, rounded up."""
+    """How many bytes `write_model` writes, rounded up."""
     size = sum(
         aligned(math.prod(w.blocks_shape(weights.layout(w))) if isinstance(w, ProjectionWeight) else 4 * w.size)
         for w in weight_plan(decoder)
@@ -107,8 +111,8 @@ def write_model(
         weights: where the weights' values come from.
         options: see ModelOptions.
         generation: defaults of sampling, as in generation_config.json.
-        stage: what the progress is called.
-        progress: hears of it.
+        stage: the name of the stage that is reported.
+        progress: called with a `Progress` whenever a part of the work is done.
 
     Returns:
         The relative error |W - W'| / |W| (Frobenius norm) of each projection, by name.
@@ -165,13 +169,13 @@ def write_tensors(
 
     Args:
         folder: an existing folder.
-        decoder: whose weights.
+        decoder: the decoder whose weights are written.
         weights: where their values come from.
-        stage: what the progress is called.
-        progress: hears of it.
+        stage: the name of the stage that is reported.
+        progress: called with a `Progress` whenever a part of the work is done.
 
     Returns:
-        The tensors by name, and the relative error of each projection, as `write_model`.
+        The tensors by name, and the relative error of each projection, as for `write_model`.
 
     Raises:
         ConversionError: a weight is missing or wrong.
@@ -203,7 +207,7 @@ def write_tensors(
 
 
 def _narrowest(values: NDArray[np.float32]) -> NDArray[Any]:
-    """The values in bfloat16, if that holds them exactly."""
+    """The values in bfloat16 if that holds them exactly, else in float32."""
     rounded = values.astype(q4nx.BFLOAT16)
     return rounded if np.array_equal(rounded.astype(np.float32), values) else values
 
@@ -211,7 +215,7 @@ def _narrowest(values: NDArray[np.float32]) -> NDArray[Any]:
 def _measured(
     weights: WeightSource, projection: ProjectionWeight, errors: dict[str, float], counter: Stage
 ) -> Iterator[NDArray[np.uint8]]:
-    """The blocks of a projection; notes its relative error in `errors` at the end."""
+    """Yields the blocks of a projection, and at the end puts its relative error into `errors`."""
     squared_error = squares = 0.0
     for part in weights.blocks(projection):
         squared_error += part.squared_error

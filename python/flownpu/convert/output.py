@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output folder of a conversion: whole, or not there.
+"""Makes the output folder of a conversion so that it is either complete or not there.
 
-Everything is written into a folder with a temporary name, which is renamed at the end. It lies beside the output; where
-the output itself must stay (an empty folder, a mount point, the working directory), in it, and what it holds is moved
-up. Whatever happens before that (an error, Ctrl-C, a full disk) removes it, and leaves what was at the output's place
-as it was. What a process left that was killed, the next conversion to the same place removes.
+Everything is written into a folder with a temporary name beside the output, which is renamed at the end. Where the
+output's own folder must stay (an empty folder, a mount point, the working directory), the temporary folder is made in
+it, and its files are moved up at the end. If anything interrupts this (an error, Ctrl-C, a full disk), the temporary
+folder is removed, and the output stays as it was before. If the process is killed, the next conversion to the same
+output removes what it left.
 """
 
 from __future__ import annotations
@@ -50,21 +51,21 @@ def check_output(output: Path, *, force: bool) -> None:
 
 @contextmanager
 def output_folder(output: Path, *, force: bool, size: int) -> Iterator[Path]:
-    """A new folder to write into, which becomes `output` if the block ends without an exception.
+    """A context with a new folder to write into, which becomes `output` if the block ends without an exception.
 
     Args:
         output: the folder to make; its parents are made too.
-        force: replace a model that is there.
-        size: bytes that will be written, to be refused at once where the disk has not that much room.
+        force: replace a model that a conversion wrote to `output`.
+        size: how many bytes will be written; a disk with less free space is refused at once.
 
     Raises:
-        ConversionError: `output` exists, the disk is full or has not enough room, or the folder cannot be made.
+        ConversionError: `output` exists, the disk is full or has too little free space, or the folder cannot be made.
     """
     check_output(output, force=force)
     output = Path(os.path.abspath(output))  # noqa: PTH100  (resolve() would follow a link that is the output itself)
     made = [parent for parent in output.parents if not parent.exists()]
     stays = _stays(output)
-    beside = output / "in" if stays else output  # what temporary folders are named after
+    beside = output / "in" if stays else output  # temporary folders get names after this path, and lie beside it
     temporary: Path | None = None
     lock = -1
     try:
@@ -92,7 +93,7 @@ def output_folder(output: Path, *, force: bool, size: int) -> Iterator[Path]:
 
 
 def _stays(output: Path) -> bool:
-    """Whether the folder must not be renamed: it is empty, a mount point, or somebody's working directory, ours."""
+    """Whether the folder must not be renamed: it is empty, a mount point, or has this process's working directory."""
     if not output.is_dir() or output.is_symlink():
         return False
     is_current = output.resolve() in [Path.cwd(), *Path.cwd().parents]
@@ -102,29 +103,30 @@ def _stays(output: Path) -> bool:
 def _is_mount_point(folder: Path) -> bool:
     if os.path.ismount(folder):
         return True
-    # A folder mounted on one of the same file system, as in a container; field 5 is the place, spaces in it as \\040.
+    # ismount misses a folder that is mounted within its own file system, as containers do. Field 5 of a line is where
+    # something is mounted, with spaces written as \\040.
     places = _MOUNTS.read_text(encoding="utf-8").splitlines() if _MOUNTS.is_file() else []
     return str(folder.resolve()).replace(" ", r"\040") in {line.split()[4] for line in places}
 
 
 def _sibling(output: Path, kind: str) -> Path:
-    """A new hidden folder beside the output, with the permissions any new folder gets (mkdtemp's are narrower)."""
+    """Makes a hidden folder beside the output, with the permissions of any new folder (mkdtemp's are narrower)."""
     folder = output.with_name(f".{output.name}.{secrets.token_hex(4)}.{kind}")
     folder.mkdir()
     return folder
 
 
 def _lock(folder: Path) -> int:
-    """A descriptor that holds a folder as long as this process lives; -1 if it is held already, or cannot be."""
+    """A descriptor that locks a folder until it is closed or this process ends; -1 if the folder cannot be locked."""
     descriptor = open_to_lock(folder)
     if lock(descriptor):
         return descriptor
-    os.close(descriptor)  # another process writes into it; or a file system has no locks, and such folders stay
+    os.close(descriptor)  # another process writes into it, or the file system has no locks: such folders are kept
     return -1
 
 
 def _remove_left(output: Path) -> None:
-    """Removes what conversions to this output left whose process was killed."""
+    """Removes the temporary folders of earlier conversions to this output whose process was killed."""
     output = Path(os.path.abspath(output))  # noqa: PTH100
     for folder, name in ((output.parent, output.name), (output, "in")):
         left = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{8}}\.partial")
@@ -144,7 +146,7 @@ def _check_room(folder: Path, size: int) -> None:
 
 
 def _replace(temporary: Path, output: Path) -> None:
-    """Puts the finished folder in the output's place; a model that was there goes only when the new one is in place."""
+    """Renames the finished folder to the output; a model that was there is removed only after that."""
     if not output.exists():
         temporary.rename(output)
         return
@@ -160,10 +162,10 @@ def _replace(temporary: Path, output: Path) -> None:
 
 
 def _move_up(temporary: Path, output: Path) -> None:
-    """Puts the finished folder's files into the folder around it; a model that was there goes when they are there."""
+    """Moves the finished folder's files up into the output; a model that was there is removed only after that."""
     previous = _sibling(output / "in", "previous")
     old = [path for path in output.iterdir() if path not in (temporary, previous)]
-    # The manifest before all others: with it, a folder that was left in between may be replaced.
+    # The manifest is moved first: if the process is killed in between, the folder with a manifest may be replaced.
     new = sorted(temporary.iterdir(), key=lambda path: path.name != MANIFEST)
     moves = [(path, previous / path.name) for path in old] + [(path, output / path.name) for path in new]
     done: list[tuple[Path, Path]] = []
@@ -173,7 +175,7 @@ def _move_up(temporary: Path, output: Path) -> None:
             done.append((source, target))
     except BaseException:
         for source, target in reversed(done):
-            with suppress(OSError):  # the first error is the one to tell
+            with suppress(OSError):  # the first error is raised
                 target.rename(source)
         previous.rmdir()
         raise

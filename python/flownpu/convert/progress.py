@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a conversion tells how far it is."""
+"""Reports how far a conversion has come."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Progress", "ProgressCallback", "Stage", "silent"]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a stage is: `done` of `total` units. Rate and remaining time are for the one who shows it to find."""
+    """How far a stage has come: `done` of `total` units. Rate and remaining time are left to whoever shows it."""
 
     stage: str
-    """What is being done: "quantise", "sum"."""
+    """What is being done, such as "quantise", or "sum" for computing checksums."""
     done: int
     total: int
     unit: Literal["weights", "B"]
@@ -25,7 +25,7 @@ ProgressCallback: TypeAlias = Callable[[Progress], None]
 
 
 def silent(_: Progress) -> None:
-    """Shows nothing."""
+    """A callback that ignores the progress."""
 
 
 class Stage:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantises weights to Q4NX, straight from where they are stored: from floats, or from 4-bit codes that are there.
+"""Quantises weights to Q4NX straight from their file: from floats, or from 4-bit codes, which are kept.
 
-A projection is read, quantised and handed on a few hundred rows at a time: no weight is ever whole in memory.
+A projection is read, quantised and handed on a few hundred rows at a time: no weight is ever in memory as a whole.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Carried", "QuantizedWeights", "Tensors"]
 
-# Weights that are quantised in one go: 2^20 take 4 MB in float32 and some tens of milliseconds, so that threads find
-# work, Ctrl-C is heard soon, and a row of 16384 columns still comes in blocks of 32.
+# How many weights one task quantises: 2^20 take 4 MB in float32 and some tens of milliseconds, so that there are tasks
+# for all threads, Ctrl-C takes effect soon, and even with 16384 columns a task has whole blocks of 32 rows.
 _WEIGHTS_AT_ONCE = 1 << 20
 
 
 class Carried(NamedTuple):
-    """Rows of a weight that was quantised before, with the codes it had.
+    """Rows of a weight that is quantised in the source, with the source's codes.
 
     Attributes:
         quantized: the rows in Q4NX.
-        exact: float32 [rows, columns], what they were before their scales and minima were rounded to bf16.
+        exact: float32 [rows, columns], their values with scales and minima that are not rounded to bf16.
     """
 
     quantized: q4nx.Quantized
@@ -45,42 +45,42 @@ class Carried(NamedTuple):
 
 
 class Tensors(Protocol):
-    """A model's tensors by the names of `weight_plan`, wherever and however they are stored."""
+    """A model's tensors by their names in `weight_plan`'s sources, whatever file and format they are stored in."""
 
     @property
     def source(self) -> Path:
         """The file or the folder that they are in."""
 
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
-        """Raises ConversionError unless the tensor is there and has that shape."""
+        """Raises ConversionError unless the tensor exists and has that shape."""
 
     def is_symmetric(self, tensor: str) -> bool:
-        """Whether the weight's rows are `Carried`, each minimum -8 times its scale: known before they are read."""
+        """Whether the weight's rows will be `Carried` with each minimum -8 times its scale; reads no rows."""
 
     def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
-        """Rows first..stop-1 of a weight. Several threads call it; raises ValueError or ConversionError."""
+        """Rows first..stop-1 of a weight. Threads may call it at once; raises ValueError or ConversionError."""
 
     def vector(self, tensor: str, size: int) -> NDArray[np.float32]:
         """A whole one-dimensional tensor; raises ConversionError if a value is not finite."""
 
 
 class QuantizedWeights:
-    """The weights of a decoder, made of its tensors. Codes that are there stay as they are."""
+    """The weights of a decoder, made of its tensors: a `WeightSource`. Codes of a quantised source stay as they are."""
 
     def __init__(self, tensors: Tensors, norm_offset: float = 0.0) -> None:
-        """Takes tensors, and what is to be added to the norms' weights."""
+        """Takes the tensors, and a number that is added to the norms' weights."""
         self._tensors = tensors
         self._offset = np.float32(norm_offset)
 
     def check(self, plan: Sequence[Weight]) -> None:
-        """Raises ConversionError unless every tensor that is needed is there and has its shape."""
+        """Raises ConversionError unless every tensor that the plan needs exists and has its shape."""
         for weight in plan:
             columns = (weight.columns,) if isinstance(weight, ProjectionWeight | RouterWeight) else ()
             for source in weight.sources:
                 self._tensors.check(source.tensor, (source.stored_rows, *columns))
 
     def vector(self, weight: NormWeight | BiasWeight) -> NDArray[np.float32]:
-        """A norm's weight with the family's offset added, or a bias, float32 [size].
+        """A norm's weight with offset and scale applied, or a bias, float32 [size].
 
         Raises:
             ConversionError: the tensor is missing, has another shape, or a value that is not finite.
@@ -108,7 +108,7 @@ class QuantizedWeights:
         return values if source.order is None else values[_in_order(source.order, 0, source.rows)]
 
     def layout(self, projection: ProjectionWeight) -> q4nx.Layout:
-        """Without minima if every source has none; a source that has some gives them to its neighbours too."""
+        """The layout without minima if all sources are symmetric; one that is not gives all of them minima."""
         symmetric = all(self._tensors.is_symmetric(source.tensor) for source in projection.sources)
         return q4nx.SYMMETRIC if symmetric else q4nx.NARROW
 
@@ -134,7 +134,7 @@ class QuantizedWeights:
                     future.cancel()
 
     def _part(self, name: str, run: Sequence[TensorSource], first: int, stop: int, layout: q4nx.Layout) -> BlockPart:
-        """Rows first..stop-1 of the sources below one another."""
+        """Quantises rows first..stop-1 of a run of sources, counted over all of them, one after the other."""
         quantized, squared_error, squares = [], 0.0, 0.0
         start = 0
         for source in run:
@@ -153,10 +153,10 @@ class QuantizedWeights:
         return BlockPart(q4nx.pack(*stacked, layout), stacked.codes.size, squared_error, squares)
 
     def _rows(self, source: TensorSource, low: int, high: int) -> NDArray[np.float32] | Carried:
-        """Rows low..high-1 of a source, in its order."""
+        """Rows low..high-1 of a source, in the order that the graph needs."""
         if source.order is None:
             return self._tensors.rows(source.tensor, source.first + low, source.first + high)
-        # Whole heads, of which rows are taken.
+        # Whole heads are read, and the wanted rows taken from them.
         size = source.order.size
         first, last = low // size * size, -(-high // size) * size
         heads = self._tensors.rows(source.tensor, source.first + first, source.first + last)
@@ -173,7 +173,7 @@ def _in_order(order: HeadOrder, low: int, high: int) -> NDArray[np.int64]:
 
 
 def _row_parts(projection: ProjectionWeight) -> Iterator[tuple[Sequence[TensorSource], int, int]]:
-    """The rows of a projection, in parts that fill whole rows of blocks (but for the last of a run)."""
+    """The rows of a projection as (run, first, stop), in parts that fill whole rows of blocks but for a run's last."""
     at_once = max(1, _WEIGHTS_AT_ONCE // (projection.columns * q4nx.BLOCK_ROWS)) * q4nx.BLOCK_ROWS
     for run in projection.runs:
         total = sum(source.rows for source in run)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a conversion is asked for, whatever its source."""
+"""The arguments of a conversion, whatever its source."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["Request"]
 
 @dataclass(frozen=True)
 class Request:
-    """One call of `flownpu.convert.convert`; every kind of source has a function that takes one.
+    """The arguments of one call of `flownpu.convert.convert`; each kind of source has a function that takes them.
 
     Attributes:
         source: a file or a folder.
-        output: folder to make.
+        output: the folder to make.
         options: see ModelOptions.
-        context_length: positions that the model is made for; None: as many as the source allows.
-        force: replace a model that is at `output`.
-        progress: hears how far it is.
+        context_length: how many positions the model is made for; None: as many as the source allows.
+        force: replace a model that a conversion wrote to `output`.
+        progress: called with a `Progress` whenever a part of the work is done.
     """
 
     source: Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a model that a file holds, asked for by type: whatever the file has instead is an error that names it."""
+"""Settings from a model's file, read by type: a value of another type is an error that names file and setting."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 __all__ = ["LARGEST", "Settings"]
 
 LARGEST = 2**31 - 1
-"""The largest size that is read: ONNX Runtime and GenAI keep sizes and token ids in 32 bits."""
+"""The largest size that is accepted: ONNX Runtime and GenAI keep sizes and token ids in 32 bits."""
 
 
 class Settings:
-    """Settings by name; those that are null are not there.
+    """Settings by name; one whose value is null counts as missing.
 
     Attributes:
-        where: what messages call them, such as "config.json".
+        where: what messages call the file, such as "config.json".
     """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        """Takes what a JSON object holds, and its name."""
+        """Takes the contents of a JSON object, and what messages call it."""
         self._values = {key: value for key, value in values.items() if value is not None}
         self._nulls = values.keys() - self._values.keys()
         self.where = where
@@ -34,23 +34,23 @@ class Settings:
         return key in self._values
 
     def __or__(self, others: Settings) -> Settings:
-        """These, and others that count before them."""
+        """These settings together with others, which have precedence."""
         return Settings(self._values | others._values, others.where if others._values else self.where)
 
     def value(self, key: str) -> Any:
-        """Whatever the file has there."""
+        """The setting's value as the file has it; KeyError if it is missing."""
         return self._values[key]
 
     def is_null(self, key: str) -> bool:
-        """Whether the file names a setting and gives it no value."""
+        """Whether the file has the setting, with the value null."""
         return key in self._nulls
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Settings:
-        """These, and others where they are missing."""
+        """These settings, with defaults for those that are missing."""
         return Settings({**defaults, **self._values}, self.where)
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = LARGEST) -> int:
-        """A whole number; ConversionError if it is something else or outside, or missing without a default."""
+        """A whole number; ConversionError if it is something else, not in least..most, or missing without a default."""
         value = self._value(key, default)
         whole = isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer()
         if not whole or not least <= value <= most:
@@ -87,14 +87,14 @@ class Settings:
         return Settings(value, f"{self.where}: {key}")
 
     def texts(self, key: str) -> list[str]:
-        """A list of texts; ConversionError if it is something else."""
+        """A list of texts; ConversionError if it is something else, or missing."""
         value = self._value(key, None)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self._error(key, "a list of texts", value)
         return value
 
     def numbers(self, key: str) -> list[float]:
-        """A list of numbers; ConversionError if it is something else."""
+        """A list of numbers; ConversionError if it is something else, or missing."""
         value = self._value(key, None)
         if not isinstance(value, list):
             raise self._error(key, "a list of numbers", value)
@@ -106,7 +106,7 @@ class Settings:
         return self.integer(key, least=0) if key in self else None
 
     def tokens(self, key: str) -> tuple[int, ...]:
-        """Token ids, of which a file may name one by itself; ConversionError if they are something else."""
+        """Token ids, in a file as a list or a single one; () if missing. ConversionError if they are something else."""
         value = self._values.get(key, [])
         listed = value if isinstance(value, list | tuple) else [value]
         return tuple(Settings({key: item}, self.where).integer(key, least=0) for item in listed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of a decoder's graph: which they are, and from which tensors of a checkpoint they are made."""
+"""Lists the weights of a decoder's graph, and the tensors of a checkpoint that each is made from."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class HeadOrder:
-    """The order of a head's dimensions in which half of them is rotated against the other half.
+    """The order of a head's d dimensions in which dimension i is rotated with dimension i + d/2.
 
-    Checkpoints rotate the first r dimensions of d, halves of those against each other, and leave the rest: here each
-    half is one of the r and one of the rest. Queries and keys in the same order have the same products.
+    Checkpoints rotate the first r of d dimensions, i with i + r/2, and leave the rest. Here the first half of the head
+    is the first half of those r and then the first half of the rest, and the second half likewise. If queries and keys
+    are both reordered so, their products stay the same.
     """
 
     size: int
     rotated: int
 
     def rows(self) -> NDArray[np.int64]:
-        """For each row of a head, the checkpoint's, int64 [d]."""
+        """For each row of a head in the graph, its row in the checkpoint, int64 [d]."""
         rotated, rest = np.split(np.arange(self.size), [self.rotated])
         return np.concatenate(
             [part for half in zip(np.split(rotated, 2), np.split(rest, 2), strict=True) for part in half]
@@ -54,15 +55,15 @@ class HeadOrder:
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Rows of a tensor [stored, columns] of the checkpoint, whose name comes without the prefix that they differ in."""
+    """Rows first..first+rows-1 of a checkpoint's tensor, whose name comes without the prefix in which models differ."""
 
     tensor: str
     rows: int
     first: int = 0
     stored: int = 0
-    """Rows that the tensor has in all; 0: these."""
+    """How many rows the tensor has in all; 0: `rows`."""
     order: HeadOrder | None = None
-    """That of each head's rows; None: as they are."""
+    """The order of each head's rows; None: as they are stored."""
 
     @property
     def stored_rows(self) -> int:
@@ -72,37 +73,37 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class ProjectionWeight:
-    """A weight that is stored as Q4NX: the rows of its sources below one another."""
+    """A weight that is stored as Q4NX: the rows of its sources, one source after the other."""
 
     name: str
     sources: tuple[TensorSource, ...]
     columns: int
     gated: bool = False
-    """Two sources, the gate and the up projection, each padded to whole blocks by itself."""
+    """The sources are a gate and an up projection (for each expert), each padded to whole blocks by itself."""
     by_expert: bool = False
-    """The sources of one expert after those of the other, each padded likewise."""
+    """The sources of one expert follow those of the one before it, each padded to whole blocks by itself."""
 
     @property
     def rows(self) -> int:
-        """M of Q4NXMatMul: what a product with this weight, or with an expert's part of it, yields."""
+        """M of Q4NXMatMul: how many values a product with this weight, or with one expert's part of it, yields."""
         one = self.gated or self.by_expert
         return self.sources[0].rows if one else sum(source.rows for source in self.sources)
 
     def blocks_shape(self, layout: q4nx.Layout) -> tuple[int, int, int]:
-        """The shape of the uint8 tensor."""
+        """The shape of the uint8 tensor of blocks: rows of blocks, blocks in a row, bytes of a block."""
         rows = (sum(source.rows for source in run) for run in self.runs)
         shapes = [q4nx.blocks_shape(count, self.columns, layout) for count in rows]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     @property
     def runs(self) -> tuple[tuple[TensorSource, ...], ...]:
-        """Sources whose rows share blocks."""
+        """The sources in groups; within a group, rows of different sources may share a block."""
         one = self.gated or self.by_expert
         return tuple((source,) for source in self.sources) if one else (self.sources,)
 
     @property
     def size(self) -> int:
-        """Weights, padding not counted."""
+        """How many weights it has, padding not counted."""
         return sum(source.rows for source in self.sources) * self.columns
 
 
@@ -114,32 +115,32 @@ class NormWeight:
     tensor: str
     size: int
     scale: float = 1.0
-    """What it is multiplied by, its family's offset included."""
+    """A factor of the weight, applied after its family's offset was added."""
     order: HeadOrder | None = None
-    """That of each head's values; None: as they are."""
+    """The order of each head's values; None: as they are stored."""
 
     @property
     def sources(self) -> tuple[TensorSource, ...]:
-        """The tensor."""
+        """The tensor that it is made of."""
         return (TensorSource(self.tensor, self.size, order=self.order),)
 
 
 @dataclass(frozen=True)
 class BiasWeight:
-    """A projection's bias, float32 [size]: its sources behind one another."""
+    """A projection's bias, float32 [size]: its sources, one after the other."""
 
     name: str
     sources: tuple[TensorSource, ...]
 
     @property
     def size(self) -> int:
-        """Elements: the rows of all sources."""
+        """How many elements it has: the rows of all sources."""
         return sum(source.rows for source in self.sources)
 
 
 @dataclass(frozen=True)
 class RouterWeight:
-    """What scores experts, [experts, columns], in bfloat16 where that holds it exactly, and in float32 where not."""
+    """A router's weight [experts, columns]; stored in bfloat16 if that holds it exactly, else in float32."""
 
     name: str
     source: TensorSource
@@ -152,7 +153,7 @@ class RouterWeight:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """How many elements it has."""
         return self.source.rows * self.columns
 
 
@@ -163,10 +164,10 @@ class BlockPart(NamedTuple):
     """Some rows of blocks of a projection.
 
     Attributes:
-        blocks: uint8 [n, ceil(columns / 32), 640 or 576], in the layout that the source says.
-        size: weights in them, padding not counted.
-        squared_error: sum of (w - w')^2 over them, w' being what the blocks hold.
-        squares: sum of w^2.
+        blocks: uint8 [n, ceil(columns / 32), 640 or 576], in the layout that `WeightSource.layout` gives.
+        size: how many weights they hold, padding not counted.
+        squared_error: the sum of (w - w')^2 over these weights, where the blocks hold w' for w.
+        squares: the sum of w^2.
     """
 
     blocks: NDArray[np.uint8]
@@ -179,27 +180,27 @@ class WeightSource(Protocol):
     """Where the values of a decoder's weights come from."""
 
     def layout(self, projection: ProjectionWeight) -> q4nx.Layout:
-        """How the projection's blocks are laid out: narrow, without minima where the weight needs none."""
+        """The layout of the projection's blocks: q4nx.NARROW, or q4nx.SYMMETRIC if the weight needs no minima."""
 
     def blocks(self, projection: ProjectionWeight) -> Iterator[BlockPart]:
-        """The projection's blocks, part by part in their order."""
+        """The projection's blocks, in parts from the first row to the last."""
 
     def vector(self, weight: NormWeight | BiasWeight) -> NDArray[np.float32]:
-        """A norm's weight as the operator multiplies by it, or a bias, [size]."""
+        """A norm's weight with offset and scale applied, or a bias, [size]."""
 
     def matrix(self, weight: RouterWeight) -> NDArray[np.float32]:
         """A router's weight, [experts, columns]."""
 
 
 def embedding_table(decoder: Decoder) -> ProjectionWeight:
-    """The table of the tokens' embeddings, which is the LM head too where the two are tied."""
+    """The table of the tokens' embeddings, which is also the LM head if the two are tied."""
     return ProjectionWeight(
         "embed_tokens", (TensorSource("embed_tokens.weight", decoder.vocabulary_size),), decoder.hidden_size
     )
 
 
 def weight_plan(decoder: Decoder) -> list[Weight]:
-    """The weights of a decoder's graph, in order of use. Initializers have these names."""
+    """The weights of a decoder's graph, in order of use; their names are those of the graph's initializers."""
     plan: list[Weight] = [embedding_table(decoder)]
     for i in range(len(decoder.layers)):
         plan += _attention(decoder, f"layers.{i}") + _feed_forward(decoder, f"layers.{i}")
@@ -255,7 +256,7 @@ def _mlp(decoder: Decoder, module: str) -> list[Weight]:
     shapes: dict[str, tuple[int, HeadOrder | None]] = {"gate_proj": (size, None), "up_proj": (size, None)}
     gate_up = _sources(module, "gate_up_proj", shapes, fused=decoder.fused_projections)
     if decoder.feed_forward_bias:
-        # A gated product takes no bias: there are two.
+        # A gated product takes no bias, so gate and up projection are two products.
         for name, source in zip(shapes, gate_up, strict=True):
             plan.append(ProjectionWeight(f"{module}.{name}", (source,), hidden))
             plan.append(_bias(f"{module}.{name}", (source,)))
@@ -271,7 +272,7 @@ def _mlp(decoder: Decoder, module: str) -> list[Weight]:
 def _experts(decoder: Decoder, mixture: Mixture, layer: str) -> list[Weight]:
     """The weights of a layer's Q4NXMoE."""
     hidden, size, names = decoder.hidden_size, decoder.feed_forward_size, mixture.tensors
-    # Rows that a tensor has of each expert, and the first of the up projection among them.
+    # How many rows of each expert a tensor of gates or ups has, and at which of them the up projection begins.
     inner, up = (2 * size, size) if names.gate == names.up else (size, 0)
     gate_up = []
     for expert in range(mixture.experts):
@@ -289,7 +290,7 @@ def _experts(decoder: Decoder, mixture: Mixture, layer: str) -> list[Weight]:
 
 
 def _of_expert(mixture: Mixture, tensor: str, expert: int, rows: TensorSource) -> TensorSource:
-    """Rows of an expert, of its own tensor or of that of all, with the tensor's name."""
+    """An expert's rows: in a tensor of its own, if the name has {} for its number, or in the tensor of all experts."""
     if "{}" in tensor:
         return replace(rows, tensor=tensor.format(expert))
     each = rows.stored_rows
@@ -299,7 +300,7 @@ def _of_expert(mixture: Mixture, tensor: str, expert: int, rows: TensorSource) -
 def _sources(
     module: str, whole: str, shapes: Mapping[str, tuple[int, HeadOrder | None]], *, fused: bool
 ) -> tuple[TensorSource, ...]:
-    """Projections by name, rows and order: each a tensor, or all rows of one."""
+    """The sources of projections, given by name with rows and order: a tensor each, or one after the other in one."""
     total = sum(rows for rows, _ in shapes.values())
     sources, first = [], 0
     for name, (rows, order) in shapes.items():

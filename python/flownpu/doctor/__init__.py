@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is there of what FlowNPU needs, what is missing, and the command that mends it."""
+"""The checks of `flownpu doctor`: what FlowNPU needs, what of it is missing, and the command that mends it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 __all__ = ["JOIN_THE_GROUP", "Check", "Host", "Status"]
 
-# Who may open the device files of NPUs and GPUs.
+# The group `render` may open the device files of NPUs and GPUs.
 JOIN_THE_GROUP = 'sudo usermod -aG render "$USER", then log in again'
 
 
@@ -19,7 +19,7 @@ class Status(StrEnum):
 
     GOOD = "good"
     NOTE = "note"
-    """Something optional is absent; what needs it is named."""
+    """Something optional is absent; the text names what needs it."""
     BAD = "bad"
 
 
@@ -35,7 +35,7 @@ class Check:
 
 
 def _kernel_log() -> str:
-    """What the kernel said; nothing where only root may read it."""
+    """The kernel's log; empty where only root may read it."""
     try:
         return subprocess.run(["dmesg"], check=False, capture_output=True, text=True, errors="replace").stdout
     except OSError:
@@ -44,17 +44,17 @@ def _kernel_log() -> str:
 
 @dataclass(frozen=True)
 class Host:
-    """The machine that is looked at; tests make one up."""
+    """The machine that is examined; tests pass one that they made up."""
 
     root: Path = Path("/")
-    """Where /dev, /etc, /opt, /proc, /sys and /usr are."""
+    """The folder that holds /dev, /etc, /opt, /proc, /sys and /usr."""
     may_use: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK)
     kernel_log: Callable[[], str] = _kernel_log
     load_plugin: Callable[[], str | None] = lambda: ""
-    """Loads what of this FlowNPU talks to XRT: the loader's words if it cannot; None: this build has none."""
+    """Loads FlowNPU's plugin for XRT: "" if it loads, the loader's message if not, None if this build has none."""
 
     def read(self, path: str) -> str:
-        """A small text file below the root; empty where there is none, or none that this user may read."""
+        """A small text file below the root; "" if it is missing or this user may not read it."""
         try:
             return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of `flownpu doctor`: what is there, what is missing, and the command that mends it."""
+"""Runs the checks of `flownpu doctor`, those of Python's packages here, those of devices in the other modules."""
 
 import sys
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ __all__ = ["diagnose", "diagnose_software"]
 
 
 def diagnose(host: Host, model: Path | None = None) -> Iterator[Check]:
-    """All checks, in the order in which one thing needs another; with a model's folder, whether the NPU runs it."""
+    """All checks, each after those of what it needs; with a model's folder also whether the NPU runs that model."""
     software = list(diagnose_software())
     yield from software
     if any(check.name == "native module" and check.status is Status.BAD for check in software):
-        return  # with it, or through it, all the rest is looked at
-    from flownpu.doctor.limits import diagnose_machine  # noqa: PLC0415 of the native module
+        return  # all other checks need the native module
+    from flownpu.doctor.limits import diagnose_machine  # noqa: PLC0415 imports the native module
     from flownpu.doctor.npu import diagnose_model  # noqa: PLC0415 likewise
 
     yield from diagnose_machine(host)
@@ -38,7 +38,7 @@ def diagnose(host: Host, model: Path | None = None) -> Iterator[Check]:
 
 
 def _diagnose_devices(host: Host) -> Iterator[Check]:
-    from flownpu.doctor.npu import diagnose_npu  # noqa: PLC0415 of the native module
+    from flownpu.doctor.npu import diagnose_npu  # noqa: PLC0415 imports the native module
     from flownpu.doctor.opencl import diagnose_opencl, find_opencl  # noqa: PLC0415 likewise
 
     yield diagnose_opencl(host, find_opencl())
@@ -65,7 +65,7 @@ def _diagnose_onnxruntime() -> Check:
     if not flavours:
         return Check(name, Status.BAD, "not installed", "pip install onnxruntime")
     if len(flavours) > 1:
-        # All of them write into the same folder, and the one that was installed last has overwritten the others.
+        # All of them are installed into the same folder: the last one has overwritten the others' files.
         spare = " ".join(flavour for flavour in flavours if flavour != "onnxruntime")
         remedy = f"pip uninstall -y {spare} onnxruntime && pip install onnxruntime"
         return Check(name, Status.BAD, f"{found}: several flavours overwrite one another", remedy)
@@ -91,7 +91,7 @@ def _diagnose_genai() -> Check:
 
 def _diagnose_registration() -> Check:
     try:
-        import onnxruntime  # noqa: PLC0415 optional, and the check before this one has seen it
+        import onnxruntime  # noqa: PLC0415 optional: an earlier check has found it installed
     except ImportError as error:
         remedy = windows.RUN_TIME if IS_WINDOWS else "pip install --force-reinstall onnxruntime"
         return Check("registration", Status.BAD, f"onnxruntime does not load: {error}", remedy)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of `flownpu doctor` for FlowNPU's own libraries: whether this system loads them, or why not."""
+"""The checks of `flownpu doctor` for FlowNPU's own libraries: whether this system loads them, and if not, why."""
 
 import ctypes
 import importlib
@@ -21,22 +21,22 @@ REINSTALL = "pip install --force-reinstall --no-deps flownpu (built from source:
 OLDEST_GLIBC = (2, 28)
 BUILD_HERE = "pip install --force-reinstall --no-deps --no-binary flownpu flownpu, which takes g++ 12 or newer"
 NEWER_SYSTEM = "a system with glibc 2.28 or newer (Debian 10, Ubuntu 20.04, RHEL 8), or a container of one"
-# ELF's e_machine, as platform.machine() names it; and the like of Windows' files, by Linux's names.
+# Linux's names (platform.machine()) of the values of ELF's e_machine, and of the machine field in Windows' PE files.
 ARCHITECTURES = {3: "i686", 40: "armv7l", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
 ARCHITECTURES_OF_WINDOWS = {0x14C: "i686", 0x8664: "x86_64", 0xAA64: "aarch64"}
-# platform.machine() on Windows.
+# Linux's names for what platform.machine() says on Windows.
 NAMES = {"AMD64": "x86_64", "ARM64": "aarch64", "x86": "i686"}
 
 
 def diagnose_provider() -> Check:
-    """The library that ONNX Runtime loads."""
+    """Whether the library that ONNX Runtime loads, the execution provider, can be loaded."""
     name = "provider library"
     try:
         path = get_library_path()
     except FlowNPUError as error:
         return Check(name, Status.BAD, str(error).rpartition(": ")[0], REINSTALL)
     try:
-        # The dynamic linker's own words say which symbol or library is missing.
+        # The dynamic linker's message says which symbol or library is missing.
         ctypes.CDLL(path)
     except OSError as error:
         return _refused(name, Path(path), str(error))
@@ -44,13 +44,13 @@ def diagnose_provider() -> Check:
 
 
 def diagnose_module() -> Check:
-    """The module through which Python calls the same code."""
+    """Whether `flownpu._native`, through which Python calls the provider's code, can be imported."""
     name = "native module"
     try:
         module = importlib.import_module("flownpu._native")
     except ImportError as error:
-        # An import names the file only where the loader has refused it, not where there is none for this Python. The
-        # message, which is in the user's language on Windows, begins with it on Linux.
+        # The error names the file only if the loader refused it, not if there is none for this Python. On Linux the
+        # message begins with the file; on Windows `error.path` has it, and the message is in the user's language.
         said = re.match(r"(/\S+\.so)", str(error))
         file = said[1] if said else error.path
         if file is None:
@@ -61,7 +61,7 @@ def diagnose_module() -> Check:
 
 
 def _refused(name: str, library: Path, said: str) -> Check:
-    """Why the loader does not take a library."""
+    """Why the loader refuses a library, from its message `said`."""
     made_for, here = _architecture(library), _own_architecture()
     if made_for and made_for != here:
         found = f"is for {made_for}, and this Python is of {here}"
@@ -79,23 +79,23 @@ def _refused(name: str, library: Path, said: str) -> Check:
 
 
 def _architecture(library: Path) -> str:
-    """The architecture that a library is for; empty if it is not one that we know."""
+    """The architecture that a library is for; empty if it is unknown."""
     try:
         with library.open("rb") as file:
             header = file.read(1024)
     except OSError:
         return ""
-    if header[:2] == b"MZ":  # where Windows' own header begins is at 0x3c, and the machine is behind its "PE\0\0"
+    if header[:2] == b"MZ":  # the offset of the PE header is at 0x3c, and the machine follows its "PE\0\0"
         place = int.from_bytes(header[0x3C:0x40], "little") + 4
         return ARCHITECTURES_OF_WINDOWS.get(int.from_bytes(header[place : place + 2], "little"), "")
     if len(header) < 20 or header[:4] != b"\x7fELF":
         return ""
-    # e_ident's sixth byte is 2 where the file is big-endian.
+    # The sixth byte of e_ident is 2 in a big-endian file.
     return ARCHITECTURES.get(struct.unpack_from(">H" if header[5] == 2 else "<H", header, 18)[0], "")
 
 
 def _own_architecture() -> str:
-    """This Python's, which may have fewer bits than the machine."""
+    """This Python's architecture, which may have fewer bits than the machine."""
     machine = NAMES.get(platform.machine(), platform.machine())
     if struct.calcsize("P") == 4:
         return {"x86_64": "i686", "aarch64": "armv7l"}.get(machine, machine)

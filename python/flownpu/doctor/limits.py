@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of `flownpu doctor` for the processor and the memory, and for what this process may use of them."""
+"""The checks of `flownpu doctor` for the processor and the memory, and for how much of them this process may use."""
 
 import platform
 import re
@@ -17,7 +17,7 @@ GIB = 2**30
 MORE_TIME = "docker run --cpus=N, or CPUQuota=N00% of the systemd service, with N processors"
 MORE_MEMORY = "docker run --memory=SIZE, or MemoryMax=SIZE of the systemd service"
 HOST_PROCESSOR = "let the virtual machine have the host's processor (QEMU: -cpu host)"
-# What kernels that are not slow need of a processor, by platform.machine(), and who has it.
+# What the fast kernels need of a processor, by platform.machine(), and which processors have it.
 NEEDED = {
     "x86_64": ("AVX2", "a processor with AVX2 (Intel since 2013, AMD since 2015)"),
     "aarch64": (
@@ -25,12 +25,12 @@ NEEDED = {
         "a processor with Armv8.2's dot products (Cortex-A76 and Neoverse N1 of 2018, and later)",
     ),
 }
-# What Python with its modules, the provider and its threads' stacks take of an address space, before any weight does.
+# Bytes of address space that Python, its modules, the provider and its threads' stacks take, without any weight.
 BARE = 2 * GIB
 
 
 def diagnose_machine(host: Host) -> Iterator[Check]:
-    """Processor and memory, and the limits that are set to this process."""
+    """Processor and memory, and the limits that this process has."""
     machine = describe_machine(host.root)
     has_kernels = machine.isa != "generic"
     slow = remedy = ""

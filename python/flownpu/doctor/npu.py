@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of `flownpu doctor` for the NPU: its hardware, its driver, XRT, a model's artifacts, a call that ran."""
+"""The checks of `flownpu doctor` for the NPU: hardware, driver, XRT, a model's artifacts, a token computed by it."""
 
 import gc
 import re
@@ -14,23 +14,23 @@ from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 
 __all__ = ["diagnose_model", "diagnose_npu"]
 
-# PCI devices of AMD (vendor 1022) that the driver amdxdna takes, from its table of devices (Linux 7).
+# AMD's PCI devices (vendor 1022) that the driver amdxdna supports, from its table of devices (Linux 7).
 AMD = "0x1022"
 NPUS = {"0x1502": "XDNA NPU (Phoenix, Hawk Point)", "0x17f0": "XDNA2 NPU (Strix, Strix Halo, Krackan)"}
-# A later generation, which the driver calls NPU3; our designs are for the two before it.
+# A later generation, which the driver calls NPU3: FlowNPU has no designs for it.
 LATER_NPUS = {f"0x{device}" for device in ("17f1", "17f2", "17f3", "1b0a", "1b0b", "1b0c")}
 # Bytes that the driver's user part maps and locks when it opens the NPU; amd/xdna-driver issue 903 shows it failing.
 DRIVER_HEAP = 64 * 2**20
-# capabilities(7): whoever has it may lock any amount of memory.
+# The number of the capability with which a process may lock any amount of memory (capabilities(7)).
 CAP_IPC_LOCK = 14
 ALL_USERS = "0 0 4294967295"
-"""The map of users outside of containers; the kernel asks for the capability there."""
+"""/proc/self/uid_map outside of containers: the kernel asks for the capability there, not for one in a container."""
 DRIVER_LOG = "sudo dmesg | grep amdxdna"
-# What the driver says of firmware whose protocol it does not know: in words up to Linux 6.19 (aie2_pci.c), later by its
-# error number alone, EOPNOTSUPP (aie.c), which nothing else of its start gives.
+# What the driver logs about firmware whose protocol it does not know: words up to Linux 6.19 (aie2_pci.c), later only
+# the error number EOPNOTSUPP (aie.c), which no other failure of its start has.
 REFUSED_FIRMWARE = r"amdxdna.*\b(Incompatible firmware.*|Firmware minor version.*|start npu failed, ret -95)"
-# A session says this, too (ops/npu/driver/xrt_plugin.cc): that the driver or the firmware does not know a request, that
-# there is no room, and what is to be done. For pam_limits `*` is everybody but root.
+# Texts that a session's errors contain too (ops/npu/driver/xrt_plugin.cc): the driver or the firmware does not know a
+# request; the NPU has no room; memory cannot be locked. For pam_limits `*` is everybody but root.
 TOO_OLD = "a firmware of the NPU of its age"
 FULL = "close other programs that use the NPU"
 MORE_LOCKED_MEMORY = "echo '* - memlock unlimited' | sudo tee -a /etc/security/limits.conf, then log in again"
@@ -39,14 +39,14 @@ MORE_LOCKED_MEMORY_OF_ROOT = "start the container with --ulimit memlock=-1, or t
 
 @dataclass(frozen=True)
 class _Npu:
-    """An NPU on the PCI bus, whether or not a driver has taken it."""
+    """An NPU on the PCI bus, whether or not a driver is bound to it."""
 
     device: str
     revision: str
 
     @property
     def is_known(self) -> bool:
-        """Whether we have designs for it."""
+        """Whether FlowNPU has designs for it."""
         return self.device in NPUS
 
     @property
@@ -55,7 +55,7 @@ class _Npu:
 
 
 def diagnose_npu(host: Host) -> Iterator[Check]:
-    """The NPU: absent, without its driver, without permission, or ready. None of these hinders the cpu device."""
+    """The NPU: absent, without its driver, without permission, or ready. The cpu device works in any of these cases."""
     npus = _npus_on_the_bus(host)
     nodes = [node for node in sorted(host.root.glob("dev/accel/accel*")) if _is_amd(host, node)]
     if not nodes:
@@ -101,20 +101,20 @@ def _diagnose_driver(host: Host, npu: _Npu) -> Check:
 
 
 def _firmware_files(folder: Path) -> list[str]:
-    """The names that the driver asks for, with what they are links to: "npu.sbin is npu.sbin.1.0.0.63"."""
+    """The firmware's links by the names that the driver asks for: "npu.sbin is npu.sbin.1.0.0.63"."""
     links = [(file, file.readlink().name) for file in sorted(folder.glob("*.sbin*")) if file.is_symlink()]
     return [f"{file.name.removesuffix('.zst')} is {target.removesuffix('.zst')}" for file, target in links]
 
 
 def _other_versions(release: Release) -> str:
-    """What brings a firmware and a driver that take one another."""
+    """The commands that install a firmware and a driver that work together."""
     if release.firmware == release.driver:
         return release.driver
     return f"{release.firmware}, and if that changes nothing {release.driver}"
 
 
 def _diagnose_node(host: Host, node: Path, npus: list[_Npu]) -> Check:
-    """An NPU with a device file: whether this user may open it."""
+    """Whether this user may open an NPU's device file."""
     shown = f"/{node.relative_to(host.root)}"
     own = _npu_at(host, f"sys/class/accel/{node.name}/device")
     npu = own if own.device else next(iter(npus), None)
@@ -132,14 +132,14 @@ def _diagnose_node(host: Host, node: Path, npus: list[_Npu]) -> Check:
 
 
 def _versions(host: Host, node: Path) -> str:
-    """What the driver says of itself and of the NPU's firmware; whether they are too old, only XRT can say."""
+    """The versions of the driver and of the NPU's firmware, as text; only XRT can say whether they are too old."""
     driver = host.read("sys/module/amdxdna/version")
     firmware = host.read(f"sys/class/accel/{node.name}/device/fw_version")
     return (f", driver {driver}" if driver else "") + (f", firmware {firmware}" if firmware else "")
 
 
 def _lockable(host: Host) -> int | None:
-    """Bytes of memory that this process may lock; None: as many as it likes."""
+    """Bytes of memory that this process may lock; None: no limit."""
     capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", host.read("proc/self/status"), re.MULTILINE)
     is_outside = host.read("proc/self/uid_map").split() == ALL_USERS.split()
     if capabilities and int(capabilities[1], 16) >> CAP_IPC_LOCK & 1 and is_outside:
@@ -149,12 +149,12 @@ def _lockable(host: Host) -> int | None:
 
 
 def diagnose_model(host: Host, folder: Path, *, emulated: bool) -> Iterator[Check]:
-    """Whether a model's artifacts are there, and whether the device computes a token with them.
+    """Whether a model's artifacts exist, and whether the device computes a token with them.
 
     Args:
         host: this machine.
-        folder: the model's.
-        emulated: look at the emulated NPU rather than at this machine's.
+        folder: the model's folder.
+        emulated: check the emulated NPU rather than this machine's.
     """
     device, kind = ("emulate", "emulate") if emulated else ("npu", "xclbin")
     artifacts = folder / "artifacts" / ("emulate" if emulated else "npu2")
@@ -172,12 +172,12 @@ def diagnose_model(host: Host, folder: Path, *, emulated: bool) -> Iterator[Chec
         yield Check("a token", Status.BAD, str(error), build if emulated else _remedy_of_a_failure(host, str(error)))
         return
     finally:
-        gc.collect()  # a model that failed is kept by its traceback
+        gc.collect()  # the traceback of a failure keeps the model until then
     yield Check("a token", Status.GOOD, found)
 
 
 def _remedy_of_a_failure(host: Host, error: str) -> str:
-    """What mends what a session says: the same that it says, as far as that depends on the machine."""
+    """The command that mends a session's error, where it depends on the machine; else the one that shows the log."""
     release = release_of(host.root)
     remedies = {
         TOO_OLD: _other_versions(release),
@@ -205,5 +205,5 @@ def _npu_at(host: Host, place: str) -> _Npu:
 
 
 def _is_amd(host: Host, node: Path) -> bool:
-    """Other vendors' accelerators are numbered in /dev/accel as well."""
+    """Whether a device file is AMD's: /dev/accel has other vendors' accelerators as well."""
     return host.read(f"sys/class/accel/{node.name}/device/vendor") in (AMD, "")

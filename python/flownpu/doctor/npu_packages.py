@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that install what an NPU needs, on each distribution: XRT, driver, firmware; and of a GPU OpenCL.
+"""The commands that install what an NPU needs (XRT, driver, firmware) and a GPU (OpenCL), on each distribution.
 
-Which release has what was looked up in November 2026:
+Which release has which packages was looked up in November 2026:
 
 | release | XRT | the driver amdxdna |
 |---|---|---|
@@ -12,7 +12,7 @@ Which release has what was looked up in November 2026:
 | Ubuntu before that | 2.13; AMD's PPA of Lemonade has 2.25 | the same PPA, as a package for DKMS |
 | Arch | xrt, xrt-plugin-amdxdna | yes |
 
-Elsewhere both are built from AMD's sources.
+On other distributions both are built from AMD's sources.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Release", "release_of"]
 
-# Debian 12 and newer, and Ubuntu's releases of their age, have both.
+# Debian 12 and newer, and Ubuntu's releases of that age, have both packages.
 _OPENCL = "sudo apt install ocl-icd-libopencl1 mesa-opencl-icd"
 _RUNTIME, _HEADERS = "libxrt-npu2", "libxrt-dev"
 # As the README of AMD's repository says; the packages that it makes put XRT into /opt/xilinx/xrt.
@@ -42,15 +42,15 @@ _LEMONADE = "sudo add-apt-repository -y ppa:lemonade-team/stable && sudo apt ins
 
 @dataclass(frozen=True)
 class Release:
-    """How a release installs things: each is a command.
+    """The commands by which a distribution's release installs things.
 
     Attributes:
-        name: as people know it: "Debian GNU/Linux 13 (trixie)".
+        name: the release's full name: "Debian GNU/Linux 13 (trixie)".
         runtime: XRT with its part for NPUs.
         headers: XRT's headers.
         driver: a kernel with the driver amdxdna.
-        firmware: the NPU's firmware, of the kernel's age.
-        opencl: OpenCL's loader and Mesa's implementation, for the GPUs of AMD and Intel; "": not known of this release.
+        firmware: the NPU's firmware, in a version that fits the kernel.
+        opencl: OpenCL's loader and Mesa's implementation, for GPUs of AMD and Intel; "": not known for this release.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Release:
 
 
 def release_of(root: Path) -> Release:
-    """What the machine below a folder runs (`/etc/os-release`); of derivatives what they are made of."""
+    """How the system below a folder installs things, by its /etc/os-release; a derivative as what it is based on."""
     found = _os_release(root)
     name = found.get("PRETTY_NAME", "this system")
     kinds = [found.get("ID", ""), *found.get("ID_LIKE", "").split()]
@@ -102,7 +102,7 @@ def _ubuntu(name: str, codename: str) -> Release:
 def _with_apt(
     name: str, install: Callable[[str], str], kernel: str, *, firmware: str, is_dkms: bool = False
 ) -> Release:
-    # AMD's package for DKMS brings its firmware, which only its driver takes.
+    # AMD's DKMS package brings its own firmware, which only the driver of that package takes.
     reload = " && sudo reboot" if is_dkms else " && sudo modprobe -r amdxdna && sudo modprobe amdxdna"
     return Release(
         name, install(_RUNTIME), install(_HEADERS), f"{install(kernel)} && sudo reboot", install(firmware) + reload
@@ -110,7 +110,7 @@ def _with_apt(
 
 
 def _apt(package: str, suite: str, root: Path) -> str:
-    """Apt's command; where the suite is not among the machine's sources, it is added from the mirror they name."""
+    """Apt's command; a suite that is not among the machine's sources is added first, from the mirror that they name."""
     if not suite:
         return f"sudo apt install {package}"
     install = f"sudo apt install -t {suite} {package}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of `flownpu doctor` for OpenCL, by which the device gpu computes: loader, implementations, devices."""
+"""The check of `flownpu doctor` for OpenCL, which the gpu device needs: loader, implementations, devices."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenCl", "diagnose_opencl", "find_opencl"]
 
-# By pip, without the system: a CPU's implementation (PoCL), and a loader, which pyopencl brings along.
+# From pip, without the system's packages: PoCL, which computes on the CPU, and a loader, which pyopencl includes.
 FROM_PIP = "pip install pocl-binary-distribution pyopencl"
 ENABLE_RUSTICL = "export RUSTICL_ENABLE=radeonsi (Intel: iris), without which Mesa's OpenCL offers no device"
 
 
 class Device(Protocol):
-    """What is looked at of `flownpu._native.OpenClFacts`."""
+    """The properties of `flownpu._native.OpenClFacts` that are used here."""
 
     @property
     def title(self) -> str:
-        """Name and platform."""
+        """The device's name and its platform."""
 
     @property
     def kind(self) -> str:
-        """gpu, cpu or other."""
+        """Either "gpu", "cpu" or "other"."""
 
     @property
     def driver(self) -> str:
-        """Version."""
+        """The driver's version."""
 
     @property
     def compute_units(self) -> int:
-        """How many."""
+        """How many compute units it has."""
 
 
 @dataclass(frozen=True)
 class OpenCl:
-    """What there is of OpenCL.
+    """What this machine has of OpenCL.
 
     Attributes:
-        problem: why the loader could not be loaded; "": it was.
-        platforms: names of the implementations.
-        devices: of all of them.
-        failure: what a call said that went wrong; "": none did.
-        stored_type: as what a GPU's kernels store activations, and why; "": there is no GPU.
+        problem: why the loader could not be loaded; "": it was loaded.
+        platforms: the names of the implementations.
+        devices: the devices of all implementations.
+        failure: the message of a call that failed; "": none failed.
+        stored_type: the type in which a GPU's kernels store activations, and why; "": there is no GPU.
     """
 
     problem: str = ""
@@ -62,14 +62,14 @@ class OpenCl:
 
 
 def find_opencl() -> OpenCl:
-    """What there is on this machine."""
+    """Loads OpenCL and lists what this machine has of it."""
     use_installed_packages()
     if problem := _native.problem_of_opencl_loader():
         return OpenCl(problem)
     try:
         devices = _native.opencl_devices()
         has_gpu = any(device.kind == "gpu" for device in devices)
-        # By the driver's conversions to and from float16, which are tried once and remembered.
+        # Depends on whether the driver converts to and from float16 correctly, which is tried once and remembered.
         stored = cast("_native.GpuDevice", _native.make_device("gpu", {})).stored_type() if has_gpu else ""
         return OpenCl("", _native.opencl_platforms(), devices, stored_type=stored)
     except (RuntimeError, ValueError) as error:
@@ -77,7 +77,7 @@ def find_opencl() -> OpenCl:
 
 
 def diagnose_opencl(host: Host, found: OpenCl) -> Check:
-    """Whether there is a GPU for device="gpu". None is needed, so that nothing of it is broken."""
+    """Whether there is a GPU for device="gpu". A GPU is optional: without one this is a note, not an error."""
     name, needs = "opencl", "the gpu device needs it"
     packages = release_of(host.root).opencl
     install = f"{packages}; or to try it {FROM_PIP}" if packages else FROM_PIP

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of `flownpu doctor` for XRT: its libraries, their versions, and what of FlowNPU calls them."""
+"""The check of `flownpu doctor` for XRT: its libraries, their versions, and FlowNPU's plugin that calls them."""
 
 import ctypes
 import re
@@ -14,19 +14,19 @@ from flownpu.system import library_file
 
 __all__ = ["PLUGIN", "diagnose_xrt", "load_plugin"]
 
-# What talks to XRT, beside the provider's library where it was built (ops/npu/xrt).
+# FlowNPU's plugin that calls XRT (ops/npu/xrt): beside the provider's library, if it was built.
 PLUGIN = library_file("flownpu_xrt")
-# Debian's and Ubuntu's place, other distributions', and that of AMD's own packages.
+# Where Debian and Ubuntu, other distributions, and AMD's own packages put XRT's libraries.
 _FOLDERS = ("usr/lib/*-linux-gnu", "usr/lib64", "usr/lib", "opt/xilinx/xrt/lib*")
 _AMD = Path("opt/xilinx/xrt")
-# libxrt_coreutil is what we call, libxrt_core what it loads, libxrt_driver_xdna (the shim) what that loads for NPUs.
+# FlowNPU calls libxrt_coreutil, which loads libxrt_core, which loads libxrt_driver_xdna (the shim) for NPUs.
 _COREUTIL, _CORE, _SHIM = "libxrt_coreutil", "libxrt_core", "libxrt_driver_xdna"
 
 _Version = tuple[int, int]
 
 
 def diagnose_xrt(host: Host) -> Check:
-    """Whether XRT is there, whole and new enough, and whether this FlowNPU can call it."""
+    """Whether XRT is installed, complete and new enough, and whether this FlowNPU can call it."""
     release = release_of(host.root)
     folder = next((found for found in _folders(host.root) if _versions(found, _COREUTIL)), None) or _loaded_from(host)
     if folder is None or not _versions(folder, _COREUTIL):
@@ -48,7 +48,7 @@ def diagnose_xrt(host: Host) -> Check:
 
 
 def _diagnose_plugin(host: Host, found: str, folder: Path, headers: str) -> Check:
-    """Whether FlowNPU's own library for XRT was built, and loads."""
+    """Whether FlowNPU's plugin for XRT was built and loads."""
     problem = host.load_plugin()
     if problem is None:
         missing = f"{found}, but this FlowNPU was built without XRT's headers: it has no {PLUGIN}"
@@ -62,10 +62,10 @@ def _diagnose_plugin(host: Host, found: str, folder: Path, headers: str) -> Chec
 
 
 def load_plugin() -> str | None:
-    """Loads what of this FlowNPU talks to XRT.
+    """Loads FlowNPU's plugin for XRT.
 
     Returns:
-        The loader's words if it cannot, else nothing; None where this build has no such library.
+        "" if it loads, the loader's message if not; None if this build has no plugin.
     """
     file = Path(get_library_path()).parent / PLUGIN
     if not file.is_file():
@@ -78,7 +78,7 @@ def load_plugin() -> str | None:
 
 
 def _loaded_from(host: Host) -> Path | None:
-    """Where the loader finds XRT that is at another place: what of this FlowNPU talks to it brings it along."""
+    """The folder of an XRT that is elsewhere: the one that the loader mapped when it loaded FlowNPU's plugin."""
     if host.load_plugin() != "":
         return None
     found = re.search(rf"\s/(\S*)/{_COREUTIL}\.so", host.read("proc/self/maps"))
@@ -90,7 +90,7 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _versions(folder: Path, library: str) -> set[_Version]:
-    """The versions that the names of a library's files end in: libxrt_core.so.2.25.00 is of 2.25."""
+    """A library's versions, from the ends of its files' names: libxrt_core.so.2.25.00 is version 2.25."""
     names = [file.name for file in folder.glob(f"{library}.so.*")]
     matches = [re.fullmatch(rf"{library}\.so\.(\d+)\.(\d+)(\..*)?", name) for name in names]
     return {(int(match[1]), int(match[2])) for match in matches if match}

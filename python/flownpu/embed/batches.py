@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts in batches: sorted by length, so that little is computed for padding."""
+"""Puts texts into batches of similar length, so that little is computed for padding."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 __all__ = ["batches", "padded"]
 
 MOST_TOKENS = 2048
-"""Tokens of a batch, padding included. Products read their weights once for some hundred rows, so that more gain
-nothing; and what lies between two steps, up to 4 D floats a token, stays near the cores' caches."""
+"""Most tokens of a batch, padding included, unless one text alone has more. A matrix product reads its weights once for
+some hundred rows, so that larger batches gain nothing; and the values between two steps, up to 4 D floats a token (D:
+the hidden size), stay near the cores' caches."""
 MOST_PADDING = 1 / 8
-"""The part of a batch that may be padding: reading the weights again, for a batch of its own, costs a few texts as much
-as some tens of rows."""
+"""The part of a batch that may be padding. Beyond it a new batch begins, although that reads all weights once more,
+which takes as long as computing some tens of rows."""
 
 
 def batches(lengths: Sequence[int]) -> Iterator[NDArray[np.int64]]:
-    """Indices of texts that are computed together, the longest first; `lengths` are the texts' tokens."""
+    """Yields the indices of the texts of each batch, the longest texts first; `lengths` are the texts' token counts."""
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
     start = 0
     while start < len(order):
@@ -38,7 +39,7 @@ def batches(lengths: Sequence[int]) -> Iterator[NDArray[np.int64]]:
 
 
 def padded(rows: Sequence[Sequence[int]], fill: int) -> NDArray[np.int64]:
-    """Rows of tokens as int64 [rows, longest], filled up on the right."""
+    """Rows of tokens as int64 [rows, longest], padded with `fill` on the right."""
     array = np.full((len(rows), max(map(len, rows))), fill, np.int64)
     for place, row in zip(array, rows, strict=True):
         place[: len(row)] = row

@@ -27,13 +27,15 @@ class Embeddings:
     vectors: NDArray[np.float32]
     """[texts, dimensions]."""
     tokens: list[int]
-    """The tokens of each text, prompt and special tokens included, as far as they were computed."""
+    """How many tokens of each text were computed, prompt and special tokens included."""
     cut: list[int]
-    """The texts that were longer than the model takes: their embeddings are of their beginnings."""
+    """Indices of the texts that were longer than the model takes: only their beginnings are embedded."""
 
 
 class EmbeddingModel(TextModel):
-    """A model of sentence-transformers: the folder also holds modules.json and what that names.
+    """A model of sentence-transformers: its folder also holds modules.json and the files that it names.
+
+    Takes the arguments of `TextModel`.
 
     Raises:
         FlowNPUError, RuntimeError: as `TextModel` and `read_pipeline`.
@@ -42,7 +44,7 @@ class EmbeddingModel(TextModel):
     outputs = ("last_hidden_state", "token_embeddings")
 
     def prepare(self) -> None:
-        """Reads what follows the graph."""
+        """Reads the pooling and the other steps that follow the graph."""
         self.pipeline = read_pipeline(self.folder)
 
     def embed(
@@ -56,14 +58,17 @@ class EmbeddingModel(TextModel):
         """Embeds texts, in batches of similar length.
 
         Args:
-            texts: any number of them.
-            prompt_name: which of the model's prompts goes before each text, such as "query"; None: its default.
-            dimensions: the first so many of each embedding, scaled to length 1 where the model's have that: for models
-                that were trained for it (Kusupati et al., "Matryoshka Representation Learning", 2022). None: all.
-            advance: hears how many more texts are done.
+            texts: any number of texts.
+            prompt_name: the name of the model's prompt that is put before each text, such as "query"; None: the model's
+                default prompt, if it has one.
+            dimensions: how many of each embedding's first dimensions to keep, for models that were trained for it
+                (Kusupati et al., "Matryoshka Representation Learning", 2022); what is kept is scaled to length 1 again
+                if the model's embeddings have that length. None: all.
+            advance: called after each batch with the number of its texts.
 
         Raises:
-            FlowNPUError: there is no such prompt, a text has no token, or there are not so many dimensions.
+            FlowNPUError: there is no such prompt, a text has no token or is not UTF-8, or the embeddings have fewer
+                dimensions.
         """
         prompt = self.pipeline.prompt(prompt_name)
         rows = self.session.tokenizer.rows([prompt + text for text in texts])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a text's hidden states become its embedding, as the model's own files say: those of sentence-transformers.
+"""Turns a text's hidden states into its embedding, as the model's files from sentence-transformers say.
 
 `modules.json` lists the parts: the transformer, a pooling (`1_Pooling/config.json`), dense layers, a normalisation.
-`config_sentence_transformers.json` has the prompts that go before texts.
+`config_sentence_transformers.json` has the prompts that are put before texts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pipeline", "normalised", "read_pipeline"]
 
-# "pooling_mode_mean_tokens": true, as older versions write it; newer ones write "pooling_mode": "mean".
+# Older versions of sentence-transformers write "pooling_mode_mean_tokens": true, newer ones "pooling_mode": "mean".
 _FLAGS = {
     "cls_token": "cls",
     "mean_tokens": "mean",
@@ -43,14 +43,14 @@ _ACTIVATIONS: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = 
 
 
 class Step(Protocol):
-    """What is done with embeddings, float32 [N, D]."""
+    """A step after the pooling, which takes and returns embeddings float32 [N, D]."""
 
     def __call__(self, vectors: NDArray[np.float32], /) -> NDArray[np.float32]:
-        """The embeddings after it."""
+        """The embeddings after this step; their D may be another."""
 
 
 def normalised(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Vectors of length 1; one of zeros stays."""
+    """Vectors [N, D] scaled to length 1; a vector of zeros stays as it is."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     scaled: NDArray[np.float32] = vectors / np.maximum(lengths, np.float32(1e-12))
     return scaled
@@ -65,17 +65,17 @@ class Dense:
     activation: str
 
     def __call__(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32 [N, out]."""
+        """From float32 [N, in] to float32 [N, out]."""
         product = vectors @ self.weight.T
         return _ACTIVATIONS[self.activation](product if self.bias is None else product + self.bias)
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What follows the transformer."""
+    """The steps that follow the transformer, and the prompts: texts by name, of which one may be the default."""
 
     poolings: tuple[str, ...]
-    """Names of POOLINGS, whose results follow one another."""
+    """Keys of POOLINGS; the results of several are concatenated."""
     steps: tuple[Step, ...]
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
@@ -86,7 +86,7 @@ class Pipeline:
         return bool(self.steps) and self.steps[-1] is normalised
 
     def embeddings(self, hidden: NDArray[np.float32], lengths: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Embeddings [N, E] of hidden states [N, S, D], of which each row's first `lengths` [N] are a text's."""
+        """Embeddings [N, E] from hidden states [N, S, D]; row i has `lengths[i]` tokens, and padding after them."""
         pooled = [POOLINGS[name](hidden, lengths) for name in self.poolings]
         vectors: NDArray[np.float32] = np.concatenate(pooled, axis=-1)
         for step in self.steps:
@@ -94,10 +94,10 @@ class Pipeline:
         return vectors
 
     def prompt(self, name: str | None) -> str:
-        """What goes before each text: the prompt of that name, or the default one, or nothing.
+        """The text to put before each text: the prompt of that name; for None the default one, or "".
 
         Raises:
-            FlowNPUError: there is none of that name.
+            FlowNPUError: there is no prompt of that name.
         """
         name = self.default_prompt if name is None else name
         if name is None:
@@ -109,10 +109,10 @@ class Pipeline:
 
 
 def read_pipeline(folder: Path) -> Pipeline:
-    """Reads a model folder's files.
+    """Reads the pipeline from a model folder's files.
 
     Raises:
-        FlowNPUError: a file is missing, or says something that is not supported.
+        FlowNPUError: a file is missing, or asks for something that is not supported.
     """
     path = folder / MODULES
     if not path.is_file():
@@ -138,7 +138,7 @@ def read_pipeline(folder: Path) -> Pipeline:
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """Each module's kind and folder."""
+    """The kind of each module ("Pooling") and its folder."""
     try:
         modules: Any = json.loads(path.read_text(encoding="utf-8"))
         found = [(str(module["type"]).rpartition(".")[2], str(module["path"])) for module in modules]

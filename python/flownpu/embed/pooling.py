@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Poolings: hidden states float32 [N, S, D] of rows with `lengths` int64 [N] tokens, padded on the right, as [N, D]."""
+"""Poolings: from hidden states, float32 [N, S, D], to a vector per row, [N, D].
+
+Rows are padded on the right: row i has `lengths[i]` tokens (int64 [N]), which are at least 1.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ __all__ = ["POOLINGS"]
 
 
 def _rows(reduce: Callable[[Floats], Floats]) -> Callable[[Floats, Lengths], Floats]:
-    """A pooling of each row's tokens [t, D] by itself: what padding holds is not even multiplied by 0."""
+    """A pooling that reduces each row's own tokens [t, D] to [D]. Padding is left out, so it may even hold NaN."""
 
     def pool(hidden: Floats, lengths: Lengths) -> Floats:
         return np.stack([reduce(row[:length]) for row, length in zip(hidden, lengths, strict=True)])
@@ -28,7 +31,7 @@ def _rows(reduce: Callable[[Floats], Floats]) -> Callable[[Floats, Lengths], Flo
 
 
 def _weighted_mean(tokens: Floats) -> Floats:
-    """Muennighoff, "SGPT: GPT Sentence Embeddings for Semantic Search", 2022: the n-th token counts n times."""
+    """The n-th token counts n times (Muennighoff, "SGPT: GPT Sentence Embeddings for Semantic Search", 2022)."""
     weights = np.arange(1, len(tokens) + 1, dtype=np.float32)
     mean: Floats = weights @ tokens / weights.sum()
     return mean
@@ -42,4 +45,4 @@ POOLINGS: Mapping[str, Callable[[Floats, Lengths], Floats]] = {
     "mean_sqrt_len_tokens": _rows(lambda tokens: tokens.sum(axis=0) / np.float32(len(tokens) ** 0.5)),
     "weightedmean": _rows(_weighted_mean),
 }
-"""By the names that sentence-transformers has for them."""
+"""Poolings by their names in sentence-transformers."""

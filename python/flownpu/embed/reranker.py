@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["INSTRUCTION", "GeneratingReranker", "Reranker", "Scores", "open_reranker"]
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""What Qwen3-Reranker is told by default that a document is to do."""
-# What else it was trained with around a query and a document.
+"""The instruction that Qwen3-Reranker is given by default: what a document should do."""
+# The rest of the text around a query and a document that Qwen3-Reranker was trained with.
 _BEFORE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
@@ -33,37 +33,37 @@ _BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of documents, in their order."""
+    """The scores of documents, in the documents' order."""
 
     logits: NDArray[np.float32]
-    """[documents]: what the model says, the higher the better."""
+    """[documents]: the model's output for each document; a higher logit is a better answer."""
     tokens: list[int]
-    """The tokens of each pair, as far as they were computed."""
+    """How many tokens of each pair of query and document were computed."""
     cut: list[int]
-    """The pairs that were longer than the model takes."""
+    """Indices of the pairs that were longer than the model takes."""
 
     @property
     def scores(self) -> NDArray[np.float32]:
-        """Between 0 and 1: 1 / (1 + e^-logit)."""
-        # By tanh, which overflows nowhere.
+        """[documents]: 1 / (1 + e^-logit), between 0 and 1."""
+        # Written with tanh, which cannot overflow.
         return ((1 + np.tanh(self.logits / 2)) / 2).astype(np.float32)
 
 
 class Reranker(TextModel):
-    """A model that classifies pairs of texts with one label (a cross-encoder)."""
+    """A model that classifies pairs of texts with one label (a cross-encoder). Takes the arguments of `TextModel`."""
 
     outputs = ("logits",)
 
     def score(self, query: str, documents: Sequence[str], *, advance: Callable[[int], None] = lambda _: None) -> Scores:
-        """Scores each document's answer to the query.
+        """Scores how well each document answers the query.
 
         Args:
             query: the first text of each pair.
-            documents: the second ones.
-            advance: hears how many more documents are done.
+            documents: the second text of each pair.
+            advance: called after each batch with the number of its documents.
 
         Raises:
-            FlowNPUError: a text is no UTF-8, or the model has several labels.
+            FlowNPUError: a text is not UTF-8, or the model has several labels.
         """
         rows = self.session.tokenizer.rows([(query, document) for document in documents])
         return self._scores(rows, advance)
@@ -75,7 +75,7 @@ class Reranker(TextModel):
         return Scores(logits, [len(row.ids) for row in rows], cut_rows(rows))
 
     def _logits(self, output: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A batch's scores [N], of what the graph yields."""
+        """The logits [N] of a batch of N pairs, from the graph's output; FlowNPUError if it has another shape."""
         if output.ndim != 2 or output.shape[1] != 1:
             raise FlowNPUError(
                 f"{self.folder}: expected a model with one label, whose logits are [{len(output)}, 1], got "
@@ -87,18 +87,18 @@ class Reranker(TextModel):
 class GeneratingReranker(Reranker):
     """A decoder that was trained to answer "yes" or "no": Qwen3-Reranker (Zhang et al., 2025).
 
-    "Qwen3 Embedding: Advancing Text Embedding and Reranking Through Foundation Models" has the form of its input, and
-    the score: e^l(yes) / (e^l(yes) + e^l(no)), l being the logits of the next token. It is the logistic function of
-    l(yes) - l(no), a document's logit here.
+    "Qwen3 Embedding: Advancing Text Embedding and Reranking Through Foundation Models" defines the form of its input,
+    and the score: e^l(yes) / (e^l(yes) + e^l(no)), where l are the logits of the next token. That is the logistic
+    function of l(yes) - l(no), which is what `Scores.logits` has for a document.
     """
 
     instruction: str = INSTRUCTION
 
     def score(self, query: str, documents: Sequence[str], *, advance: Callable[[int], None] = lambda _: None) -> Scores:
-        """Scores each document's answer to the query, as `instruction` says what an answer is.
+        """Scores how well each document answers the query; `instruction` tells the model what an answer is.
 
-        Args, errors: as `Reranker`; FlowNPUError, too, if the tokenizer has not the words that the model was trained
-        with.
+        Args, errors: as `Reranker.score`; FlowNPUError also if the tokenizer lacks the tokens "yes" and "no", or if
+        the graph yields the logits of more than the last token.
         """
         tokenizer = self.session.tokenizer
         asked = f"<Instruct>: {self.instruction}\n<Query>: {query}\n<Document>: "
@@ -116,7 +116,7 @@ class GeneratingReranker(Reranker):
 
 
 def open_reranker(folder: Path, **options: Any) -> Reranker:
-    """The reranker that a folder holds, one of a generating model where it is a folder of ORT GenAI's.
+    """Opens the reranker in a folder: a `GeneratingReranker` if the folder has a genai_config.json, else a `Reranker`.
 
     Args, errors: as `TextModel`.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model folder's graph, opened in ONNX Runtime, and run on texts in batches; what all models of texts are."""
+"""Opens a model folder's graph in ONNX Runtime and runs it on texts in batches; the base of all models of texts."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _CPU = "Every node runs on ONNX Runtime's own CPU provider."
 
 
 class TextSession:
-    """A graph of `input_ids`, `attention_mask` and maybe `token_type_ids`, and the tokenizer before it.
+    """A tokenizer, and a graph with inputs `input_ids`, `attention_mask` and possibly `token_type_ids`.
 
     A decoder's KV cache begins empty with each batch, and is not kept.
 
     Args:
-        folder: holds a graph and tokenizer.json.
-        outputs: names of which the graph has one.
+        folder: a model folder with a graph and tokenizer.json.
+        outputs: names of outputs, in order of preference; the first that the graph has is computed.
         provider: "flownpu", or "cpu" for ONNX Runtime's own CPU provider.
         options: options of FlowNPU's provider by key, such as {"device": "cpu"}.
         threads: threads of the CPU kernels; None leaves the number to the provider.
 
     Attributes:
-        placement: what runs where, in a line.
-        load_seconds: what opening took.
+        placement: one line that says which nodes run where.
+        load_seconds: how long opening the model took.
 
     Raises:
         FlowNPUError: the folder holds no such model, or FlowNPU's options are given to another provider.
@@ -86,14 +86,14 @@ class TextSession:
     def run(
         self, rows: Sequence[TokenRow], advance: Callable[[int], None] = lambda _: None
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]]:
-        """The graph's output for rows of tokens, in batches.
+        """Computes the graph's output for rows of tokens, in batches.
 
         Args:
-            rows: each has a token.
-            advance: hears of each batch's rows.
+            rows: rows of at least one token each.
+            advance: called after each batch with the number of its rows.
 
         Yields:
-            The rows' indices [N], the output [N, ...] and the rows' tokens [N].
+            For each batch of N rows: their indices in `rows` [N], the output [N, ...], their token counts [N].
         """
         for indices in batches([len(row.ids) for row in rows]):
             batch = [rows[index] for index in indices]
@@ -113,18 +113,18 @@ class TextSession:
 
 
 class TextModel:
-    """A model folder that is run on texts; what it is asked for is its kind's.
+    """A model folder that is run on texts; subclasses have the methods that embed or score them.
 
     Args:
-        folder: what `flownpu convert` made.
+        folder: a model folder that `flownpu convert` wrote.
         provider: "flownpu", or "cpu" for ONNX Runtime's own CPU provider.
         options: options of FlowNPU's provider by key, such as {"device": "cpu"}.
         threads: threads of the CPU kernels; None leaves the number to the provider.
 
     Attributes:
-        placement: what runs where, in a line.
-        load_seconds: what opening took.
-        longest: tokens that a text may have, special ones included.
+        placement: one line that says which nodes run where.
+        load_seconds: how long opening the model took.
+        longest: how many tokens a text may have, special tokens included.
 
     Raises:
         FlowNPUError: the folder holds no model of this kind, or FlowNPU's options are given to another provider.
@@ -133,7 +133,7 @@ class TextModel:
     """
 
     outputs: ClassVar[tuple[str, ...]]
-    """Names of outputs of which the graph has one."""
+    """Names of outputs; the first that the graph has is computed."""
 
     def __init__(
         self,
@@ -150,19 +150,19 @@ class TextModel:
         self.longest = self.session.tokenizer.longest
 
     def prepare(self) -> None:
-        """Reads what else the folder holds, before the graph is opened."""
+        """Reads the folder's other files before the graph is opened; a subclass overrides it."""
 
 
 def cut_rows(rows: Sequence[TokenRow]) -> list[int]:
-    """The rows that were cut."""
+    """Indices of the rows that were cut."""
     return [index for index, row in enumerate(rows) if row.is_cut]
 
 
 def _open(path: Path, provider: str, options: dict[str, str], threads: int | None) -> tuple[Any, str]:
-    """The session, and what runs where."""
+    """The session, and one line that says which nodes run where."""
     onnxruntime = require("onnxruntime", extra="embed", purpose="flownpu embed")
     session_options = onnxruntime.SessionOptions()
-    session_options.log_severity_level = 3  # the placement says what the log would
+    session_options.log_severity_level = 3  # errors only: the placement has what warnings would say
     if provider != "flownpu":
         if options:
             raise FlowNPUError(

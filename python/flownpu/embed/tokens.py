@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts as tokens, by the model's own tokenizer.json, cut at the length that the model takes."""
+"""Turns texts into tokens by the model's own tokenizer.json, cut at the length that the model takes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 __all__ = ["TextTokenizer", "TokenRow"]
 
-# Families whose positions count on from the padding token's id.
+# Families whose first position is the padding token's id + 1, so that they take that many tokens less.
 _COUNT_FROM_PADDING = {"roberta", "xlm-roberta", "camembert"}
 
 
 @dataclass(frozen=True)
 class TokenRow:
-    """The tokens of a text, or of a pair."""
+    """The tokens of a text, or of a pair of texts; `is_cut` if they were more than the model takes."""
 
     ids: list[int]
     types: list[int]
-    """0 of a first text's tokens, 1 of a second's, where the model tells them apart."""
+    """For each token 0 if it is the first text's and 1 if it is the second's, in models that tell them apart."""
     is_cut: bool
 
 
@@ -33,12 +33,12 @@ class TextTokenizer:
     """A model folder's tokenizer.
 
     Attributes:
-        longest: tokens that a text may have, special ones included.
-        padding: the token that fills rows up.
+        longest: how many tokens a text may have, special tokens included.
+        padding: the id of the token that pads rows.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Reads tokenizer.json and the files that say how long texts may be.
+        """Reads the folder's tokenizer.json and the files that say how long texts may be.
 
         Raises:
             FlowNPUError: a file is missing or damaged.
@@ -48,7 +48,7 @@ class TextTokenizer:
         path = folder / "tokenizer.json"
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # whatever the library makes of a missing or damaged file: it has one type for all
+        except Exception as error:  # tokenizers raises a plain Exception whatever is wrong with the file
             raise FlowNPUError(f"{path}: cannot be read as a tokenizer ({error}): convert the model again") from error
         settings = _settings(folder, "sentence_bert_config.json")
         self.longest = _longest(folder, settings)
@@ -58,10 +58,10 @@ class TextTokenizer:
         self._tokenizer.no_padding()
 
     def rows(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[TokenRow]:
-        """The tokens of texts, or of pairs of texts; each is cut at `longest`, of a pair the longer text first.
+        """The tokens of texts, or of pairs of texts, cut at `longest`; of a pair the longer text is cut first.
 
         Raises:
-            FlowNPUError: a text has no token, or is no UTF-8.
+            FlowNPUError: a text has no token, or is not UTF-8.
         """
         for text in texts:
             for part in (text,) if isinstance(text, str) else text:
@@ -75,12 +75,12 @@ class TextTokenizer:
         return rows
 
     def framed_rows(self, before: str, texts: Sequence[str], behind: str) -> list[TokenRow]:
-        """The tokens of texts between those of two others, without the special ones that the tokenizer would add.
+        """The tokens of each text between those of `before` and `behind`, without the tokenizer's special tokens.
 
-        A text is cut so that all three are `longest` tokens.
+        A text is cut so that all three together have at most `longest` tokens.
 
         Raises:
-            FlowNPUError: a text is no UTF-8, or the two are as long as what the model takes.
+            FlowNPUError: a text is not UTF-8, or `before` and `behind` leave no token for a text.
         """
         for text in texts:
             check_text(text)
@@ -98,10 +98,10 @@ class TextTokenizer:
         return [TokenRow(ids, [0] * len(ids), bool(one.overflowing)) for ids, one in zip(rows, found, strict=True)]
 
     def token(self, word: str) -> int:
-        """The number of a word that is one token.
+        """The id of a word that is one token.
 
         Raises:
-            FlowNPUError: it is none.
+            FlowNPUError: the tokenizer has no such token.
         """
         number = self._tokenizer.token_to_id(word)
         if number is None:
@@ -122,7 +122,7 @@ def _settings(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _longest(folder: Path, settings: dict[str, Any]) -> int:
-    """The least of what the model's files say: its positions, what it was trained for, what its tokenizer makes."""
+    """Most tokens of a text: the least of the limits in the folder's configuration, tokenizer and manifest."""
     config = _settings(folder, "config.json")
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and config.get("model_type") in _COUNT_FROM_PADDING:

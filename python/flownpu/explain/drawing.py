@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws where a model's nodes run as SVG: a row for each layer, a box for nodes in turn that run in one place.
+"""Draws where a model's nodes run as SVG: a row for each layer, a box for consecutive nodes that run in one place.
 
-A box is as wide as it has nodes; its tooltip counts them by operator. Colours are places; the legend counts nodes.
+A box's width is in proportion to its nodes; its tooltip counts them by operator. Colours are places; the legend counts
+nodes.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
+# All in pixels.
 _LABEL, _BOXES, _NOTE = 70, 640, 230  # widths of a row's parts
-_ROW, _BOX, _MARGIN = 20, 15, 12  # heights of a row and a box; around all
-_LETTER = 5.2  # of a text in 9 pixels, on average
+_ROW, _BOX, _MARGIN = 20, 15, 12  # heights of a row and of a box; the margin around everything
+_LETTER = 5.2  # average width of a letter in text of 9 pixels
 _INK = "#333333"
-# Colours that stay apart for eyes that see fewer of them (Okabe and Ito), lightened so that text can be read on them.
+# Colours that colour-blind readers can tell apart (Okabe and Ito), lightened so that text on them can be read.
 _COLOURS = {DEVICE: "#99c7e0", HOST: "#f5d999", CPU: "#eebf99", FOLDED: "#e4e4e4"}
 _OTHER_PROVIDER = "#d9b3c9"
 _NAMES = {
@@ -34,7 +36,7 @@ _NAMES = {
 
 
 def draw(explanation: Explanation) -> str:
-    """The SVG's text."""
+    """Draws an explanation; returns the SVG file's text."""
     rows = by_layer(explanation.placement.nodes)
     counts = explanation.placement.count()
     width = 2 * _MARGIN + _LABEL + _BOXES + _NOTE
@@ -84,7 +86,7 @@ def _boxes(root: ET.Element, nodes: list[Place], y: float, scale: float) -> None
 
 
 def _fitting(operators: Counter[str], width: float) -> str | None:
-    """As much about a box's nodes as it has room for."""
+    """The longest text on a box's nodes that fits its width; None if none does."""
     count = operators.total()
     listed = " ".join(name.rpartition(":")[2] for name in operators)
     for words in (f"{count}: {listed}", f"{count} nodes", str(count)):
@@ -94,7 +96,7 @@ def _fitting(operators: Counter[str], width: float) -> str | None:
 
 
 def _notes(explanation: Explanation) -> dict[str, str]:
-    """What stands beside a layer: its attention, and how far it is folded."""
+    """The text beside each layer, by the layer's name: its attention, and how far it is folded."""
     notes: dict[str, str] = {}
     for number, attention in enumerate(explanation.attentions):
         levels = [level for level in (attention.prompt_level, attention.token_level) if level is not None]

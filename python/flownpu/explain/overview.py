@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FlowNPU makes of a model: what runs where and why, what is folded, how large it is and how fast it may be.
+"""Explains what FlowNPU makes of a model: what runs where and why, what is folded, its size and its possible speed.
 
-Nothing is run, and no NPU is needed. Of a model that is not converted, the rules of `flownpu convert` are applied to a
-copy of its graph in memory: what they leave, they say why.
+Nothing is run, and no NPU is needed. To a model that is not converted, the rules of `flownpu convert` are applied in
+memory, and they say why they leave nodes as they are.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Attention:
     """An attention block and its folding (Zen-Attention, section III).
 
     Attributes:
-        node: its name.
-        layer: which layer that is in; None: the name does not say.
-        kind: "MHA", "MQA" or "GQA"; empty if it did not match.
+        node: the node's name.
+        layer: the number of its layer; None: the name does not say.
+        kind: "MHA", "MQA" or "GQA"; empty if no rule matched the block.
         heads: query heads.
         kv_heads: KV heads.
-        head_size: numbers of a head.
+        head_size: elements of a head.
         window: positions that a query sees, -1: all.
-        prompt_level: of many tokens, 3: all in one call, 2: all but the product with V, 1: nothing; None: it is
-            for single tokens.
-        prompt_reason: why not more, or what bounds it.
-        token_level: the same for one token over a cache; None: it has none.
-        token_reason: see there.
+        prompt_level: folding level of a call with many tokens: 3: all in one call, 2: all but the product with V,
+            1: nothing; None: the operator is for single tokens.
+        prompt_reason: why the level is not higher, or what bounds it.
+        token_level: the same for one token over a KV cache; None: the attention has no cache.
+        token_reason: the reason of `token_level`.
     """
 
     node: str
@@ -68,7 +68,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class MissedNodes:
-    """Nodes that a rule of `flownpu convert` nearly matched: the rule, why it did not, and where."""
+    """Nodes that a rule of `flownpu convert` nearly matched: the rule, why it left them, and the nodes' names."""
 
     rule: str
     reason: str
@@ -83,14 +83,14 @@ class Explanation:
         path: the .onnx file.
         source: "converted" (FlowNPU's operators), "compiled" (what a session made of a model), "genai" (int4 of GenAI's
             builder) or "plain" (any other graph).
-        placement: what runs where, as the model is.
-        attentions: blocks, of a model that is not converted as they would be converted.
-        misses: what the rules leave, of a model that is not converted.
-        weight_bytes: by type, as the file has them.
-        converted_weight_bytes: as converted.
-        kv_bytes_per_token: of all layers' KV cache.
-        speed: what the NPU would take, and what is predicted.
-        other_graphs: .onnx files of the model's other parts, which are not in this.
+        placement: what runs where, in the model as it is.
+        attentions: the attention blocks; if the model is not converted, as conversion would make them.
+        misses: what the conversion's rules leave, if the model is not converted.
+        weight_bytes: bytes of the weights by type, as the file has them.
+        converted_weight_bytes: bytes of all weights after conversion.
+        kv_bytes_per_token: bytes that a token takes in the KV cache of all layers.
+        speed: what the NPU would compute, and the predicted speed.
+        other_graphs: .onnx files of the model's other parts, which are not explained here.
     """
 
     path: str
@@ -110,8 +110,8 @@ def explain(path: Path, options: Mapping[str, str], bandwidth: float | None = No
 
     Args:
         path: the model.
-        options: of FlowNPU's provider, such as {"device": "cpu"}.
-        bandwidth: bytes a second at which the CPU reads memory; None: measured.
+        options: options of FlowNPU's provider, such as {"device": "cpu"}.
+        bandwidth: bytes per second at which the CPU reads memory; None: measured.
 
     Raises:
         FlowNPUError: there is no such model, or it is damaged.
@@ -152,7 +152,7 @@ def _source(graph: Any) -> str:
 
 
 def _rewrite(model: Any, source: str, settings: dict[str, Any]) -> Report | None:
-    """Applies the converter's rules to the graph; None if it is converted or compiled."""
+    """Applies the converter's rules to the model, in place; None if it is converted or compiled already."""
     if source in {"converted", "compiled"}:
         return None
     require("onnxscript", extra="convert", purpose="flownpu explain")
@@ -162,12 +162,12 @@ def _rewrite(model: Any, source: str, settings: dict[str, Any]) -> Report | None
 
     if source == "genai":
         return rewrite(model)
-    # Tables of RoPE are made when they are written: any number of positions shows what is folded.
+    # RoPE's tables are made only when they are written, so any number of positions will do here.
     return rewrite_plain(model, positions=settings.get("context_length", 1), tile=prompt_folding)
 
 
 def _misses(report: Report | None) -> list[MissedNodes]:
-    """By rule and reason; layers repeat reasons that differ in the names of values only."""
+    """The misses grouped by rule and reason; numbers in reasons are ignored, since layers differ only in names."""
     found: dict[tuple[str, str], list[Miss]] = {}
     for miss in report.misses if report else []:
         found.setdefault((miss.rule, re.sub(r"\d+", "*", miss.reason)), []).append(miss)
@@ -178,7 +178,7 @@ def _misses(report: Report | None) -> list[MissedNodes]:
 
 
 def _attentions(graph: Any, report: Report | None) -> list[Attention]:
-    """Folded blocks, then those that did not match."""
+    """The folded attention blocks, then those that no rule matched."""
     reasons = {miss.node: miss.reason for miss in report.misses} if report else {}
     of_parts = {folded.node: folded for folded in report.attentions} if report else {}
     if of_parts:
@@ -219,7 +219,7 @@ def _of_node(node: Any) -> Attention:
 
 
 def _head_size(node: Any) -> int:
-    """The head size of an attention that does not say it: d of its cache [B, G, P, d]."""
+    """The head size d of an attention without that attribute, from its cache [B, G, P, d]; else FlowNPUError."""
     cache = node.inputs[_PAST_KEY] if len(node.inputs) > _PAST_KEY else None
     last = cache.shape[3] if cache is not None and cache.shape is not None else None
     if not isinstance(last, int):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each node of a model runs: a session is made with `on_unsupported=cpu`, and asked; nothing is run."""
+"""Finds where each node of a model runs: makes a session with `on_unsupported=cpu` and asks it; runs nothing."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CPU", "DEVICE", "FOLDED", "HOST", "Place", "Placement", "by_layer", "layer_of", "place_nodes"]
 
-# Places of nodes. Nodes of any other provider have its name.
+# Values of `Place.place`; for nodes of any other provider it is the provider's name.
 DEVICE, HOST, CPU, FOLDED = "flownpu", "host", "cpu", "folded"
 
-# Operators that are a whole attention.
+# Operators that compute a whole attention.
 _ATTENTIONS = {
     "Attention",
     "FlowKVAttention",
@@ -42,12 +42,12 @@ class Place:
     """Where one node runs.
 
     Attributes:
-        node: its name.
-        operator: "domain:operator"; ONNX's own domain is left out.
-        layer: which layer its name puts it in; None: none.
+        node: the node's name.
+        operator: "domain:operator"; the name of ONNX's own domain is left out.
+        layer: the number of the layer that its name puts it in; None: no layer.
         place: "flownpu" (the device), "host" (FlowNPU, on the device's host), "cpu" (ONNX Runtime's CPU provider),
             "folded" (nowhere: there is nothing left to run), or another provider's name.
-        reason: why not on the device; empty if it is there.
+        reason: why it does not run on the device; empty if it does.
     """
 
     node: str
@@ -62,10 +62,10 @@ class Placement:
     """Where all nodes of a graph run.
 
     Attributes:
-        summary: the provider's line: nodes, share of multiply-adds, device and why that one.
+        summary: the provider's own line: nodes, share of multiply-adds, the device and why it was chosen.
         device: the device's description.
-        nodes: of the file, in its order; then those that ONNX Runtime made while it optimised the graph.
-        whole_prompts: why long prompts are computed at once, for each partition that is.
+        nodes: the file's nodes in their order, then those that ONNX Runtime made when it optimised the graph.
+        whole_prompts: for each partition that computes long prompts at once, the reason.
     """
 
     summary: str
@@ -74,7 +74,7 @@ class Placement:
     whole_prompts: tuple[str, ...]
 
     def count(self) -> dict[str, int]:
-        """Nodes by place, the device's first."""
+        """How many nodes run in each place, the device first."""
         counts = {DEVICE: 0}
         for node in self.nodes:
             counts[node.place] = counts.get(node.place, 0) + 1
@@ -86,8 +86,8 @@ def place_nodes(path: Path, graph: Any, options: Mapping[str, str]) -> Placement
 
     Args:
         path: the file.
-        graph: the same, as onnx_ir reads it.
-        options: of FlowNPU's provider, such as {"device": "cpu"}.
+        graph: the file's graph (onnx_ir.Graph).
+        options: options of FlowNPU's provider, such as {"device": "cpu"}.
 
     Raises:
         MissingDependencyError: onnxruntime is not installed.
@@ -96,7 +96,7 @@ def place_nodes(path: Path, graph: Any, options: Mapping[str, str]) -> Placement
     onnxruntime = require("onnxruntime", extra="genai", purpose="flownpu explain")
     register()
     session_options = onnxruntime.SessionOptions()
-    session_options.log_severity_level = 3  # the report says what the log would
+    session_options.log_severity_level = 3  # errors only: the report has what warnings would say
     session_options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
         file = Path(scratch) / "placement.json"
@@ -118,13 +118,16 @@ def place_nodes(path: Path, graph: Any, options: Mapping[str, str]) -> Placement
 
 
 def layer_of(node: str) -> int | None:
-    """The layer that a node's name puts it in: 3 of "/model/layers.3/mlp/Mul", None of "/model/norm"."""
+    """The layer that a node's name puts it in: 3 for "/model/layers.3/mlp/Mul", None for "/model/norm"."""
     found = _LAYER.search(node)
     return int(found[1]) if found else None
 
 
 def by_layer(nodes: tuple[Place, ...]) -> list[tuple[str, list[Place]]]:
-    """Nodes in groups, in order: "before", "layer 0" .., "after". What is in no layer is before the last, or after."""
+    """Nodes in groups: "before", "layer 0" .., "after".
+
+    Nodes without a layer are in "before" if they come before the last node with a layer, else in "after".
+    """
     layered = [number for number, node in enumerate(nodes) if node.layer is not None]
     last = layered[-1] if layered else len(nodes)
     groups: dict[int | None, list[Place]] = {}
@@ -142,7 +145,7 @@ def _places(graph: Any, assigned: dict[str, tuple[str, str]], report: dict[str, 
     inlined = {_name(item["node"]): item["reason"] for item in report["inlined"]}
     places, seen = [], set()
     for node in graph:
-        if node.op_type == "Constant":  # a value, which no one computes
+        if node.op_type == "Constant":  # a value, which is not computed
             continue
         name = node.name or ""
         seen.add(name)
@@ -162,7 +165,7 @@ def _places(graph: Any, assigned: dict[str, tuple[str, str]], report: dict[str, 
 
 
 def _numbered(places: list[Place]) -> list[Place]:
-    """The same, with layers where no name tells them: one begins at each attention."""
+    """The places with layers; if no node's name has one, a layer begins at each attention."""
     if any(place.layer is not None for place in places):
         return places
     seen, numbered = -1, []
@@ -182,7 +185,7 @@ def _assigned(name: str, operator: str, provider: str, on_host: dict[str, str], 
 
 
 def _name(node: str) -> str:
-    """A node's name out of the provider's "Sin 'rope/Sin'"."""
+    """The node's name in the provider's description, such as "Sin 'rope/Sin'"."""
     _, quote, rest = node.partition("'")
     return rest.removesuffix("'") if quote else node
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program as `flownpu explain` shows it: its calls, and what each and all of it is predicted to take."""
+"""A program as `flownpu explain` shows it: its calls, and how long each call and the whole are predicted to take."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["CallPrice", "ProgramPrice", "price_of"]
 
 @dataclass(frozen=True)
 class CallPrice:
-    """A call, and what one of it takes; for a step of the host the bytes that it reads and writes.
+    """The cost of one call, or of one step of the host.
 
     Attributes:
-        operator: stem of the design, or of what the host computes.
-        array: its array, or "host".
-        name: of the call.
-        steps: how many steps make it.
-        instruction_words: of 32 bits.
-        read_bytes: of main memory.
-        written_bytes: to it.
-        seconds: predicted, its dispatch with it, changes of array without.
+        operator: the stem of the design, or of the operator that the host computes.
+        array: the name of the call's array, or "host".
+        name: the call's name.
+        steps: how many steps of the program make this call.
+        instruction_words: words of 32 bits.
+        read_bytes: bytes read from main memory.
+        written_bytes: bytes written to main memory.
+        seconds: the predicted time, with the call's dispatch and without changes of array.
     """
 
     operator: str
@@ -40,21 +40,21 @@ class CallPrice:
 
 @dataclass(frozen=True)
 class ProgramPrice:
-    """A program at a position.
+    """The cost of one run of a program at a position.
 
     Attributes:
-        kind: decode or prefill.
-        tokens: that it computes.
-        position: of the first of them.
-        steps: all of them.
-        changes: of array, within it.
-        dispatches: to the device.
-        instruction_words: of all calls.
-        read_bytes: of main memory, by the array.
-        written_bytes: to it.
-        host_bytes: read and written by steps of the host.
-        seconds: predicted, by what takes them.
-        calls: each once.
+        kind: decode, prefill, or block (the tokens of an image).
+        tokens: how many tokens it computes.
+        position: the position of the first of them.
+        steps: how many steps it has.
+        changes: how often the array changes within it.
+        dispatches: how many dispatches to the device it takes.
+        instruction_words: words of 32 bits, of all calls.
+        read_bytes: bytes that the array reads from main memory.
+        written_bytes: bytes that the array writes to main memory.
+        host_bytes: bytes that steps of the host read and write.
+        seconds: predicted times, by what takes them.
+        calls: its calls, each once.
     """
 
     kind: str
@@ -77,7 +77,7 @@ class ProgramPrice:
 
 
 def price_of(program: Program, position: int, prices: Prices) -> ProgramPrice:
-    """A program from a position on."""
+    """The cost of a program whose first token is at `position`."""
     cost = prices.of(program, position)
     calls = tuple(
         CallPrice(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the NPU would take of a decoder, and the tokens a second that the roofs of a CPU and of an NPU allow.
+"""Tells what the NPU would compute of a decoder, and how many tokens per second a CPU and an NPU can reach at most.
 
-CPU: a decode step cannot but read its weights and its KV cache, so memory's read rate bounds it:
+CPU: a decode step must read its weights and its KV cache, so the rate of reading memory bounds it:
 
     tokens/s <= read rate / (bytes of the weights + bytes of the keys and values that are seen)
 
@@ -33,14 +33,14 @@ _CONTEXTS = (1024, 4096, 32768)
 
 @dataclass(frozen=True)
 class NPU:
-    """What an NPU would take.
+    """What an NPU would compute.
 
     Attributes:
-        takes: the decoder's layers and head, if it does.
-        chip: for which the prediction is.
-        text: in words, how; or why not.
-        left_out: what it has no calls for.
-        programs: what the host would do, and what that would take: a token, and a chunk of each size.
+        takes: whether it computes the decoder's layers and head.
+        chip: the chip that the prediction is for.
+        text: in words, how it computes them, or why not.
+        left_out: parts of the model that it has no calls for.
+        programs: the programs that the host would run, with their predicted cost: a token, and a chunk of each size.
     """
 
     takes: bool
@@ -52,13 +52,13 @@ class NPU:
 
 @dataclass(frozen=True)
 class Point:
-    """Predictions for one length of the context; tokens a second are of decoding.
+    """Predictions for one length of the context; tokens per second are those of decoding.
 
     Attributes:
-        context: tokens.
-        cpu_tokens_per_second: the roof of this machine's memory; None: the graph is no decoder.
-        npu_tokens_per_second: of the cost model; None: the NPU does not take it.
-        npu_ttft_seconds: of a prompt of so many tokens.
+        context: the context's length in tokens.
+        cpu_tokens_per_second: the most that this machine's memory allows; None: the graph is not a decoder.
+        npu_tokens_per_second: the cost model's prediction; None: the NPU does not compute the decoder.
+        npu_ttft_seconds: the predicted time to the first token after a prompt of `context` tokens; None likewise.
     """
 
     context: int
@@ -72,10 +72,11 @@ class Speed:
     """Predicted speed of a converted graph.
 
     Attributes:
-        npu: what the NPU would take.
-        read_bandwidth: bytes a second at which this machine reads memory, measured unless it was given.
-        step_bytes: that a decode step reads with an empty cache: its weights.
-        points: predictions; none of a graph without a KV cache, of which no step decodes a token.
+        npu: what the NPU would compute.
+        read_bandwidth: bytes per second at which this machine reads memory, measured unless given; None without a KV
+            cache.
+        step_bytes: bytes that a decode step reads with an empty cache, which are its weights.
+        points: predictions; empty for a graph without a KV cache, which has no decode steps.
     """
 
     npu: NPU
@@ -85,13 +86,13 @@ class Speed:
 
 
 def speed_of(model: Any, context_length: int | None, head_size: int, bandwidth: float | None = None) -> Speed:
-    """Reads a converted model (onnx_ir's).
+    """Predicts the speed of a converted model.
 
     Args:
-        model: of FlowNPU's operators.
-        context_length: positions that the model is for; None: not known.
-        head_size: of the attentions that do not say it, or 0.
-        bandwidth: bytes a second; None: this machine's is measured.
+        model: an onnx_ir.Model with FlowNPU's operators.
+        context_length: how many positions the model is made for; None: not known.
+        head_size: the head size for attentions that do not have it as an attribute, or 0.
+        bandwidth: bytes per second at which memory is read; None: this machine's is measured.
     """
     traffic = graph_traffic(model.graph, head_size)
     positions = context_length or DEFAULT_CONTEXT

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads back what `flownpu convert` wrote: a model's weights one by one, and what it is made of."""
+"""Reads back a model that `flownpu convert` wrote: its decoder's description, and its weights one by one."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["ConvertedModel"]
 
 
 class Part(NamedTuple):
-    """A weight, which may be some rows of an initializer.
+    """A weight matrix, which may be some of the rows of an initializer.
 
     Attributes:
-        name: a checkpoint's, without ".weight" and "model.": "layers.0.mlp.up_proj".
-        initializer: the graph's tensor of Q4NX blocks.
-        rows: how many it has.
-        columns: how many each has.
-        first: which of the initializer's rows is its first.
-        experts: so many such weights, one below the other, are this one.
-        stride: rows of the initializer from one expert's first to the next's.
+        name: the name in a checkpoint without "model." and ".weight": "layers.0.mlp.up_proj".
+        initializer: the name of the graph's tensor of Q4NX blocks that holds it.
+        rows: its rows; for a mixture of experts, those of one expert.
+        columns: its columns.
+        first: the row of the initializer at which it begins.
+        experts: how many matrices of `rows` rows the weight has, one for each expert.
+        stride: rows of the initializer from the first of one expert's to the first of the next one's.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Weights in it."""
+        """How many weights it has in all."""
         return self.experts * self.rows * self.columns
 
 
@@ -55,19 +55,20 @@ def _has(attention: Any, name: str) -> bool:
 
 
 class ConvertedModel:
-    """The graph that `flownpu.convert.graph.decoder` writes, read back.
+    """A model whose graph `flownpu.convert.graph.decoder` wrote.
 
     Attributes:
-        folder: where the model is.
-        path: its graph.
-        decoder: the fields of `flownpu.peers.exported.ExportedModel`.
+        folder: the model's folder.
+        path: the file of its graph.
+        decoder: the values of the fields that `flownpu.peers.exported.ExportedModel` has, by name.
     """
 
     def __init__(self, folder: Path) -> None:
         """Opens the graph; its data file is mapped when weights are read.
 
         Raises:
-            FlowNPUError: the folder holds no model, or not one that `flownpu convert` made of weights.
+            FlowNPUError: the folder holds no model, or one that `flownpu convert` did not make of a checkpoint or a
+                GGUF file, or a decoder that `decoder` cannot describe.
             MissingDependencyError: onnx_ir is not installed.
         """
         config = read_genai_config(folder)
@@ -88,7 +89,7 @@ class ConvertedModel:
                 ) from error
 
     def _check_form(self) -> None:
-        """Raises FlowNPUError if the decoder has parts that `decoder` has no words for, lest they be lost."""
+        """Raises FlowNPUError if the model has parts that `decoder` cannot describe, so that none is lost."""
         unknown = {
             "biases": any(name.endswith(".bias") for name in self._initializers),
             "layers without RoPE, or with two": any(
@@ -114,13 +115,13 @@ class ConvertedModel:
             )
 
     def projections(self) -> list[Part]:
-        """Every weight, of which some share an initializer."""
+        """Every weight matrix; some of them share an initializer."""
         decoder = self.decoder
         hidden, feed_forward = decoder["hidden_size"], decoder["feed_forward_size"]
         heads, kv_heads = (decoder[key] * decoder["head_size"] for key in ("heads", "kv_heads"))
         vocabulary = decoder["vocabulary_size"]
         parts = [Part("embed_tokens", "embed_tokens", vocabulary, hidden, 0)]
-        # The up projection begins with a block of its own, and so does each expert.
+        # The up projection begins in a new block, and so does each expert.
         up, down = (-(-rows // q4nx.BLOCK_ROWS) * q4nx.BLOCK_ROWS for rows in (feed_forward, hidden))
         experts = decoder["experts"]
         several = {2: (experts, 2 * up), 1: (experts, down)} if experts else {2: (1, 0), 1: (1, 0)}
@@ -140,7 +141,7 @@ class ConvertedModel:
         return parts
 
     def quantized(self, initializer: str, start: int, stop: int, columns: int) -> q4nx.Quantized:
-        """Rows start..stop-1 of a weight: codes, scales and minima; FlowNPUError if it is not there."""
+        """Rows start..stop-1 of an initializer: codes, scales and minima; FlowNPUError if it is not in the graph."""
         first, last = start // q4nx.BLOCK_ROWS, -(-stop // q4nx.BLOCK_ROWS)
         with reading(self.path):
             blocks = self._initializers[initializer].const_value.numpy()
@@ -149,16 +150,17 @@ class ConvertedModel:
         return q4nx.Quantized(*(field[wanted] for field in whole))
 
     def vectors(self) -> dict[str, NDArray[np.float32]]:
-        """Norms, routers [experts, columns] and the rotary embeddings' radians a position.
+        """Norms, routers [experts, columns], and the rotary embeddings' radians per position, float32 by name.
 
         Raises:
-            FlowNPUError: one is not there.
+            FlowNPUError: a tensor is missing.
         """
         names = [name for name in self._initializers if name.endswith(".router") or "norm" in name.split(".")[-1]]
         with reading(self.path):
             vectors = {name: self._values(name).astype(np.float32, copy=False) for name in names}
             for index in set(self.decoder["rotaries"]):
-                # Angles at position 1 are at most 1 radian.
+                # Row 1 of the tables has the angles at position 1: radians per position, and at most 1, so that the
+                # arc tangent gives them back.
                 cos, sin = (self._values(f"rotary.{index}.{part}")[1].astype(np.float64) for part in ("cos", "sin"))
                 vectors[f"rotary.{index}"] = np.arctan2(sin, cos).astype(np.float32)
         return vectors
@@ -171,7 +173,7 @@ class ConvertedModel:
         return float(self._values(name)) if name in self._initializers else default
 
     def _attribute(self, node: str, name: str, kind: type) -> Any:
-        """An attribute of a node: an integer, a number or a text; FlowNPUError if it is none."""
+        """The value of a node's attribute; FlowNPUError if it is not of type `kind`: int, float or str."""
         value = self._nodes[node].attributes[name].value
         if type(value) is not kind:
             raise FlowNPUError(

@@ -10,14 +10,15 @@ from typing import Any
 
 from flownpu.errors import FlowNPUError
 
-# Where `flownpu convert` writes what the model was made of.
+# The file in which `flownpu convert` writes what the model was made of.
 MANIFEST = "flownpu_manifest.json"
-# Where sentence-transformers has how hidden states become embeddings.
+# The file in which sentence-transformers says how hidden states become embeddings.
 MODULES = "modules.json"
-# Where it puts the graph that optimum exports.
+# Where sentence-transformers puts the graph that optimum exports.
 EXPORTED_GRAPH = "onnx/model.onnx"
 
-# What is read of genai_config.json. Sizes and token ids are of 32 bits in GenAI.
+# The settings of genai_config.json that are read: which must be there, and what each must be. GenAI keeps sizes and
+# token ids in 32 bits.
 _NEEDED = ("model.decoder", "model.context_length", "model.vocab_size")
 _KINDS = {
     "model": "an object",
@@ -45,7 +46,7 @@ _KINDS = {
 }
 _MISSING = object()
 _log = logging.getLogger(__name__)
-# Bytes of a file's name, on Linux's file systems (NAME_MAX).
+# Most bytes of a file's name on Linux's file systems (NAME_MAX).
 _LONGEST_NAME = 255
 
 __all__ = [
@@ -66,15 +67,15 @@ __all__ = [
 
 
 def is_embedding_folder(folder: Path) -> bool:
-    """Whether it holds a model that embeds texts, with the files that say how."""
+    """Whether a folder holds a model that embeds texts: a graph, and the modules.json that says how."""
     return (folder / MODULES).is_file() and (folder / "model.onnx").is_file()
 
 
 def read_genai_config(folder: Path) -> dict[str, Any]:
-    """The folder's genai_config.json.
+    """Reads and checks the folder's genai_config.json.
 
     Raises:
-        FlowNPUError: there is no such folder or file, or it is not what GenAI needs; says what to do.
+        FlowNPUError: there is no such folder or file, or it is not what GenAI needs; the message says what to do.
     """
     path = folder / "genai_config.json"
     if folder.suffix == ".gguf" and folder.is_file():
@@ -111,10 +112,14 @@ def read_genai_config(folder: Path) -> dict[str, Any]:
 
 
 def check_genai_config(path: Path, settings: dict[str, Any]) -> None:
-    """Checks what is read of a genai_config.json.
+    """Checks the types of the settings that are read from a genai_config.json.
+
+    Args:
+        path: the file, for errors.
+        settings: its contents.
 
     Raises:
-        FlowNPUError: something else stands in a setting's place.
+        FlowNPUError: a setting has a value of another type.
     """
     for key, kind in _KINDS.items():
         value = _at(settings, key, _MISSING)
@@ -125,7 +130,7 @@ def check_genai_config(path: Path, settings: dict[str, Any]) -> None:
 
 
 def _at(settings: dict[str, Any], key: str, missing: object = None) -> Any:
-    """What stands at "a.b"; `missing` if nothing does."""
+    """The value at a key such as "a.b" of nested objects; `missing` if there is none."""
     value: Any = settings
     for part in key.split("."):
         value = value.get(part, missing) if isinstance(value, dict) else missing
@@ -157,11 +162,11 @@ def _fits(name: str) -> bool:
 
 
 def most_tokens(settings: dict[str, Any]) -> int:
-    """Tokens that a sequence of the model in a GenAI folder may grow to; says in the log why, if that is a window.
+    """Most tokens that a sequence of the model in a GenAI folder may have; logs a warning if a window limits them.
 
-    ORT GenAI's builder (0.18) writes a window without layers for a family whose configuration does not say each layer's
-    kind, as Mistral's: GenAI gives all layers a cache of that size, and the graph's attention wants one for all tokens.
-    Such a model is right, and runs, as long as no token is beyond the window.
+    For a family whose configuration does not give each layer's kind, such as Mistral, ORT GenAI's builder (0.18) writes
+    a window without a list of layers: GenAI then gives every layer a cache of the window's size, but the graph's
+    attention needs a cache of all tokens. Such a model computes correctly as long as no token is beyond the window.
     """
     model = settings["model"]
     context, cache = int(model["context_length"]), model["decoder"].get("sliding_window") or {}
@@ -188,10 +193,10 @@ def other_graphs(folder: Path, settings: dict[str, Any]) -> list[Path]:
 
 
 def locate_graph(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The .onnx file of a model, and what genai_config.json says of it under "model"; empty if there is none.
+    """The .onnx file of a model folder, or that file itself, with "model" of its genai_config.json ({} without one).
 
     Raises:
-        FlowNPUError: there is none.
+        FlowNPUError: there is no .onnx file, or genai_config.json is not what GenAI needs.
     """
     if path.is_dir():
         if (path / "genai_config.json").is_file() or not (path / "model.onnx").is_file():
@@ -207,7 +212,7 @@ def locate_graph(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether the folder's tokenizer knows how to write a conversation."""
+    """Whether the folder's tokenizer has a template to write a conversation by."""
     return bool(chat_template(folder))
 
 
@@ -220,7 +225,7 @@ def chat_template(folder: Path) -> str:
         path = folder / name
         template = read_json(path).get("chat_template") if path.is_file() else None
         if template:
-            # There may be several, each with its name.
+            # Several templates are a list of objects, each with its name.
             return template if isinstance(template, str) else json.dumps(template)
     return ""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the files of a model folder are still what was written, by the sums in its manifest."""
+"""Checks that the files of a model folder are still what was written, by the checksums in its manifest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _READ_AT_ONCE = 1 << 22
 
 
 def sha256(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:
-    """The file's SHA-256 in hexadecimal; `advance` hears of each piece's bytes."""
+    """The file's SHA-256 in hexadecimal; `advance` is called with the number of bytes of each piece that was read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_READ_AT_ONCE):
@@ -38,7 +38,7 @@ def tensor_sums(folder: Path) -> dict[str, dict[str, Any]]:
     graphs = [ir.load(path).graph for path in sorted(folder.glob("*.onnx"))]
     for name, value in (item for graph in graphs for item in graph.initializers.items()):
         tensor = value.const_value
-        # Two graphs may share a tensor: words are looked up in the table that the LM head multiplies by.
+        # Two graphs may share a tensor: the embedding's graph looks words up in the LM head's weight.
         if isinstance(tensor, ir.ExternalTensor) and name not in sums:
             offset, length = tensor.offset or 0, tensor.length or tensor.nbytes
             file = str(tensor.location)
@@ -48,7 +48,9 @@ def tensor_sums(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def damage(folder: Path, advance: Callable[[int], None] = lambda _: None) -> list[str]:
-    """What is wrong with the folder's files, a line each; empty if they are what was written.
+    """What is wrong with the folder's files, a line for each file or tensor; empty if they are what was written.
+
+    Reads all files; `advance` is called with the number of bytes of each piece that was read.
 
     Raises:
         FlowNPUError: the folder has no manifest to compare with.
@@ -60,10 +62,12 @@ def damage(folder: Path, advance: Callable[[int], None] = lambda _: None) -> lis
 
 
 def check_sizes(folder: Path) -> None:
-    """Looks for weights that are cut short, which takes no time: reads sizes only, where the folder has a manifest.
+    """Looks for truncated weight files by their sizes alone, which takes no time; needs the folder's manifest.
+
+    A folder without a manifest is not checked.
 
     Raises:
-        FlowNPUError: a file with weights is shorter than it was written, or missing.
+        FlowNPUError: a file with weights is missing, or shorter than the manifest says.
     """
     if not (folder / MANIFEST).is_file():
         return
@@ -81,10 +85,16 @@ def check_sizes(folder: Path) -> None:
 
 
 def files_of(section: dict[str, Any], manifest: Path, *keys: str, part: str = "files") -> dict[str, dict[str, Any]]:
-    """What a section of a manifest says of files (or of tensors) by name: each has these keys.
+    """The entries of a manifest's "files" (or "tensors") by name, each checked to have `keys`.
+
+    Args:
+        section: the manifest's contents.
+        manifest: its path, for errors.
+        keys: names of values: "bytes", "offset" and "crc32" are integers, others texts.
+        part: "files" or "tensors".
 
     Raises:
-        FlowNPUError: the manifest has something else in their place.
+        FlowNPUError: an entry lacks a key, or has a value of another type.
     """
     numbers = {"bytes", "offset", "crc32"}
     found = section.get(part, {})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A KV cache that holds nothing yet, as a session of ONNX Runtime is fed one."""
+"""An empty KV cache, as an input of an ONNX Runtime session."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 __all__ = ["PAST", "empty_past"]
 
 PAST = "past_key_values."
-"""How the names of a decoder's inputs begin that have the keys and values of tokens before."""
+"""The beginning of the names of a decoder's inputs that hold the keys and values of earlier tokens."""
 
-# ONNX's number of bfloat16, which numpy does not have: its bits stand in uint16.
+# ONNX's number for the type bfloat16, which numpy lacks: its bits are given as uint16.
 _BFLOAT16 = 16
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
 
 
 def empty_past(onnxruntime: Any, value: Any, *, batch: int = 1, head_size: int = 0) -> Any:
-    """An OrtValue of no tokens for an input of a session.
+    """An OrtValue [batch, heads, 0, head size] for an input of a session that holds keys or values.
 
     Args:
         onnxruntime: the module.
-        value: the input: [batch, heads, tokens, head size].
-        batch: rows.
-        head_size: where the input does not say it.
+        value: the input's description (NodeArg), of shape [batch, heads, tokens, head size].
+        batch: how many sequences.
+        head_size: used where the input's last dimension is symbolic.
     """
     heads, size = value.shape[1], value.shape[3]
     shape = (batch, heads, 0, size if isinstance(size, int) else head_size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX files as onnx_ir reads them; what is wrong with one becomes an error that names it."""
+"""Reads ONNX files with onnx_ir; whatever is wrong with a file becomes an error that names it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["load_model", "reading"]
 
-# What Python makes of a node with other inputs or attributes than its operator has, and of a tensor that its file does
-# not hold, or no memory would.
+# The exceptions that reading a damaged graph raises: a node lacks an input or an attribute of its operator, or a tensor
+# is not in its file, or claims a size that no memory would hold.
 _DAMAGE = (
     ArithmeticError,
     AttributeError,
@@ -29,26 +29,26 @@ _DAMAGE = (
 
 
 def load_model(path: Path, *, purpose: str) -> Any:
-    """The model (onnx_ir's) of a file; its external data is read when it is asked for.
+    """Loads a file as an onnx_ir.Model; external data is read only when a tensor's values are asked for.
 
     Raises:
-        FlowNPUError: it is no ONNX model.
-        MissingDependencyError: onnx_ir is not installed; `purpose` is what needs it.
+        FlowNPUError: the file is not an ONNX model.
+        MissingDependencyError: onnx_ir is not installed; the message names `purpose` as what needs it.
     """
     ir = require("onnx_ir", extra="convert", purpose=purpose)
     try:
         return ir.load(path)
     except Exception as error:
-        # The parser is protobuf's, and so is its error: no dependency of ours.
+        # The parser is protobuf's and raises its own errors, a package that FlowNPU does not depend on.
         raise FlowNPUError(f"{path} is not an ONNX model ({error}): export or convert it again") from error
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Reads the nodes and tensors of a model's graph: a graph that is damaged is an error that names its file.
+    """A context for reading a graph's nodes and tensors: exceptions of a damaged graph become one that names its file.
 
     Raises:
-        FlowNPUError: an input, an attribute or a tensor is missing or something else.
+        FlowNPUError: an input, an attribute or a tensor is missing, or is not what was expected.
     """
     try:
         yield

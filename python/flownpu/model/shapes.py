@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes of public models, as their config.json give them, for models of random weights."""
+"""The shapes of public models, in the keys of their config.json, for models of random weights (`make-model`)."""
 
 from __future__ import annotations
 

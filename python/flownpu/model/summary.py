@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model file holds, read from its graph or its header alone: no weight is touched."""
+"""Summarises what a model file holds, from its graph or its header alone: no weight is read."""
 
 import math
 from collections import Counter
@@ -18,9 +18,9 @@ __all__ = ["Summary", "Value", "Weight", "summarize"]
 
 DOMAIN = "ai.flownpu"
 Q4NX = "q4nx"
-# GenAI's names of the inputs that hold the KV cache, [B, G, past length, d].
+# The beginning of GenAI's names of the inputs that hold the KV cache, [B, G, past length, d].
 CACHE_PREFIX = "past_key_values."
-# safetensors' names of the types in a .q4nx file, and their bytes.
+# safetensors' names of the types in a .q4nx file, with our names and the bytes of a value.
 SAFETENSORS_TYPES = {"BF16": ("bfloat16", 2), "I8": ("int8", 1)}
 
 
@@ -31,7 +31,7 @@ class Value:
     name: str
     type: str
     shape: list[int | str]
-    """A dimension that only a run knows has a name."""
+    """A symbolic dimension is its name, or "?" if it has none."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,10 @@ class Weight:
 
     name: str
     type: str
-    """"q4nx", or ONNX's word for the type."""
+    """Either "q4nx", or ONNX's name of the type in lower case, such as "float"."""
     shape: list[int]
-    """Rows and columns of a Q4NX weight in a graph; in a .q4nx file, which does not know these, its blocks."""
+    """For a Q4NX weight in a graph its rows and columns; in a .q4nx file, which does not record these, the shape of its
+    blocks."""
     bytes: int
 
 
@@ -52,7 +53,7 @@ class Summary:
 
     path: str
     operators: dict[str, int] = field(default_factory=dict)
-    """Number of nodes by "domain:operator", most frequent first; ONNX's own domain is left out."""
+    """Number of nodes by "domain:operator", most frequent first; the name of ONNX's own domain is left out."""
     functions: list[str] = field(default_factory=list)
     """Operators that the model defines itself, so that any ONNX Runtime runs them."""
     inputs: list[Value] = field(default_factory=list)
@@ -61,9 +62,9 @@ class Summary:
     kv_bytes_per_token: int = 0
     """Bytes that one token takes in the KV cache of all layers."""
     other_graphs: list[str] = field(default_factory=list)
-    """The .onnx files beside the decoder's, of a model that takes pictures."""
+    """The .onnx files beside the decoder's, in a model that takes pictures."""
     manifest: dict[str, Any] = field(default_factory=dict)
-    """What the converter wrote about where the model comes from."""
+    """The folder's flownpu_manifest.json: what the model was made of and with; empty if there is none."""
 
     @property
     def weight_bytes(self) -> dict[str, int]:
@@ -78,7 +79,7 @@ def summarize(path: Path) -> Summary:
     """Summarises a model folder, an .onnx file or a .q4nx file.
 
     Raises:
-        FlowNPUError: there is no such file, or it is none of these, or it is damaged.
+        FlowNPUError: there is no such file, or it is none of these three, or it is damaged.
         MissingDependencyError: onnx_ir is not installed.
     """
     if path.is_dir():
@@ -121,12 +122,13 @@ def _summary_of(path: Path, model: Any, head_size: int, manifest: dict[str, Any]
 
 
 def _quantised_shapes(nodes: list[Any]) -> dict[str, list[int]]:
-    """Rows and columns of our operators' weights by name: the operators alone know what of the blocks is padding."""
+    """Rows and columns of Q4NX weights by name, from the operators that use them: blocks alone may include padding."""
     shapes = {}
     for node in nodes:
         if node.domain == DOMAIN and {"M", "K"} <= node.attributes.keys():
             rows, columns = (node.attributes[name].as_int() for name in ("M", "K"))
-            # A gather has its table first, a product its weight second; that of a gated one holds two of M rows.
+            # A gather has its table as input 0, a product its weight as input 1. A gated product's weight holds two
+            # matrices of M rows.
             blocks = node.inputs[0 if node.op_type == "Q4NXGather" else 1]
             gating = node.attributes.get("gating")
             gated = gating is not None and gating.as_string() != "none"
@@ -140,22 +142,22 @@ def _quantised_shapes(nodes: list[Any]) -> dict[str, list[int]]:
 
 
 def _value(value: Any) -> Value:
-    # A dimension without a name is None in onnx_ir.
+    # onnx_ir has None for a symbolic dimension without a name.
     shape = [dim if isinstance(dim, int) else str(dim.value or "?") for dim in value.shape or ()]
     return Value(value.name, value.dtype.name.lower(), shape)
 
 
 def _weight(name: str, tensor: Any, quantised: dict[str, list[int]]) -> Weight:
-    # A tensor of the external data file knows its shape and type without the file.
+    # The graph has shape and type of a tensor in an external data file: that file is not read.
     if name in quantised:
         return Weight(name, Q4NX, quantised[name], tensor.nbytes)
     return Weight(name, tensor.dtype.name.lower(), list(tensor.shape.numpy()), tensor.nbytes)
 
 
 def _cache_bytes_per_token(value: Any, head_size: int) -> int:
-    """The bytes of a cache input [B, G, past length, d], or in blocks, [blocks, tokens of a block, G, d].
+    """Bytes per token of a cache input [B, G, past length, d], or paged, [blocks, tokens of a block, G, d].
 
-    `head_size` is d where the graph does not say it, or 0.
+    `head_size` is used where the graph's d is symbolic; 0 if it is not known.
     """
     if not value.name.startswith(CACHE_PREFIX) or value.shape is None or len(value.shape) != 4:
         return 0

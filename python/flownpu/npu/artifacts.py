@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of a model, of its decoder and of its encoder of images, and the folder of artifacts that has them."""
+"""Makes the programs of a model's decoder and image encoder, and writes them into a folder of artifacts."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ __all__ = [
     "programs_of_model",
 ]
 
-# Tokens of a chunk: GEMM's megatiles have 256 rows, and each size more than the last halves what a prompt's rest leaves
-# empty at most. A model of 4 billion weights is predicted to take a fourth of a second for the changes of array of a
-# chunk, and as long for the products of 600 tokens; beyond 4096 tokens there is little left to win.
+# Tokens of a chunk. 256 are the rows of GEMM's megatiles; each size is twice the one before, so that the chunk for a
+# prompt's rest of more than 256 tokens is at least half full. For a model of 4 billion weights, a chunk's changes of
+# array are predicted to take a quarter of a second, as long as the products of 600 tokens: beyond 4096 tokens little is
+# gained.
 CHUNKS = (256, 512, 1024, 2048, 4096)
-DEFAULT_CONTEXT = 4096  # positions, of models that are made for as many or do not say
+DEFAULT_CONTEXT = 4096  # positions, for models that are made for at least as many, or do not say
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,12 @@ class Built:
     """What `build_artifacts` made.
 
     Attributes:
-        folder: with the artifacts.
-        context: positions of its caches; 0 if it has none, without a decoder.
-        calls: in the folder.
-        made: how many of them were not up to date.
-        left_out: what the model has no calls for.
-        missing: of the toolchain; if any, xclbins and the index are not there.
+        folder: the folder with the artifacts.
+        context: positions of the KV caches; 0 without a decoder, which alone has caches.
+        calls: how many calls the folder has.
+        made: how many calls (for the emulator) or files (for an NPU) were not up to date, and were made.
+        left_out: parts of the model that there are no calls for.
+        missing: tools of the toolchain that were not found; if any, there are no xclbins and no index.
     """
 
     folder: Path
@@ -88,21 +89,22 @@ def build_artifacts(
     """Makes the artifacts of a model, or brings them up to date.
 
     Args:
-        model: folder that `flownpu convert` wrote, or an .onnx file.
-        kind: for the emulator, or for an NPU, which needs AMD's toolchain; without it plans and MLIR are written.
-        target: npu1 or npu2.
+        model: a folder that `flownpu convert` wrote, or an .onnx file.
+        kind: "emulate" for the emulator; "xclbin" for an NPU, which needs AMD's toolchain: without it only plans and
+            MLIR are written.
+        target: the NPU's generation, "npu1" or "npu2".
         context: positions of the KV cache; rounded up to a chunk. None: the model's, 4096 at most.
-        weights: what a prompt's matrix products multiply by, bf16 or bfp16. None: what the target multiplies fastest.
-        output: the folder to make. None: `artifacts/emulate` or `artifacts/<target>` in the model's.
-        ways: of decoding, to choose from.
-        report: hears which call is done next, how many are done, and of how many.
-        say: hears what compiling costs, before it starts, and what costs more than that.
+        weights: the type of the weights in a prompt's matrix products, "bf16" or "bfp16". None: the target's fastest.
+        output: the folder to make. None: `artifacts/emulate` or `artifacts/<target>` in the model's folder.
+        ways: the ways of decoding to choose from, among DECODE_WAYS.
+        report: called before each call is made, with its name, how many are done, and how many there are.
+        say: called with lines on what compiling costs, before it starts, and on calls that cost more.
 
     Raises:
-        FlowNPUError: the model is none, or the NPU's designs have no place for it.
+        FlowNPUError: there is no such model, or the NPU's designs have no place for anything of it.
         MissingDependencyError: onnx_ir is not installed.
         ToolchainError: a compiler failed.
-        ValueError: the output is something else.
+        ValueError: `output` exists and holds something else.
     """
     weights = weights or default_weights(target)
     programs, left_out = programs_of_model(model, target, context, weights, ways)
@@ -131,20 +133,20 @@ def build_artifacts(
 
 
 def default_weights(target: str) -> str:
-    """What GEMM multiplies by: XDNA2's matrix unit reads bf16 in block floating point anyway, stored so it is half."""
+    """The type of GEMM's weights: on XDNA2 bfp16, which is half as large, and to which it converts bf16 anyway."""
     return "bf16" if target == "npu1" else "bfp16"
 
 
 def programs_of_model(
     model: Path, target: str, context: int | None = None, weights: str | None = None, ways: Sequence[str] = DECODE_WAYS
 ) -> tuple[list[Program], list[LeftOut]]:
-    """The programs that `build_artifacts` makes for a model, that of a token first, and what was left out.
+    """The programs that `build_artifacts` makes for a model, the decode program first, and what was left out.
 
-    Where a decoder or an encoder is none that the NPU computes whole, and for a model that is for ONNX Runtime alone,
-    they are those of its operators.
+    If the NPU cannot compute a decoder or an encoder as a whole, and for models that are for ONNX Runtime alone, they
+    are the programs of single operators.
 
     Raises:
-        FlowNPUError: the model is none, or the NPU's designs have no place for anything of it.
+        FlowNPUError: there is no such model, or the NPU's designs have no place for anything of it.
     """
     path, settings = locate_graph(model)
     if settings and model.is_dir():
@@ -160,7 +162,7 @@ def programs_of_model(
 def _programs_of_parts(
     model: Path, path: Path, target: str, context: int | None, weights: str | None, ways: Sequence[str]
 ) -> tuple[list[Program], list[LeftOut]]:
-    """Those of a model for ORT GenAI, whose decoder is `path`."""
+    """The programs of a model for ORT GenAI, whose decoder's graph is `path`."""
     images: list[Program] = []
     left_out: list[LeftOut] = []
     try:
@@ -184,7 +186,7 @@ def _programs_of_parts(
         if not images:
             raise FlowNPUError(reason) from error
         programs, left = [], [LeftOut("the decoder, which stays on the host", reason)]
-    # Each once: two graphs may have operators of one size.
+    # Two graphs may have operators of the same sizes: each program is kept once.
     different = {(each.kind, tuple(each.attributes.items()), each.tokens): each for each in programs + images}
     return list(different.values()), left_out + left
 
@@ -197,17 +199,16 @@ def programs_of_decoder(
     ways: Sequence[str] = DECODE_WAYS,
     prices: Prices | None = None,
 ) -> tuple[list[Program], list[LeftOut]]:
-    """A decoder's programs, that of a token first, and what was left out.
-
-    That may be ways of decoding, and sizes of chunks and of blocks.
+    """A decoder's programs, the decode program first, and what was left out: ways of decoding, sizes of chunks, images.
 
     Args:
-        decoder: whose layers.
+        decoder: the decoder's sizes.
         target: npu1 or npu2.
         context: positions of a layer's cache; rounded up to a chunk.
         weights: as in `build_artifacts`.
         ways: as in `build_artifacts`.
-        prices: of nothing else, by which ways and chunks are chosen; None: those of docs/model.md's NPU.
+        prices: the prices by which ways and chunks are chosen; they keep costs by a call's name, so they must not have
+            been used for another decoder. None: prices of the NPU in docs/model.md.
 
     Raises:
         ValueError: the NPU's designs have no place for the decoder.

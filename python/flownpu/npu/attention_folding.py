@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of an attention the NPU computes in one call (Zen-Attention, section III.B), of prompts and of one token.
+"""Tells how much of an attention the NPU computes in one call (Zen-Attention, section III.B), for prompts and tokens.
 
-A level is 3 (all of it: the design of FlowQKV or FlowKV passes the checker), 2 (all but the product with the values: a
-tile holds whole rows of scores) or 1 (nothing), and comes with its reason.
+The folding level is 3 (all of it: the design of FlowQKV or FlowKV passes the checker), 2 (all but the product with the
+values: a tile holds whole rows of scores) or 1 (nothing). Each level comes with a reason.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["prompt_folding", "token_folding"]
 
-# Tokens of a call where the graph does not say how many there are: the prompt of the measurements
-# (docs/performance.md).
+# Tokens of a call if the graph does not say how many there are: the prompt of the measurements (docs/performance.md).
 _NOMINAL_TOKENS = 1024
-# Positions that one new token is folded for; a longer cache is swept in more chunks of the same tiles.
+# Cache positions assumed for the call of one new token; a longer cache takes more chunks of the same tiles.
 _NOMINAL_KEYS = 4096
-_SUB_TILE = 8  # rows, keys and elements that the kernels multiply at a time
+_SUB_TILE = 8  # how many rows, keys and elements the kernels multiply at a time
 
 
 def prompt_folding(geometry: AttentionGeometry) -> tuple[int, str]:
-    """Level and reason of a call with many tokens: those of the graph, or a nominal prompt."""
+    """Level and reason of a call with many tokens: as many as the graph says, or a nominal prompt."""
     tokens = geometry.tokens or _NOMINAL_TOKENS
     level, reason = _fold(FlowQKV, geometry, tokens)
     return level, f"{tokens} tokens: {reason}"
@@ -55,7 +54,7 @@ def _fold(kind: type[FlowQKV | FlowKV], geometry: AttentionGeometry, keys: int) 
 
 @cache
 def _missing(design: FlowQKV | FlowKV) -> str:
-    """Why a call over one chunk of keys is refused, or nothing."""
+    """Why the checker refuses a call over one chunk of keys; "" if it does not."""
     program = design.program(1, 0, design.keys) if isinstance(design, FlowQKV) else design.program(1, design.keys)
     found = check(program.resolve_program("attention"))
     return str(found[0]) if found else ""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which designs with which shapes `flownpu build` builds: those of the models that FlowNPU is for.
+"""Lists the designs and shapes that `flownpu build` builds without a model's folder: those of the models in `MODELS`.
 
-A design is one function in `OPERATORS`: it yields the calls that a decoder makes of it; an encoder of images makes
-those of its program. Calls of the same array have the same name for it, across models too; that array is compiled once.
+Each design has a function in `OPERATORS`, which yields the calls that a decoder needs of it; the calls of an image
+encoder are those of its program. Calls of the same array give it the same name, across models too; it is compiled once.
 
-Shapes: decoding makes calls of one token, prefilling of `CHUNK` tokens; attention looks back over `CONTEXT` positions.
-Other lengths are other sequences over the same arrays.
+Decoding makes calls of one token, prefilling calls of `CHUNK` tokens; attention sees `CONTEXT` positions. Other lengths
+are other sequences for the same arrays.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ __all__ = ["CHUNK", "CONTEXT", "OPERATORS", "catalogue"]
 
 CHUNK = 512  # tokens that are prefilled at a time
 CONTEXT = 4096  # positions of the KV cache
-_EPSILON = 1e-6  # a run-time parameter: any will do
-_CORES = 4  # of the operators on vectors: what both targets have columns for
-_SUB_TILE = 32  # N of a GEMM and the head size of RoPE come in multiples of this
+_EPSILON = 1e-6  # a run-time parameter: any value will do
+_CORES = 4  # cores of the operators on vectors: both targets have columns for as many
+_SUB_TILE = 32  # N of a GEMM and the head size of RoPE are multiples of this
 
 
-# What makes the program; it raises ValueError where the target cannot hold it.
+# Makes a program; raises ValueError if the target cannot hold it.
 _Make = Callable[[], "Program"]
-# The calls that a model makes of an operator's design: name of the array, name of the call, what makes the program.
+# The calls that a model needs of an operator's design: the array's name, the call's name, a function for the program.
 _Calls = Iterator[tuple[str, str, _Make]]
 
 
 def catalogue(target: str, operators: Iterable[str] = (), models: Iterable[str] = ()) -> list[ArtifactCall]:
-    """The calls of some operators in some models, each once; all of them if none are named.
+    """The calls of some operators (default: all) in some models (default: all) on a target, each once.
 
     Raises:
-        ValueError: there is no such target, operator or model; the message lists those there are.
+        ValueError: there is no such target, operator or model; the message lists those that exist.
     """
     limits_of(target)
     calls: dict[tuple[str, str], ArtifactCall] = {}
@@ -99,7 +99,7 @@ def _fused_dqp(target: str, model: Decoder) -> _Calls:
 
 
 def _weights(target: str) -> tuple[str, ...]:
-    """What GEMM multiplies by."""
+    """The types of GEMM's weights on a target."""
     return ("bf16",) if target == "npu1" else ("bf16", "bfp16")
 
 
@@ -136,18 +136,18 @@ def _flow_qkv(target: str, model: Decoder) -> _Calls:
 
 
 def _heads(model: Decoder) -> tuple[tuple[int, int, int], str]:
-    """What designs of attention are made for, and what an array's name says of it."""
+    """The parameters of attention designs (H, G, d), and the part of an array's name that states them."""
     shape = model.shape
     return (shape.heads, shape.kv_heads, shape.d), f"h{shape.heads}-g{shape.kv_heads}-d{shape.d}"
 
 
 def _windows(model: Decoder) -> list[tuple[int | None, str]]:
-    """The windows of a model's layers, and what a call's name says of them."""
+    """The windows of a model's layers, each with the part of a call's name that states it."""
     return [(None, "")] + ([(model.window, f"-swa{model.window}")] if model.window else [])
 
 
 def _decode_layer(target: str, model: Decoder) -> _Calls:
-    if target != "npu2":  # what the design claims
+    if target != "npu2":  # the only target of the design
         return
     shape = model.shape
     norms = "-post" * shape.post_norms + "-qk" * shape.qk_norm
@@ -226,7 +226,7 @@ OPERATORS: dict[str, Callable[[str, Decoder], _Calls]] = {
     "flow_kv": _flow_kv,
     "decode_layer": _decode_layer,
     "rms_norm": _rms_norm,
-    "add_layer_norm": lambda _target, _decoder: iter(()),  # of encoders alone
+    "add_layer_norm": lambda _target, _decoder: iter(()),  # only encoders have it
     "rope": _rope,
     "norm_rope": _norm_rope,
     "geglu": partial(_gated, "geglu"),

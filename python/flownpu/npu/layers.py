@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the NPU's designs need to know of a model's decoder, and of its encoder of images.
+"""Reads the sizes of a model's decoder and image encoder that the NPU's designs need.
 
-Whether a graph has one, and of which sizes, is for the execution provider to say (ops/npu/match/layers.h).
+The execution provider's own code finds them in a graph (ops/npu/match/layers.h).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _PURPOSE = "flownpu build MODEL"
 
 @contextmanager
 def placing(model: object) -> Iterator[None]:
-    """Says whose layers they are that the NPU's designs have no place for.
+    """A context that turns a ValueError, which says why the designs do not take a model, into an error that names it.
 
     Raises:
-        FlowNPUError: in the place of a ValueError, which says why.
+        FlowNPUError: the block raised a ValueError.
     """
     try:
         yield
@@ -39,10 +39,10 @@ def placing(model: object) -> Iterator[None]:
 
 
 def read_decoder(folder: Path) -> DecoderShape:
-    """The decoder of a model's folder.
+    """The sizes of the decoder in a model's folder.
 
     Raises:
-        FlowNPUError: there is none, or the NPU's designs have no place for it; says why.
+        FlowNPUError: there is no decoder, or the NPU's designs have no place for it; the message says why.
         MissingDependencyError: onnx_ir is not installed.
     """
     settings = read_genai_config(folder)
@@ -53,10 +53,10 @@ def read_decoder(folder: Path) -> DecoderShape:
 
 
 def decoder_of_model(model: Any, positions: int) -> DecoderShape:
-    """Reads a model (onnx_ir's) of a decoder that is made for so many positions.
+    """The sizes of the decoder in an onnx_ir.Model that is made for `positions` positions.
 
     Raises:
-        ValueError: an NPU would not compute it; with the reason that a session tells.
+        ValueError: an NPU would not compute it as a whole; the reason is the one that a session gives.
     """
     from flownpu.graph_rewrites.native_graph import describe_decoder  # noqa: PLC0415 needs the extra "convert"
 
@@ -64,7 +64,7 @@ def decoder_of_model(model: Any, positions: int) -> DecoderShape:
 
 
 def read_encoder(folder: Path) -> EncoderShape | None:
-    """The encoder of a model's folder; None: the model takes no images. Raises as `read_decoder`."""
+    """The sizes of the image encoder in a model's folder; None: the model takes no images. Raises as `read_decoder`."""
     vision = read_genai_config(folder)["model"].get("vision")
     if not vision:
         return None
@@ -75,7 +75,7 @@ def read_encoder(folder: Path) -> EncoderShape | None:
 
 
 def encoder_of_model(model: Any) -> EncoderShape:
-    """Reads a model (onnx_ir's) of an encoder. Raises as `decoder_of_model`."""
+    """The sizes of the image encoder in an onnx_ir.Model. Raises as `decoder_of_model`."""
     from flownpu.graph_rewrites.native_graph import describe_encoder  # noqa: PLC0415 needs the extra "convert"
 
     return EncoderShape(**describe_encoder(model))

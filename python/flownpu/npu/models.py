@@ -15,7 +15,7 @@ __all__ = ["ENCODERS", "MODELS", "Decoder", "projections"]
 
 @dataclass(frozen=True)
 class Decoder:
-    """The sizes that decide a decoder's calls: those of a layer, the window of some, and the vocabulary."""
+    """The sizes that determine a decoder's calls: a layer's, the window that some layers have, and the vocabulary's."""
 
     shape: LayerShape
     window: int | None
@@ -23,7 +23,7 @@ class Decoder:
 
 
 def projections(model: Decoder | EncoderShape) -> list[tuple[int, int, str]]:
-    """(M, K, epilogue): packed query, key and value; output; feed-forward up, with its gate; down."""
+    """(M, K, epilogue) of a layer's products: packed query, key and value; output; gate and up; down."""
     if isinstance(model, EncoderShape):
         return [(part.columns, part.inner, "gelu" if part.gelu else "none") for part in model.projections]
     shape = model.shape
@@ -31,7 +31,7 @@ def projections(model: Decoder | EncoderShape) -> list[tuple[int, int, str]]:
 
 
 def _decoder(shape: dict[str, Any]) -> Decoder:
-    """A decoder of `flownpu.model.shapes`."""
+    """The sizes of a decoder, from an entry of `flownpu.model.shapes.SHAPES`."""
     is_gemma = shape["model_type"] == "gemma3_text"
     layer = LayerShape(
         shape["hidden_size"],
@@ -46,7 +46,7 @@ def _decoder(shape: dict[str, Any]) -> Decoder:
     return Decoder(layer, shape.get("sliding_window"), shape["vocab_size"])
 
 
-# Gemma3-4B's encoder of images, SigLIP so400m: 896 x 896 pixels in patches of 14 x 14; 256 tokens.
+# Gemma3-4B's image encoder, SigLIP so400m: 896 x 896 pixels in patches of 14 x 14; 256 tokens.
 _SIGLIP = EncoderShape(
     channels=3,
     patch=14,

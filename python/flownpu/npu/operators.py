@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of what an NPU computes by itself of a graph: products and attention outside of known layers.
+"""Makes the programs of single operators of a graph: products and attention outside of a decoder's or encoder's layers.
 
-Which nodes these are, and of which sizes, is for the execution provider to say (ops/npu/match/array_operator.h).
+The execution provider's own code finds these nodes and their sizes (ops/npu/match/array_operator.h).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["LeftOut", "first_of", "programs_of_graph"]
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What a model has no programs for.
+    """Something of a model that there is no program for.
 
     Attributes:
-        what: in words.
-        reason: why.
-        on_host: whether a session leaves something to the host for it, which `on_unsupported=error` does not allow;
-            else the array goes another way.
+        what: what it is, in words; may be empty.
+        reason: why there is no program.
+        on_host: whether a session leaves it to the host, which `on_unsupported=error` does not allow; if not, the array
+            computes it in another way.
     """
 
     what: str
@@ -49,10 +49,10 @@ def programs_of_graph(path: Path, target: str, context: int) -> tuple[list[Progr
     Args:
         path: an .onnx file.
         target: npu1 or npu2.
-        context: keys that attention has room for, rounded up to its chunks.
+        context: how many keys attention has room for; rounded up to its chunks.
 
     Raises:
-        FlowNPUError: it is no ONNX model, or its graph is damaged.
+        FlowNPUError: the file is not an ONNX model, or its graph is damaged.
         MissingDependencyError: onnx_ir is not installed.
     """
     model = load_model(path, purpose="flownpu build MODEL")
@@ -73,20 +73,20 @@ def programs_of_graph(path: Path, target: str, context: int) -> tuple[list[Progr
                 text = ", ".join(f"{name} {size}" for name, size in sizes.items())
                 refused[f"{kind} of {text}, {rows} rows"] = first_of(error)
         programs += of_size
-        # Where there is a program of any size, all rows go with it.
+        # If there is a program for any number of rows, the array computes all rows with it.
         left_out += [LeftOut(what, reason, on_host=not of_size) for what, reason in refused.items()]
     return programs, list(dict.fromkeys(left_out))
 
 
 def first_of(error: ValueError) -> str:
-    """What breaks the limits breaks them on each tile: the first says it."""
+    """The first two lines of an error: a plan that breaks a limit on one tile breaks it on all of them."""
     return " ".join(str(error).splitlines()[:2])
 
 
 def _rounded(context: int, sizes: dict[str, Any], target: str) -> int:
-    """A context in whole chunks of both designs of attention; that for one token may have no place for the heads."""
+    """A context rounded up to whole chunks of both attention designs, or of FlowQKV's if FlowKV refuses the heads."""
     heads = [sizes[name] for name in ("num_heads", "kv_num_heads", "head_size")]
     chunk = FlowQKV(target, *heads).keys
-    with contextlib.suppress(ValueError):  # said where its program is made
+    with contextlib.suppress(ValueError):  # reported when its program is made
         chunk = math.lcm(chunk, FlowKV(target, *heads).keys)
     return ceil_div(context, chunk) * chunk

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each operating system has in its own way: a module for each, with the same names, and here those of this one.
+"""What differs between operating systems: a module for each defines the same names; here are this system's.
 
-The C++ has its own in `ops/system/`.
+The same for C++ is in `ops/system/`.
 """
 
 import sys

@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-"""Those by which a service manager, or a terminal that closes, ends a program."""
+"""The signals with which a service manager, or a terminal that closes, ends a program."""
 NEW_GROUP: dict[str, Any] = {"start_new_session": True}
-"""What Popen is told to start a process that the terminal's Ctrl-C does not reach."""
+"""Arguments of Popen for a process that the terminal's Ctrl-C does not reach."""
 OPENCL_LOADER = "libOpenCL.so.1"
 
 
 def library_file(name: str) -> str:
-    """What the file of a shared library is called."""
+    """The file name of a shared library."""
     return f"lib{name}.so"
 
 
 def processor(root: Path, kernels: Iterable[str]) -> tuple[str, set[str]]:
-    """The model name and the flags of the first processor; the machine's type and no flags where /proc is not there.
+    """The model name and the flags of the first processor; the machine's type and no flags where there is no /proc.
 
     Args:
-        root: where /proc is looked for.
-        kernels: is for systems that tell no flags.
+        root: the folder below which /proc is looked for.
+        kernels: not used here: for systems that do not tell the flags.
     """
     del kernels
     try:
@@ -48,12 +48,12 @@ def processor(root: Path, kernels: Iterable[str]) -> tuple[str, set[str]]:
 
 
 def keep_on(number: int) -> None:
-    """Has the calling thread run on this processor alone."""
+    """Binds the calling thread to the processor of this number."""
     os.sched_setaffinity(0, {number})  # 0: the calling thread
 
 
 def lock(descriptor: int) -> bool:
-    """Takes an open file or folder for this process alone, until it is closed; whether nobody else had it."""
+    """Locks an open file or folder for this process until it is closed; False if it could not be locked."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # another process has it; or a file system without locks
@@ -62,7 +62,7 @@ def lock(descriptor: int) -> bool:
 
 
 def open_to_lock(folder: Path) -> int:
-    """A descriptor for `lock` that stands for a folder, which may be moved while it is open."""
+    """Opens a descriptor by which `lock` locks a folder; the folder may be renamed while it is open."""
     return os.open(folder, os.O_RDONLY)
 
 
@@ -84,16 +84,16 @@ def start_connected(command: list[str]) -> tuple[subprocess.Popen[bytes], Connec
 
 
 def connect_to_parent() -> Connection[Any, Any]:
-    """The other end, in a process that `start_connected` has started."""
+    """The connection to the parent, in a process that `start_connected` started."""
     return Connection(int(sys.argv[-1]))
 
 
 def end_with_children(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Ends a process that was started with NEW_GROUP, and what it started.
+    """Ends a process that was started with NEW_GROUP, and the processes that it started.
 
     Args:
         process: gets SIGTERM.
-        seconds: that it has, before all of its group is killed.
+        seconds: how long it has to end before its whole group is killed.
     """
     process.terminate()
     try:
@@ -105,4 +105,4 @@ def end_with_children(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def prepare_streams() -> None:
-    """Nothing: Python writes what the locale says, and UTF-8 where that says nothing."""
+    """Does nothing: Python uses the locale's encoding, and UTF-8 where the locale names none."""

@@ -24,26 +24,27 @@ if TYPE_CHECKING:
 
 assert sys.platform == "win32"
 
-import msvcrt  # noqa: E402 nothing else has it
+import msvcrt  # noqa: E402 Windows alone has it
 import winreg  # noqa: E402 likewise
 
-# Ctrl-Break, and a console that closes. SIGTERM is there, and only a program itself sends it to itself.
+# SIGBREAK is Ctrl-Break and a console that closes. Windows sends no SIGTERM: a program can only send it to itself.
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGBREAK)
 NEW_GROUP: dict[str, Any] = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
 OPENCL_LOADER = "OpenCL.dll"
 
 _PROCESSOR = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
-# The flags, by Linux's names, that each of the kernels' instruction sets stands for (ops/system/processor_features.h).
+# The processor flags, by Linux's names, that each instruction set of the kernels implies
+# (ops/system/processor_features.h).
 _AVX2 = {"avx2", "fma", "f16c"}
 _AVX512 = {*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"}
 _FLAGS = {"generic": set[str](), "avx2": _AVX2, "avx512": _AVX512, "amx": {*_AVX512, "amx_int8"}}
-# Where `lock` locks a byte: behind the end of any file, since others cannot read what is locked.
+# The offset of the byte that `lock` locks: beyond the end of any file, since other processes cannot read a locked byte.
 _BEYOND = 2**62
 _AT_ONCE, _EXCLUSIVE = 1, 2  # LOCKFILE_FAIL_IMMEDIATELY, LOCKFILE_EXCLUSIVE_LOCK
 
 
 class _Place(ctypes.Structure):
-    """OVERLAPPED: where in a file something is done."""
+    """Windows' struct OVERLAPPED: the offset in a file at which an operation takes place."""
 
     _fields_ = (
         ("internal", ctypes.c_size_t),
@@ -54,7 +55,7 @@ class _Place(ctypes.Structure):
 
 
 def library_file(name: str) -> str:
-    """What the file of a shared library is called."""
+    """The file name of a shared library."""
     return f"{name}.dll"
 
 
@@ -62,8 +63,8 @@ def processor(root: Path, kernels: Iterable[str]) -> tuple[str, set[str]]:
     """The model name of the first processor, and its flags by Linux's names.
 
     Args:
-        root: is for systems that tell it in files.
-        kernels: the instruction sets that it has of those that there are kernels for; of these are the flags.
+        root: not used here: for systems that tell it in files.
+        kernels: those instruction sets of the CPU kernels that the processor has; the flags are theirs.
     """
     del root
     try:
@@ -75,10 +76,10 @@ def processor(root: Path, kernels: Iterable[str]) -> tuple[str, set[str]]:
 
 
 def keep_on(number: int) -> None:
-    """Has the calling thread run on this processor alone.
+    """Binds the calling thread to the processor of this number.
 
     Raises:
-        OSError: Windows does not let it.
+        OSError: Windows refuses.
     """
     kernel = ctypes.WinDLL("kernel32", use_last_error=True)
     kernel.GetCurrentThread.restype = ctypes.c_void_p
@@ -89,22 +90,22 @@ def keep_on(number: int) -> None:
 
 
 def lock(descriptor: int) -> bool:
-    """Takes an open file for this process alone, until it is closed; whether nobody else had it.
+    """Locks an open file for this process until it is closed; False if it could not be locked.
 
-    Others may still read and write it.
+    Other processes may still read and write it.
     """
     kernel = ctypes.WinDLL("kernel32", use_last_error=True)
     kernel.LockFileEx.argtypes = (ctypes.c_void_p, *[ctypes.c_uint32] * 4, ctypes.POINTER(_Place))
     place = _Place(offset=_BEYOND)
-    # Not msvcrt.locking, which locks where the file is read: systems of files have no such place.
+    # Not msvcrt.locking: it locks at the file's position, and file systems do not let that be set so far.
     return bool(kernel.LockFileEx(msvcrt.get_osfhandle(descriptor), _EXCLUSIVE | _AT_ONCE, 0, 1, 0, place))
 
 
 def open_to_lock(folder: Path) -> int:
-    """A descriptor for `lock` that stands for a folder, which may be moved while it is open.
+    """Opens a descriptor by which `lock` locks a folder; the folder may be renamed while it is open.
 
-    A folder with an open file in it may not be moved: the file is elsewhere, of the folder's own name, which is to be
-    unique, and goes when it is closed.
+    Windows renames no folder with an open file in it. So the file that is locked is in the temporary folder, named
+    after the folder, whose name must be unique; it is deleted when the descriptor is closed.
     """
     file = Path(tempfile.gettempdir()) / f"flownpu-{folder.name}.lock"
     return os.open(file, os.O_RDWR | os.O_CREAT | os.O_TEMPORARY | os.O_BINARY)
@@ -114,29 +115,29 @@ def start_connected(command: list[str]) -> tuple[subprocess.Popen[bytes], Connec
     """Starts a Python program that calls `connect_to_parent`; what it prints goes to stderr.
 
     Returns:
-        The process, and the connection to it, over a socket, which Windows makes another process's by its number: what
-        it is told of that comes on its stdin.
+        The process, and the connection to it, over a socket. The child gets its end on stdin, as data from
+        `socket.share`, which Windows makes for the child's process id.
     """
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr)
         assert process.stdin is not None
-        with contextlib.suppress(OSError), process.stdin:  # it has ended already, as the connection will tell
+        with contextlib.suppress(OSError), process.stdin:  # fails if the child has ended: the connection will tell
             process.stdin.write(theirs.share(process.pid))
     return process, Connection(ours.detach())
 
 
 def connect_to_parent() -> Connection[Any, Any]:
-    """The other end, in a process that `start_connected` has started."""
+    """The connection to the parent, in a process that `start_connected` started."""
     return Connection(socket.fromshare(sys.stdin.buffer.read()).detach())
 
 
 def end_with_children(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Ends a process and what it started, at once: Windows has no way to ask.
+    """Kills a process and the processes that it started: Windows has no way to ask them to end.
 
     Args:
-        process: is ended.
-        seconds: is for systems that ask.
+        process: is killed.
+        seconds: not used here: for systems that ask first.
     """
     del seconds
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -148,9 +149,9 @@ def end_with_children(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def prepare_streams() -> None:
-    """Files and pipes are in UTF-8, as Python has them from 3.15 on, not in the code page, which lacks most characters.
+    """Sets stdin, stdout and stderr to UTF-8 where they are files or pipes, as Python does from 3.15 on.
 
-    A console takes them all. What PYTHONIOENCODING says stays.
+    The code page that they have otherwise lacks most characters; a console takes all. PYTHONIOENCODING has precedence.
     """
     if "PYTHONIOENCODING" in os.environ:
         return

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model compared with its source, as a whole and layer by layer."""
+"""Compares a model with its source, as a whole and layer by layer."""

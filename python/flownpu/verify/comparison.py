@@ -2,29 +2,31 @@
 """Compares a model with its source on the same tokens: as a whole, and layer by layer.
 
 A *stage* is the embedding, a layer, or the head (last norm and LM head). Its own error is that of its output when it
-starts from the source's hidden states, so that an error shows in the stage that makes it and in no other. It is the
-root of the mean over tokens of (|model - source| / |source|)^2, as are the errors of the whole run, which add up.
+starts from the source's hidden states, so that an error shows in the stage that makes it and in no other. An error is
+the root of the mean over tokens of (|model - source| / |source|)^2; so are the errors of the whole run, which
+accumulate from stage to stage.
 
-A stage's tolerance comes from the arithmetic, measured on these tokens:
+A stage's tolerance comes from the arithmetic, and is measured on the same tokens:
 
     tolerance = weights + roundings
 
-*weights*, if the source is a checkpoint that is not quantised, comes from what rounding a stage's weights to Q4NX does
-to the source's own output, from the same hidden states (the stage's *quantisation*). A model that `flownpu convert`
-made of this checkpoint, as its manifest says, has just these weights: its stages are compared with the source's rounded
-so, and nothing is allowed. Any other may have another format of 4 bits: 2 x the quantisation. One without a minimum has
-a step of max |w| / 8, where Q4NX has (max - min) / 15: at most 15 / 8 times as long.
+*weights*, if the source is a checkpoint that is not quantised: the stage's *quantisation* is the error of the source's
+own output when the stage's weights are rounded to Q4NX, from the same hidden states. A model that `flownpu convert`
+made of this checkpoint, as its manifest says, has exactly these weights: its stages are compared with the source's
+after that rounding, and `weights` is 0. Any other model may have another 4-bit format: it is allowed 2 x the
+quantisation. A format without minima has a step of max |w| / 8, where Q4NX has (max - min) / 15: at most 15 / 8 times
+as large.
 
-If the source has 4-bit weights, the model must have the same codes, and only scales were rounded, to bf16: the largest
-relative error r of a weight that rewriting the source's graph gives counts as r / m roundings for each of the 4
-products in turn (query, key and value; output; gate and up; down), for W (x + dx) and (W + dW) x are wrong
-alike; m is by how much the inputs below are moved.
+*weights*, if the source has 4-bit weights: the model must have the same codes, and only its scales may be rounded, to
+bf16. Let r be the largest relative error of a weight when the source's graph is rewritten, and m the relative amount by
+which inputs are moved below. W (x + dx) and (W + dW) x have errors of the same size, so each of a layer's 4 consecutive
+products (query, key and value; output; gate and up; down) is allowed r / m roundings.
 
-*roundings*: the products' operands are rounded, each at most by u (bf16: 2^-8 of itself; int8: 1/254 of the largest of
-a group of 32). How much one rounding moves a stage is measured: its input is moved by random amounts of up to u, and
-the change of its output taken. A product has 2: of its input, and of its weights after they were dequantised. A layer
-has 4 products in turn, and 2 more roundings: of keys and values, and of queries or probabilities. Their errors are
-added up as if they had one direction. The head has 1 product. The embedding has none; u of it is allowed for its scale.
+*roundings*: the operands of products are rounded, each by at most u (bf16: 2^-8 of itself; int8: 1/254 of the largest
+of a group of 32). The effect of one rounding on a stage is measured: its input is moved by random amounts of up to u,
+and the change of its output is taken. A product has 2 roundings: of its input, and of its dequantised weights. A layer
+has 4 consecutive products, and 2 more roundings: of keys and values, and of queries or probabilities. Their errors are
+added as if all had one direction. The head has 1 product. The embedding has none; it is allowed u, for its scale.
 """
 
 from __future__ import annotations
@@ -57,26 +59,27 @@ PARAGRAPH = (
     "and air is lighter than water. The child thought about it, looked at the anchor, and asked why that one did not. "
     "By noon the wind had turned to the west, as the forecast had said, and the first boats came home."
 )
-_SAME_STEP = 2.0  # see the module
+_SAME_STEP = 2.0  # times the quantisation, for another format of 4 bits: see the module's docstring
 _PRODUCT_ROUNDINGS, _ATTENTION_ROUNDINGS, _LAYER_PRODUCTS = 2, 2, 4
 _BFLOAT16, _INT8, _INT8_GROUP = 2.0**-8, 1 / 254, 32
-# Nats that 4-bit weights cost the small trained model of the tests (docs/performance.md, "Accuracy"): what int8
-# activations are measured by where the source has 4-bit weights as well.
+# The KL divergence in nats that 4-bit weights cost the tests' small trained model (docs/performance.md, "Accuracy").
+# The cost of int8 activations is compared with it if the source has 4-bit weights too.
 _COST_OF_WEIGHTS = 1.2e-2
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a model, beside its source's.
+    """A stage of a model, compared with the source's; all errors are relative.
 
     Attributes:
         name: "embedding", "layer 0", .., "head".
-        error: its own.
-        tolerance: of that.
-        from_weights: of the tolerance, for what became of weights.
-        from_roundings: of the tolerance, for roundings of activations.
-        quantisation: what rounding its weights to Q4NX does to the source's output; None: the source has 4-bit weights.
-        accumulated: error of the whole run up to here.
+        error: the stage's own error.
+        tolerance: the most that `error` may be.
+        from_weights: the part of the tolerance for changes of weights.
+        from_roundings: the part of the tolerance for roundings of activations.
+        quantisation: the error of the source's output when the stage's weights are rounded to Q4NX; None: the source
+            has 4-bit weights.
+        accumulated: the error of the whole run up to this stage.
     """
 
     name: str
@@ -89,19 +92,20 @@ class Stage:
 
     @property
     def diverges(self) -> bool:
-        """Whether its own error is beyond its tolerance, or no number."""
+        """Whether the stage's own error is beyond its tolerance, or NaN."""
         return not self.error <= self.tolerance
 
 
 @dataclass(frozen=True)
 class Int8Cost:
-    """What rounding activations to int8, FlowNPU's default on a CPU, does to a model, on these tokens.
+    """How much rounding activations to int8, FlowNPU's default on a CPU, changes a model's outputs on these tokens.
 
     Attributes:
-        kl_mean: Kullback-Leibler divergence of the next tokens from those with bf16, nats, mean over tokens.
+        kl_mean: Kullback-Leibler divergence of the next token's distribution with int8 from that with bf16, in nats,
+            mean over tokens.
         top1_agreement: share of tokens after which both find the same next token likeliest.
-        weights_kl_mean: the same divergence, of the model with bf16 from its source: what 4-bit weights cost it. None:
-            the source has them too.
+        weights_kl_mean: the divergence of the model with bf16 from its source, which is what 4-bit weights cost it.
+            None: the source has 4-bit weights too.
     """
 
     kl_mean: float
@@ -110,7 +114,7 @@ class Int8Cost:
 
     @property
     def is_large(self) -> bool:
-        """Whether it is more than 4-bit weights cost, so that the model should be run with bf16; or no number."""
+        """Whether it is more than 4-bit weights cost, or NaN: then the model should be run with bf16."""
         accepted = _COST_OF_WEIGHTS if self.weights_kl_mean is None else self.weights_kl_mean
         return not self.kl_mean <= accepted
 
@@ -120,16 +124,17 @@ class Verification:
     """What `flownpu verify` shows.
 
     Attributes:
-        model: path.
-        source: path.
-        basis: what tolerances are for.
-        tokens: compared.
-        kl_mean: Kullback-Leibler divergence of the model's next tokens from the source's, nats, mean over tokens.
-        kl_largest: at one token.
+        model: the model's path.
+        source: the source's path.
+        basis: in words, what the tolerances allow.
+        tokens: how many tokens were compared.
+        kl_mean: Kullback-Leibler divergence of the next token's distribution in the model from that in the source, in
+            nats, mean over tokens.
+        kl_largest: the largest such divergence after a token.
         top1_agreement: share of tokens after which both find the same next token likeliest.
-        model_perplexity: of the text.
-        source_perplexity: see there.
-        stages: in order.
+        model_perplexity: the model's perplexity on the text.
+        source_perplexity: the source's perplexity on the text.
+        stages: the stages, from the embedding to the head.
         int8: what int8 activations cost; None: FlowNPU does not run the model.
     """
 
@@ -147,7 +152,7 @@ class Verification:
 
     @property
     def first_divergence(self) -> Stage | None:
-        """The first stage that is beyond its tolerance."""
+        """The first stage whose own error is beyond its tolerance; None if there is none."""
         return next((stage for stage in self.stages if stage.diverges), None)
 
 
@@ -163,16 +168,16 @@ def verify(
     """Runs a model and its source on the same tokens.
 
     Args:
-        model: a model folder that GenAI feeds.
+        model: a folder of a model for ORT GenAI.
         source: a checkpoint folder, or a model folder, which ONNX Runtime's CPU provider runs.
-        text: what to run them on, in the model's tokens.
-        options: of FlowNPU's provider for the model, activations in bf16 unless they say; None: ONNX Runtime's CPU
-            provider runs it.
-        most_tokens: of the text that are used.
-        report: hears what is done next.
+        text: the text to run both on; the model's tokenizer makes tokens of it.
+        options: options of FlowNPU's provider for the model, with activations in bf16 unless they say otherwise; None:
+            ONNX Runtime's CPU provider runs the model.
+        most_tokens: how many of the text's tokens are used at most.
+        report: called with a description of what is done next.
 
     Raises:
-        FlowNPUError: one of the two is no model, they do not have the same form, or the text is too short.
+        FlowNPUError: one of the two is not a model, they differ in layers or sizes, or the text is too short.
         MissingDependencyError: onnxruntime, or a package of the extras "convert" and "verify", is not installed.
         RuntimeError: ONNX Runtime or the provider refuses the model or an option.
     """
@@ -221,7 +226,7 @@ def verify(
 
 
 def tokens_of(folder: Path, text: str, most: int) -> NDArray[np.int64]:
-    """The tokens of a text, with the special ones that begin it, by the folder's tokenizer.json; at most so many.
+    """The first `most` tokens of a text, int64 [S], with special tokens, by the folder's tokenizer.json.
 
     Raises:
         FlowNPUError: there is no tokenizer, or the text has fewer than two tokens.
@@ -241,22 +246,22 @@ def tokens_of(folder: Path, text: str, most: int) -> NDArray[np.int64]:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    # An optimum export has its config.json too.
+    # An optimum export has a config.json too.
     graph = any((folder / name).is_file() for name in ("genai_config.json", "model.onnx"))
     return not graph and (folder / "config.json").is_file()
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What a source yields, and what is allowed.
+    """What a source yields, and what the model is allowed.
 
     Attributes:
-        run: the whole run.
-        outputs: of each stage by itself, that the model's are compared with.
-        quantisation: of each stage, see Stage.
-        from_weights: what is allowed each stage for its weights, beside `weight_rounding`.
+        run: the source's whole run.
+        outputs: for each stage, the output with which the model's is compared.
+        quantisation: for each stage, see `Stage.quantisation`.
+        from_weights: for each stage, what is allowed for its weights besides `weight_rounding`.
         weight_rounding: the largest relative error of a weight whose scales were rounded.
-        basis: the same in words.
+        basis: in words, what the tolerances allow.
     """
 
     run: Run
@@ -268,7 +273,7 @@ class _Source:
 
 
 def is_made_of(folder: Path, checkpoint: Path) -> bool:
-    """Whether a model folder's manifest says that it was made of this very checkpoint, whose weights are floats."""
+    """Whether a model was made of this checkpoint, by its folder's manifest, and the checkpoint is not quantised."""
     manifest = folder / MANIFEST
     source = read_json(manifest).get("source") if manifest.is_file() else None
     if not isinstance(source, dict) or source.get("kind") != "huggingface":
@@ -323,7 +328,7 @@ def _outputs(run: Run) -> list[Floats]:
 
 
 def _scale_rounding(file: Path) -> float:
-    """The largest relative error that one of a graph's weights gets when it is rewritten; 0 if it is."""
+    """The largest relative error of a weight when a graph is rewritten; 0 if it is rewritten already."""
     require("onnxscript", extra="convert", purpose="flownpu verify")
     from flownpu.graph_rewrites import rewrite  # noqa: PLC0415 needs the extra "convert"
     from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor  # noqa: PLC0415
@@ -345,7 +350,13 @@ def _scale_rounding(file: Path) -> float:
 
 @dataclass(frozen=True)
 class _Moved:
-    """A forced run from hidden states that were moved: what it yields, by how much they were, and u."""
+    """A forced run from hidden states that were moved by random amounts.
+
+    Attributes:
+        run: the outputs.
+        amount: the relative error of the moved states.
+        rounding: u, the largest relative amount.
+    """
 
     run: Run
     amount: float
@@ -353,7 +364,7 @@ class _Moved:
 
 
 def _moved(state: Floats, rounding: float) -> Floats:
-    """Hidden states [S, D], each number moved by a random part of what rounding it may."""
+    """Hidden states [S, D] in which each number is moved by a random amount, up to its largest rounding error."""
     amounts = np.random.default_rng(0).uniform(-rounding, rounding, state.shape).astype(np.float32)
     if rounding == _BFLOAT16:
         return state * (1 + amounts)
@@ -374,7 +385,7 @@ def _stages(source: _Source, whole: Run, alone: Run, moved: _Moved) -> list[Stag
         if name == "embedding":
             from_roundings, weights_at_once = moved.rounding, source.weight_rounding
         else:
-            one = relative_error(shifted, own)  # what one rounding does
+            one = relative_error(shifted, own)  # the effect of one rounding
             products, others = (1, 0) if name == "head" else (_LAYER_PRODUCTS, _ATTENTION_ROUNDINGS)
             from_roundings = (_PRODUCT_ROUNDINGS * products + others) * one
             weights_at_once = products * one * source.weight_rounding / moved.amount
@@ -388,7 +399,7 @@ def _stages(source: _Source, whole: Run, alone: Run, moved: _Moved) -> list[Stag
 def _int8_cost(int8: Run, bf16: Run, source: _Source, tokens: NDArray[np.int64]) -> Int8Cost:
     between = _distributions(int8.logits, bf16.logits, tokens)
     of_weights = None
-    if source.quantisation[0] is not None:  # floats
+    if source.quantisation[0] is not None:  # the source's weights are floats
         of_weights = _distributions(bf16.logits, source.run.logits, tokens)["kl_mean"]
     return Int8Cost(between["kl_mean"], between["top1_agreement"], of_weights)
 

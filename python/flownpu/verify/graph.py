@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy of a decoder's graph, in memory, whose layers can be looked at: the residual stream between them goes out.
+"""Changes a copy of a decoder's graph, in memory, so that the residual stream between its layers can be read and set.
 
 *Exposed*, the stream before each layer and after the last is an output. *Forced*, it is an input too: each layer then
 starts from what it is given, so that its output shows its own error and not those before it.
 
-The stream is found by the graph's form, not by names: it is what the norm before an attention normalises, and the norm
-before the LM head. A SkipSimplifiedLayerNormalization yields it as the sum that it normalises.
+The stream is found by the graph's form, not by names: it is what the norm before each attention normalises, and the
+norm before the LM head. A SkipSimplifiedLayerNormalization yields it as the sum that it normalises.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _ATTENTIONS = {"FlowQKVAttention", "GroupQueryAttention"}
 _SKIP = "SkipSimplifiedLayerNormalization"
 # Norms, and which of their inputs is the weight.
 _NORMS = {"SimplifiedLayerNormalization": 1, "RMSNormalization": 1, "LayerNormalization": 1, _SKIP: 2}
-_SUM = 3  # output of _SKIP that is the sum
-# Between the last norm and the LM head: what selects the last token, and gives it its axis back.
+_SUM = 3  # the output of _SKIP that is the sum
+# Operators between the last norm and the LM head that select the last token, or give it its axis back.
 _SELECTIONS = {"Gather", "GatherND", "Slice", "Unsqueeze"}
 _QUANTISED = {"MatMulNBits", "Q4NXMatMul", "FusedDQP", "Q4NXMoE"}
 
 
 def hidden_input(layer: int) -> str:
-    """The name of the input that the layer starts from, in a forced graph."""
+    """The name of the input that a layer of a forced graph starts from; after the last layer, the head's."""
     return f"flownpu.hidden.{layer}"
 
 
@@ -40,18 +40,18 @@ class DecoderGraph:
     """A decoder's graph that yields the logits of all tokens and the residual stream.
 
     Attributes:
-        model: onnx_ir's, in memory; its weights stay in their file.
-        path: that file's graph.
-        layers: how many it has.
+        model: the changed onnx_ir.Model in memory; its weights stay in their file.
+        path: the .onnx file that it was read from.
+        layers: how many layers it has.
         quantised: whether its products have 4-bit weights.
-        hidden: the outputs' names: before layer 0, .., after the last.
+        hidden: the names of the outputs with the residual stream: before layer 0, .., after the last.
     """
 
     def __init__(self, path: Path) -> None:
         """Reads the graph.
 
         Raises:
-            FlowNPUError: it is no ONNX model, or not a decoder whose layers can be told apart.
+            FlowNPUError: the file is not an ONNX model, or not a decoder whose layers can be told apart.
             MissingDependencyError: onnx_ir is not installed.
         """
         self._ir = require("onnx_ir", extra="convert", purpose="flownpu verify")
@@ -61,7 +61,7 @@ class DecoderGraph:
             self._find_norms()
 
     def _find_norms(self) -> None:
-        """Finds the norms between the layers, and makes what they normalise outputs."""
+        """Finds the norms between the layers, and makes the values that they normalise outputs."""
         path, graph = self.path, self.model.graph
         attentions = [node for node in graph if node.op_type in _ATTENTIONS]
         if not attentions or graph.outputs[0].name != "logits":
@@ -80,11 +80,12 @@ class DecoderGraph:
         size = _weight_size(last)
         self._norms = [*(self._norm_before(node.inputs[0].producer(), size) for node in attentions), last]
         for node in graph:
-            if node.op_type == "MatMulNBits":  # in float32, which nothing is compared with that is less exact
+            if node.op_type == "MatMulNBits":  # computed in float32, so that the source is exact
                 node.attributes["accuracy_level"] = self._ir.AttrInt64("accuracy_level", 1)
-            elif node in attentions:  # a cache that begins empty grows
+            elif node in attentions:  # the cache begins empty and grows
                 node.attributes["sliding_window_cache"] = self._ir.AttrInt64("sliding_window_cache", 0)
-        # ONNX Runtime takes equal names of capacities for equal sizes, and would write a grown cache over an empty one.
+        # ONNX Runtime takes dimensions of equal name for equal sizes: with a named capacity it would write the grown
+        # cache into the memory of the empty one.
         for value in (*graph.inputs, *graph.outputs):
             if value.shape is not None and len(value.shape) == 4:
                 value.shape = self._ir.Shape([*value.shape[:2], None, value.shape[3]])
@@ -92,7 +93,7 @@ class DecoderGraph:
         self.hidden = [self._expose(norm, size) for norm in self._norms]
 
     def _norm_before(self, start: Any, size: int | None) -> Any:
-        """The nearest norm before a node, with a weight of that size."""
+        """The nearest norm before a node whose weight has that size (None: any); FlowNPUError if there is none."""
         waiting, seen = deque([start]), set()
         while waiting:
             node = waiting.popleft()
@@ -105,7 +106,7 @@ class DecoderGraph:
         raise FlowNPUError(f"{self.path}: no norm before {start.name if start else 'the logits'}: no layers to compare")
 
     def _keep_all_tokens(self, last: Any) -> None:
-        """Takes out what selects the last token's hidden state before the LM head."""
+        """Removes the nodes that select the last token's hidden state before the LM head."""
         value = self.model.graph.outputs[0]
         waiting = deque([value.producer()])
         while waiting:
@@ -120,7 +121,7 @@ class DecoderGraph:
             value.shape = self._ir.Shape([value.shape[0], None, value.shape[2]])
 
     def _expose(self, norm: Any, size: int) -> str:
-        """Makes what a norm normalises an output."""
+        """Makes the value that a norm normalises an output; returns its name."""
         if norm.op_type == _SKIP:
             if len(norm.outputs) <= _SUM:
                 norm.resize_outputs(_SUM + 1)
@@ -136,7 +137,7 @@ class DecoderGraph:
         return str(value.name)
 
     def force(self) -> None:
-        """Makes each layer, and the LM head, start from an input of its own."""
+        """Changes the graph so that each layer, and the LM head, starts from an input of its own."""
         for layer, norm in enumerate(self._norms):
             exposed = norm.outputs[_SUM] if norm.op_type == _SKIP else norm.inputs[0]
             given = self._ir.Value(name=hidden_input(layer), type=exposed.type, shape=exposed.shape)
@@ -147,7 +148,7 @@ class DecoderGraph:
                 use.node.replace_input_with(use.idx, given)
 
     def _normalise(self, skip: Any, given: Any) -> None:
-        """Puts a norm of what is given in the place of a norm of a sum, which stays to yield the sum."""
+        """Replaces the normalised output of `skip` by a norm of `given`; `skip` stays, for its output of the sum."""
         attributes = {"epsilon": skip.attributes["epsilon"].as_float(), "axis": -1, "stash_type": 1}
         norm = self._ir.node("SimplifiedLayerNormalization", [given, skip.inputs[2]], attributes)
         norm.name = f"{skip.name}/forced"
@@ -156,7 +157,7 @@ class DecoderGraph:
         self.model.graph.insert_after(skip, norm)
 
     def proto(self) -> bytes:
-        """The model, with its weights where they were."""
+        """The serialised model, which refers to its weights in their file."""
         return bytes(self._ir.to_proto(self.model).SerializeToString())
 
 

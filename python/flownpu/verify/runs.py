@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a decoder on given tokens, and shows what is between its layers: an ONNX graph, or a checkpoint in PyTorch."""
+"""Runs a decoder on given tokens and returns the hidden states between its layers: an ONNX graph, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "GraphRun", "Run", "relative_error"]
 
 _TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
-# Rows of the LM head that are quantised at once: 64 MB of 2048 columns.
+# How many rows of the LM head are quantised at once: 64 MB with 2048 columns.
 _ROWS = 8192
 
 
@@ -35,7 +35,7 @@ class Run:
     """What a decoder yields for S tokens.
 
     Attributes:
-        hidden: float32 [S, D] before layer 0, .., after the last.
+        hidden: the residual stream before layer 0, before layer 1, .., after the last layer, each float32 [S, D].
         logits: float32 [S, V].
     """
 
@@ -44,7 +44,10 @@ class Run:
 
 
 def relative_error(value: Floats, reference: Floats) -> float:
-    """Root of the mean over tokens of (|value - reference| / |reference|)^2: tokens with large states weigh no more."""
+    """Root of the mean over tokens of (|value - reference| / |reference|)^2: all tokens weigh alike.
+
+    Both are [S, D].
+    """
     difference = np.linalg.norm(value.astype(np.float64) - reference, axis=-1)
     size = np.linalg.norm(reference.astype(np.float64), axis=-1)
     return float(np.sqrt(np.mean((difference / np.maximum(size, np.finfo(np.float64).tiny)) ** 2)))
@@ -58,9 +61,9 @@ class GraphRun:
 
     Args:
         path: the .onnx file.
-        head_size: of a KV cache that does not say it, or 0.
-        options: of FlowNPU's provider; None: ONNX Runtime's CPU provider runs it, without changing the graph.
-        forced: each layer starts from what `run` is given.
+        head_size: the head size for KV caches whose last dimension is symbolic, or 0.
+        options: options of FlowNPU's provider; None: ONNX Runtime's CPU provider runs the graph, without optimising it.
+        forced: whether each layer starts from hidden states that `run` is given.
 
     Raises:
         FlowNPUError: the graph is not a decoder whose layers can be told apart.
@@ -75,7 +78,7 @@ class GraphRun:
             graph.force()
         session_options = self._onnxruntime.SessionOptions()
         session_options.log_severity_level = 3
-        # A model in memory does not say where its weights are.
+        # A model that is given as bytes does not say in which folder its weights are.
         session_options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(path.parent.resolve())
         )
@@ -89,10 +92,14 @@ class GraphRun:
         self._session = self._onnxruntime.InferenceSession(graph.proto(), session_options, providers=providers)
 
     def run(self, tokens: Tokens, hidden: Sequence[Floats] = ()) -> Run:
-        """Runs the decoder on a prompt int64 [S], each layer from its `hidden` if it is forced.
+        """Runs the decoder on a prompt.
+
+        Args:
+            tokens: int64 [S].
+            hidden: if the run is forced, the state that each layer and the head start from, as in `Run.hidden`.
 
         Raises:
-            FlowNPUError: the model has no such tokens.
+            FlowNPUError: a token is not in the model's vocabulary.
         """
         _check_tokens(tokens, next(value for value in self._session.get_outputs() if value.name == "logits").shape[-1])
         given = {hidden_input(layer): state[None] for layer, state in enumerate(hidden)}
@@ -118,9 +125,9 @@ class GraphRun:
 
 
 class Checkpoint:
-    """A Hugging Face checkpoint in transformers, in float32.
+    """A Hugging Face checkpoint that transformers runs in float32.
 
-    Layers are hooked: of the states that `output_hidden_states` gives, the last is normalised already.
+    Hooks record each layer's input, since the last of the states that `output_hidden_states` yields is normalised.
 
     Raises:
         FlowNPUError: the checkpoint's residual stream has a multiplier.
@@ -130,7 +137,7 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self._torch = require("torch", extra="verify", purpose="flownpu verify against a checkpoint")
         transformers = require("transformers", extra="verify", purpose="flownpu verify against a checkpoint")
-        transformers.utils.logging.disable_progress_bar()  # stderr is the command's
+        transformers.utils.logging.disable_progress_bar()  # stderr is for the command's own progress
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=self._torch.float32, attn_implementation="eager"
         ).eval()
@@ -146,7 +153,7 @@ class Checkpoint:
         """Runs the decoder on a prompt int64 [S].
 
         Raises:
-            FlowNPUError: the checkpoint has no such tokens.
+            FlowNPUError: a token is not in the checkpoint's vocabulary.
         """
         _check_tokens(tokens, self._model.get_input_embeddings().num_embeddings)
         torch, decoder = self._torch, self._decoder
@@ -166,18 +173,19 @@ class Checkpoint:
         return Run(hidden, logits[0].numpy())
 
     def rounded_outputs(self, tokens: Tokens, run: Run) -> Run:
-        """What the embedding, each layer and the head yield with their weights rounded to Q4NX.
+        """The outputs of the embedding, of each layer and of the head with their weights rounded to Q4NX.
 
-        Each starts from what it started from in `run`, the last that was made; so the states are no run's.
+        Each starts from its own input in `run`, which must be the last run that was made: errors of one do not reach
+        the next.
         """
         torch = self._torch
         rows = self._model.get_input_embeddings().weight.detach().numpy()[tokens]
-        scale = np.vdot(rows, run.hidden[0]) / np.vdot(rows, rows)  # some families scale what they look up
+        scale = np.vdot(rows, run.hidden[0]) / np.vdot(rows, rows)  # some families scale embeddings
         states = [(scale * _rounded(rows)).astype(np.float32)]
         with torch.no_grad():
             for layer, (arguments, keywords) in zip(self._decoder.layers, self._calls[:-1], strict=True):
                 weights = [module.weight for module in layer.modules() if isinstance(module, torch.nn.Linear)]
-                weights += [parameter for parameter in layer.parameters() if parameter.ndim == 3]  # of all experts
+                weights += [parameter for parameter in layer.parameters() if parameter.ndim == 3]  # those of experts
                 kept = [weight.data for weight in weights]
                 for weight in weights:
                     weight.data = torch.from_numpy(_rounded(weight.detach().numpy()))
@@ -198,7 +206,7 @@ class Checkpoint:
 
 
 def _check_tokens(tokens: Tokens, vocabulary: int | str | None) -> None:
-    """Raises FlowNPUError unless all tokens are in a vocabulary of that size; a graph may not say it."""
+    """Raises FlowNPUError unless all tokens are in a vocabulary of that size, which a graph may not state."""
     if isinstance(vocabulary, int) and tokens.max() >= vocabulary:
         raise FlowNPUError(
             f"the tokenizer.json beside the model gives token {tokens.max()}, and there are {vocabulary}: it is of "
@@ -211,7 +219,7 @@ def _first(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
 
 
 def _rounded(weight: Floats) -> Floats:
-    """A weight [M, K], or several, as Q4NX holds it."""
+    """A weight [M, K], or several [.., M, K], quantised to Q4NX and dequantised."""
     rows = np.ascontiguousarray(weight, dtype=np.float32).reshape(-1, weight.shape[-1])
     rounded: Floats = q4nx.dequantize_codes(q4nx.quantize(rows)).reshape(weight.shape)
     return rounded

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of an encoder's checkpoint, whole but for tables of words: the largest takes 20 MB."""
+"""Reads an encoder's weights from its checkpoint: each tensor as a whole (20 MB at most), except tables of words."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EncoderCheckpoint:
     """Reads the values of a plan of weights."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        """Takes the whole checkpoint."""
+        """Takes the checkpoint, which may hold other tensors than the encoder's."""
         self._checkpoint = checkpoint
 
     def locate(self, tensor: str) -> str:
@@ -33,13 +33,13 @@ class EncoderCheckpoint:
         return tensor
 
     def check(self, plan: Sequence[EncoderWeight]) -> None:
-        """Raises ConversionError unless every tensor that is needed is there and has its shape."""
+        """Raises ConversionError unless every tensor that the plan needs exists and has its shape."""
         for weight in plan:
             for source in weight.sources:
                 self._checkpoint.check_shape(self.locate(source), _shape(weight))
 
     def matrix(self, weight: DenseWeight) -> NDArray[np.float32]:
-        """A product's weight, [M, K].
+        """A product's weight, float32 [M, K].
 
         Raises:
             ConversionError: a tensor has another type, or a value that is not finite.
@@ -47,7 +47,7 @@ class EncoderCheckpoint:
         return np.concatenate([self._read(weight, source) for source in weight.sources])
 
     def table(self, weight: Table) -> NDArray[np.float32]:
-        """A tensor that stays float32, with its offset added.
+        """A tensor that stays in float32, with its offset added.
 
         Raises:
             ConversionError: a tensor has another type, or a value that is not finite.
@@ -56,7 +56,7 @@ class EncoderCheckpoint:
         return values + np.float32(weight.offset)
 
     def words(self, weight: WordTable, start: int, stop: int) -> NDArray[np.float32]:
-        """Rows start..stop-1 of a table of words.
+        """Rows start..stop-1 of a table of words, float32 [rows, columns].
 
         Raises:
             ConversionError: the tensor has another type, or a value that is not finite.
@@ -75,7 +75,7 @@ class EncoderCheckpoint:
 
 
 def _shape(weight: EncoderWeight) -> tuple[int, ...]:
-    """That of each of a weight's sources."""
+    """The shape that each of a weight's sources has."""
     if isinstance(weight, WordTable):
         return (weight.rows, weight.columns)
     if isinstance(weight, DenseWeight):

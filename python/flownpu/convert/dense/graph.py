@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what encoders' graphs have in common: layer norms, products of any `DenseFormat`, and attention of all to all.
+"""Writes the nodes that encoders' graphs share: layer norms, products in any `DenseFormat`, unmasked attention.
 
-Between nodes everything is float32.
+All values between nodes are float32.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["EncoderWriter", "GeluKind"]
 
 GeluKind = Literal["gelu", "gelu_tanh"]
-"""x Phi(x), or its approximation by tanh."""
+"""GELU: x Phi(x), or its approximation with tanh."""
 
 
 class EncoderWriter(GraphWriter):
-    """A transformer encoder's graph in the making."""
+    """Builds a transformer encoder's graph."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class EncoderWriter(GraphWriter):
         dense_format: DenseFormat,
         norm_epsilon: float,
     ) -> None:
-        """Takes the weights by name, which they are, how matrices among them are stored, and the norms' epsilon."""
+        """Takes the tensors by name, the plan that describes them, how matrices are stored, and the norms' epsilon."""
         super().__init__(tensors)
         self.dense_format = dense_format
         self.norm_epsilon = norm_epsilon
@@ -48,14 +48,14 @@ class EncoderWriter(GraphWriter):
     def _attend(
         self, qkv: ir.Value, name: str, heads: int, head_size: int, lengths: Sequence[ir.Value] = ()
     ) -> ir.Value:
-        """Attention of all tokens to all, [B, S, H d], of packed queries, keys and values [B, S, 3 H d].
+        """Attention of all tokens to all tokens, [B, S, H d].
 
         Args:
-            qkv: packed.
-            name: the module's.
+            qkv: packed queries, keys and values [B, S, 3 H d].
+            name: the module's name.
             heads: H.
             head_size: d.
-            lengths: seqlens_k and total_sequence_length, of rows that are padded; empty: they are not.
+            lengths: the inputs seqlens_k and total_sequence_length if rows are padded; empty if they are not.
         """
         padded = [None] * 4 + list(lengths) if lengths else []
         output, *present = self.tape.op_multi_out(
@@ -74,7 +74,7 @@ class EncoderWriter(GraphWriter):
             name=f"/{name}/attention",
         )
         output.name = f"/{name}/attention/output"
-        # Nothing asks for them, but ONNX Runtime calls a function with all of its outputs.
+        # Nothing uses these outputs, but in ONNX Runtime the call of a function must have all of them.
         for value, part in zip(present, ("key", "value"), strict=True):
             value.name = f"/{name}/attention/{part}"
         return output
@@ -82,7 +82,7 @@ class EncoderWriter(GraphWriter):
     def _linear(
         self, x: ir.Value, name: str, *, gelu: GeluKind | None = None, residual: ir.Value | None = None
     ) -> ir.Value:
-        """The product with the weight [M, K] transposed, plus its bias; then GELU, or plus a residual."""
+        """x times the transposed weight [M, K], plus its bias; then GELU if there is one, or plus the residual."""
         bias = self._weight(f"{name}.bias")
         return self._product(x, f"{name}.weight", bias=bias, gelu=gelu, residual=residual)
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EncoderSource", "stored_bytes", "write_weights"]
 
-# Codes are -127..127: both signs reach as far, and zero is a code.
+# Codes are -127..127, the same number for both signs.
 _LARGEST_INT8 = 127
-# Rows of a table of words that are in memory at a time: 4 MB with 1024 columns.
+# How many rows of a table of words are in memory at a time: 4 MB with 1024 columns.
 _WORDS_AT_ONCE = 1024
 
 
@@ -39,14 +39,14 @@ class EncoderSource(Protocol):
         """A product's weight, [M, K]."""
 
     def table(self, weight: Table) -> NDArray[np.float32]:
-        """A tensor that stays float32."""
+        """A tensor that stays in float32, with its offset added."""
 
     def words(self, weight: WordTable, start: int, stop: int) -> NDArray[np.float32]:
         """Rows start..stop-1 of a table of words."""
 
 
 def stored_bytes(plan: Sequence[EncoderWeight], dense_format: DenseFormat) -> int:
-    """The bytes of the weights' data file, rounded up."""
+    """How many bytes `write_weights` writes, rounded up."""
     return sum(_stored_bytes(weight, dense_format) for weight in plan)
 
 
@@ -62,12 +62,12 @@ def write_weights(
     """Writes the weights of a plan.
 
     Args:
-        data: the file.
+        data: the file to write into.
         plan: which weights.
         source: where their values come from.
         dense_format: how matrices are stored.
-        stage: what the progress is called.
-        progress: hears of it.
+        stage: the name of the stage that is reported.
+        progress: called with a `Progress` whenever a part of the work is done.
 
     Returns:
         The tensors by name, and the relative error |W - W'| / |W| (Frobenius norm) of each matrix.
@@ -106,7 +106,7 @@ def _write_matrix(
     dense_format: DenseFormat,
     errors: dict[str, float],
 ) -> dict[str, ir.TensorProtocol]:
-    """Writes a matrix [M, K]; returns its tensors by name and notes its error."""
+    """Writes a matrix [M, K]; returns its tensors by name and puts its relative error into `errors`."""
     name, shape = weight.name, (weight.columns, weight.rows)
     if dense_format == "q4nx":
         quantized = q4nx.quantize(values)
@@ -126,7 +126,7 @@ def _write_matrix(
 
 
 def _int8(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
-    """Scales [M] and codes [M, K] of a matrix, w = scale code: the largest of a row is a code of 127."""
+    """Scales [M] and codes [M, K] of a matrix, w = scale * code: a row's largest magnitude has the code 127 or -127."""
     scale = np.abs(values).max(axis=1) / np.float32(_LARGEST_INT8)
     scale[scale == 0] = 1  # a row of zeros
     return scale, np.rint(values / scale[:, None]).astype(np.int8)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text encoders of BERT's form: their description, the families that have it, their weights and their graph."""
+"""Text encoders like BERT: their description, the model families, their weights and their graph."""

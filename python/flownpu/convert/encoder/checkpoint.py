@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a checkpoint has the tensors of its text encoder."""
+"""Finds the tensors of a text encoder in a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class TextEncoderCheckpoint(EncoderCheckpoint):
     """Reads the values of `encoder_weight_plan`."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        """Finds the tensors' common prefix: a model that was saved with a head has one."""
+        """Finds the tensors' common prefix, which they have in a model that was saved with a head."""
         super().__init__(checkpoint)
         prefix = ENCODERS[checkpoint.config["model_type"]].prefix
         self._prefix = prefix if f"{prefix}{WORDS}" in checkpoint.names() else ""
 
     def locate(self, tensor: str) -> str:
-        """A tensor's name in this checkpoint. A classifier is not a part of the inner model."""
+        """A tensor's name in this checkpoint; a classifier's has no prefix."""
         return tensor if tensor.startswith("classifier") else self._prefix + tensor
 
     def check_places(self, plan: Sequence[EncoderWeight]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a text encoder is made of, free of any model family's names."""
+"""Describes a text encoder, without any model family's names."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["TextEncoder"]
 class TextEncoder:
     """A transformer encoder with learned positions, whose layers normalise after the residual (post-LN).
 
-    A layer is: attention of all tokens to all, residual, layer norm; GELU feed-forward, residual, layer norm; each
-    product with a bias.
+    A layer is: attention of all tokens to all tokens, residual, layer norm; GELU feed-forward, residual, layer norm.
+    All products have a bias.
     """
 
     hidden_size: int
@@ -26,18 +26,18 @@ class TextEncoder:
     layers: int
     vocabulary_size: int
     positions: int
-    """Tokens that a text may have."""
+    """How many tokens a text may have."""
     first_position: int
-    """The row of the positions' table that a text's first token takes."""
+    """The row of the positions' table for a text's first token."""
     types: int
-    """Kinds of tokens (of the first text of a pair, of the second), each with an embedding; 1: all have the same."""
+    """How many token types there are (first text of a pair, second text), each with an embedding; 1: all are alike."""
     norm_epsilon: float
     gelu: GeluKind
     head: Literal["none", "pooler", "dense"] = "none"
-    """What makes a pair's score of its first token: tanh of a product, and a product. The two kinds differ in the
-    names of their tensors."""
+    """What computes a pair's score from its first token: a product, tanh, and another product. The two kinds differ in
+    the names of their tensors only. "none": the model embeds texts."""
 
     @property
     def head_size(self) -> int:
-        """The papers' d."""
+        """The papers' d: how many dimensions a head has."""
         return self.hidden_size // self.heads

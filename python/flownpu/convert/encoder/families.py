@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families of text encoders, and what reads their configuration (config.json) into a `TextEncoder`."""
+"""The families of text encoders, and reading their configuration (config.json) into a `TextEncoder`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ENCODERS", "EncoderFamily", "is_text_encoder", "read_encoder"]
 
-# More than any encoder has; the plan of the weights lists each.
+# Most layers that a configuration may ask for, since the plan of the weights lists each layer: more than any model has.
 _MOST_LAYERS = 4096
 _CLASSIFIER = "ForSequenceClassification"
 _GELUS: dict[str, GeluKind] = {
@@ -27,7 +27,7 @@ _GELUS: dict[str, GeluKind] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
 }
-# The defaults of BertConfig in transformers; the others' differ in what a family says.
+# The defaults of BertConfig in transformers; `EncoderFamily.defaults` has what is different in other families.
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 30522,
     "hidden_size": 768,
@@ -44,16 +44,16 @@ _DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class EncoderFamily:
-    """What a family differs in."""
+    """What is particular to a family of text encoders."""
 
     model_type: str
-    """config.json's."""
+    """The family's model_type in config.json."""
     prefix: str
-    """What comes before the tensors' names where there is a head."""
+    """What precedes the tensors' names in a model that was saved with a head."""
     head: Literal["pooler", "dense"]
     """See `TextEncoder.head`."""
     counts_from_padding: bool = False
-    """Positions count on from the padding token's id."""
+    """The first token's position is the padding token's id + 1, and not 0."""
     defaults: tuple[tuple[str, Any], ...] = ()
 
 
@@ -73,7 +73,7 @@ ENCODERS = {
         ),
     )
 }
-"""By config.json's model_type."""
+"""The families by their model_type in config.json."""
 
 
 def is_text_encoder(config: Mapping[str, Any]) -> bool:
@@ -85,7 +85,7 @@ def read_encoder(config: Mapping[str, Any]) -> TextEncoder:
     """The encoder that a checkpoint's configuration describes.
 
     Raises:
-        ConversionError: it asks for something that cannot be converted, or has something else in a setting's place.
+        ConversionError: it asks for something that cannot be converted, or a setting has a value of another type.
     """
     family = ENCODERS[config["model_type"]]
     settings = Settings(config, "config.json").with_defaults({**_DEFAULTS, **dict(family.defaults)})
@@ -124,7 +124,7 @@ def read_encoder(config: Mapping[str, Any]) -> TextEncoder:
 
 
 def _scores(settings: Settings) -> bool:
-    """Whether the model scores pairs of texts: it classifies, and has one label."""
+    """Whether the model is a classifier with one label, which scores pairs of texts; ConversionError if it has more."""
     architectures = settings.texts("architectures") if "architectures" in settings else []
     if not any(name.endswith(_CLASSIFIER) for name in architectures):
         return False

@@ -4,10 +4,10 @@
 Shapes (B batch, S tokens of the longest row, D hidden size):
 
     input_ids int64 [B, S];  attention_mask int64 [B, S], rows padded on the right
-    token_type_ids int64 [B, S], of encoders that know several kinds of tokens
-    last_hidden_state float32 [B, S, D];  of a model that scores pairs of texts instead logits float32 [B, 1]
+    token_type_ids int64 [B, S], only in encoders with several token types
+    last_hidden_state float32 [B, S, D];  in models that score pairs of texts logits float32 [B, 1] instead
 
-Weights are initializers by the names of `encoder_weight_plan`.
+Weights are initializers with the names in `encoder_weight_plan`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = ["build_encoder_model"]
 def build_encoder_model(
     encoder: TextEncoder, tensors: Mapping[str, ir.TensorProtocol], dense_format: DenseFormat
 ) -> ir.Model:
-    """The encoder's model, with the functions that define its operators.
+    """The encoder's ONNX model, with the functions that define its operators.
 
     Args:
         encoder: what to write.
         tensors: each weight of `encoder_weight_plan`, by name.
-        dense_format: how the matrices among them are stored.
+        dense_format: how the matrices among the weights are stored.
     """
     return _Builder(encoder, tensors, dense_format).model()
 
@@ -67,7 +67,7 @@ class _Builder(EncoderWriter):
         return self._model("encoder", [self._output(self._score(hidden), "logits", [shape[0], 1])])
 
     def _embed(self, input_ids: ir.Value) -> ir.Value:
-        """The sum of what words, kinds of tokens and positions stand for, normalised, [B, S, D]."""
+        """The normalised sum of the embeddings of words, token types and positions, [B, S, D]."""
         rows = self._op("Gather", [self._weight(WORDS), input_ids], "embeddings/words/rows", axis=0)
         words = self._op("Cast", [rows], "embeddings/words", to=ir.DataType.FLOAT.value)
         types = self._weight(TYPES)
@@ -83,7 +83,7 @@ class _Builder(EncoderWriter):
         return self._layer_norm(self._op("Add", [typed, positions], "embeddings/sum"), "embeddings.norm")
 
     def _score(self, hidden: ir.Value) -> ir.Value:
-        """The score of each row, [B, 1], of its first token."""
+        """The score of each row, [B, 1], from its first token."""
         dense, scores = HEADS[self.encoder.head]
         first = self._op("Gather", [hidden, self._integers("index_0", 0)], "first_token", axis=1)
         return self._linear(self._op("Tanh", [self._linear(first, dense)], f"{dense}/tanh"), scores)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of a text encoder's graph: which they are, and from which tensors of a checkpoint they are made."""
+"""Lists the weights of a text encoder's graph, and the tensors of a checkpoint that each is made from."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["HEADS", "POSITIONS", "TYPES", "WORDS", "encoder_weight_plan"]
 
 WORDS, POSITIONS, TYPES = (f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type"))
-# The modules of each kind of head, and who they belong to: the encoder, or the classifier.
+# The two modules of each kind of head: BERT's first one belongs to the encoder, all others to the classifier.
 HEADS = {"pooler": ("pooler.dense", "classifier"), "dense": ("classifier.dense", "classifier.out_proj")}
 
 
 def encoder_weight_plan(encoder: TextEncoder) -> list[EncoderWeight]:
-    """The weights of an encoder's graph, in order of use. Initializers have these names, sources the checkpoint's."""
+    """The weights of an encoder's graph, in order of use, by the initializers' names; sources have the checkpoint's."""
     hidden = encoder.hidden_size
     plan: list[EncoderWeight] = [
         WordTable(WORDS, WORDS, encoder.vocabulary_size, hidden),

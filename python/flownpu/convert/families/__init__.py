@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model families that are converted from their weights: one description a file, and what reads them.
+"""The model families that are converted from their weights, with a file for each, and the reader of configurations.
 
-A family is a `Family`: what it differs in from Llama. `read_decoder` makes a family-free `Decoder` of a configuration.
+A `Family` says how a family differs from Llama. `read_decoder` turns a configuration into a family-free `Decoder`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FAMILIES: dict[str, Family] = {
     for module in (gemma, gemma2, gemma3, granite, llama, mistral, mixtral, olmo2, olmoe, phi3, qwen2, qwen3, smollm3)
     for family in module.FAMILIES
 }
-"""By config.json's model_type."""
+"""Families by the value of model_type in config.json."""
 
 
 def read_decoder(
@@ -57,15 +57,15 @@ def read_decoder(
     """The decoder that a checkpoint's configuration describes.
 
     Args:
-        config: config.json.
-        generation: generation_config.json, whose token ids go before config.json's (chat models end a turn with a
-            token that config.json does not list).
+        config: the contents of config.json.
+        generation: the contents of generation_config.json, whose token ids have precedence (chat models end a turn with
+            a token that config.json does not list).
         where: what errors call the configuration.
-        embeds: it is a model that embeds texts, whose tokens may see one another in both directions.
+        embeds: whether it is a model that embeds texts, whose tokens may see one another in both directions.
 
     Raises:
-        ConversionError: the family is not supported, or the configuration asks for something that is not, or has
-            something else in a setting's place.
+        ConversionError: the family is not supported, or the configuration asks for something that is not, or a setting
+            has a value of another type.
     """
     settings, others = Settings(config, where), Settings(generation or {}, "generation_config.json")
     family = FAMILIES.get(str(config.get("model_type")))

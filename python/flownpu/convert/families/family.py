@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What families differ in, as data."""
+"""Describes as data how model families differ."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Biases", "Experts", "Family", "Power"]
 
 
 class Power(NamedTuple):
-    """A factor of a model: a setting of its configuration, to some power."""
+    """A factor of a model: the setting `key` of its configuration to the power `exponent`."""
 
     key: str
     exponent: float = 1.0
 
 
 class Biases(NamedTuple):
-    """Which projections have a bias: always, never, or where a setting of that name says so."""
+    """Which projections have a bias: True, False, or the name of the setting that says so."""
 
     qkv: bool | str = "attention_bias"
     output: bool | str = "attention_bias"
@@ -34,15 +34,15 @@ _EACH_BY_ITSELF = ExpertTensors()
 
 @dataclass(frozen=True)
 class Experts:
-    """A family whose feed-forwards are mixtures of experts: the settings that say so, and the tensors' names."""
+    """Describes the mixtures of experts of a family: the names of their settings and of their tensors."""
 
     count: tuple[str, ...] = ("num_experts", "num_local_experts")
-    """How many there are; of several settings the first that is there."""
+    """Settings that may have the number of experts; the first that is present counts."""
     chosen: str = "num_experts_per_tok"
     size: str = "intermediate_size"
-    """The rows of an expert's gate."""
+    """The setting with the number of rows of an expert's gate."""
     normalize: bool | str = True
-    """The weights of the chosen experts are divided by their sum: always, never, or where a setting says so."""
+    """Whether the chosen experts' weights are divided by their sum, or the name of the setting that says so."""
     tensors: ExpertTensors = _EACH_BY_ITSELF
 
 
@@ -52,55 +52,57 @@ _BY_HEAD_SIZE = Power("head_dim", -0.5)
 
 @dataclass(frozen=True)
 class Family:
-    """A family of decoders. What is not said is as in Llama: plain RMS norms before each part, one RoPE, no windows."""
+    """A family of decoders. The defaults are Llama's: plain RMS norms before each part, one RoPE, no windows."""
 
     model_type: str
-    """config.json's."""
+    """The value of model_type in config.json."""
     genai_type: str
-    """GenAI's model.type."""
+    """The value of model.type in genai_config.json."""
     title: str
-    """What people call it."""
+    """The family's usual name."""
     gguf: str | None = None
-    """A GGUF file's general.architecture; None: not read from such files."""
+    """The family's value of general.architecture in GGUF files; None: it has none of its own, or is not read."""
     gguf_interleaved: bool = False
-    """Query and key rows of GGUF files are in the order in which neighbours are rotated against each other."""
+    """In GGUF files, rows 2i and 2i + 1 of a query's or key's head are rotated with each other."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What a configuration means that leaves settings out: those of the family's class in transformers."""
+    """The values of settings that a configuration omits: the defaults of the family's class in transformers."""
     inner: str | None = None
-    """The section of config.json that describes the decoder, of a model with more parts."""
+    """The section of config.json that describes the decoder, if the model has other parts too."""
     activation: str = "hidden_act"
     """The setting that names the gate's activation."""
     activations: Mapping[str, str] = field(default_factory=dict)
-    """Names that mean another activation in this family."""
+    """Values of that setting that mean another activation in this family, with its usual name."""
     norms: Literal["before", "around", "after"] = "before"
-    """Where norms are: before attention and feed-forward, behind them (before they are added), or both."""
+    """Where norms are: before attention and feed-forward; after them, before their outputs are added; or both
+    ("around")."""
     norm_offset: float = 0.0
-    """What is added to a checkpoint's norm weights."""
+    """A number that is added to a checkpoint's norm weights."""
     qk_norm: Literal["heads", "all"] | None = None
-    """Norms of queries and keys: of each head, or of all heads at once."""
+    """Norms of queries and keys: of each head by itself, or of all heads together; None: no such norms."""
     biases: Biases = _LLAMA_BIASES
     fused: bool = False
-    """The tensors self_attn.qkv_proj and mlp.gate_up_proj are whole."""
+    """Checkpoints have the query, key and value projections in one tensor, self_attn.qkv_proj, and the gate and up
+    projections in another, mlp.gate_up_proj."""
     experts: Experts | None = None
     neutral: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that FlowNPU has no place for, and the values with which they change nothing."""
+    """Settings that FlowNPU does not support, and the values with which they change nothing."""
     windows: Literal["none", "all", "listed", "behind"] = "none"
-    """Layers with a window: none; all, if the configuration has one; those that layer_types lists; those behind the
-    first max_window_layers, where use_sliding_window is set."""
+    """Which layers have a window: none; all, if the configuration has a window; those that layer_types lists; or, if
+    use_sliding_window is set, those after the first max_window_layers ("behind")."""
     period: int | Power | None = None
-    """Without layer_types, every so many layers one sees all tokens (a number, or the setting that has it)."""
+    """Without layer_types, every `period`-th layer sees all tokens; a Power names the setting with that number."""
     rope_by_kind: bool = False
-    """Layers with and without a window have a RoPE each."""
+    """Layers with a window have one RoPE, those without another."""
     rope_layers: str | None = None
-    """The setting that says of each layer whether it has RoPE (1) or not (0)."""
+    """The name of the setting that says for each layer whether it has RoPE (1) or not (0)."""
     rope_period: str | None = None
-    """Without that, the setting that says every how many layers one has none."""
+    """The name of a setting n that counts if that one is missing: every n-th layer has no RoPE."""
     rope_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """The RoPE of a configuration that says nothing of it."""
+    """The settings of RoPE for a configuration that has none."""
     attention_scale: Power = _BY_HEAD_SIZE
     embedding_scale: Power | None = None
     residual_scale: Power | None = None
-    """What attention and feed-forward are multiplied by before they are added to the residual stream."""
+    """The factor of the outputs of attention and feed-forward before they are added to the residual stream."""
     logit_scale: Power | None = None
     attention_softcap: str | None = None
     logit_softcap: str | None = None

@@ -5,7 +5,7 @@ from flownpu.convert.families.family import Family, Power
 
 __all__ = ["DEFAULTS", "FAMILIES"]
 
-# What the configuration classes of all Gemmas in transformers agree in: a config.json may leave it out.
+# The defaults that all of Gemma's configuration classes in transformers share.
 DEFAULTS = {
     "head_dim": 256,
     "bos_token_id": 2,
@@ -32,7 +32,7 @@ FAMILIES = (
             "num_key_value_heads": 16,
             "max_position_embeddings": 8192,
         },
-        # The first checkpoints say gelu, and were trained with its tanh approximation.
+        # The first checkpoints say gelu, but were trained with its tanh approximation.
         activations={"gelu": "gelu_pytorch_tanh"},
         norm_offset=1.0,
         embedding_scale=Power("hidden_size", 0.5),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 2 (Google, 2024): norms around each part, soft caps, every other layer with a window."""
+"""Gemma 2 (Google, 2024): norms before and after each part, soft caps, a window in every other layer."""
 
 from flownpu.convert.families import gemma
 from flownpu.convert.families.family import Family, Power

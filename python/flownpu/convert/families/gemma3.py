@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 3 (Google, 2025): most layers with a window and a RoPE of their own, queries and keys normalised by heads."""
+"""Gemma 3 (Google, 2025): most layers have a window and another RoPE; queries and keys are normalised per head."""
 
 from dataclasses import replace
 
@@ -41,5 +41,5 @@ _TEXT = Family(
     logit_softcap="final_logit_softcapping",
 )
 
-# The second has a vision tower beside its decoder.
+# The second has a vision tower besides its decoder.
 FAMILIES = (_TEXT, replace(_TEXT, model_type="gemma3", title="Gemma 3 with pictures", inner="text_config", gguf=None))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Granite 3 (IBM, 2024): Llama with multipliers of embeddings, scores, residual stream and logits; and with experts."""
+"""Granite 3 (IBM, 2024): Llama with multipliers of embeddings, scores, residual stream, logits; also with experts."""
 
 from dataclasses import replace
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Llama 2 and 3 (Meta), and what was trained in their form: SmolLM2, Yi, TinyLlama, DeepSeek's distillations."""
+"""Llama 2 and 3 (Meta), and models of the same form: SmolLM2, Yi, TinyLlama, DeepSeek's distillations."""
 
 from flownpu.convert.families.family import Family
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistral (Mistral AI, 2023): Llama with a window in all layers, or in none; Ministral: in those that are listed."""
+"""Mistral (Mistral AI, 2023): Llama with a window in all layers or in none; Ministral: in layers that are listed."""
 
 from dataclasses import replace
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtral (Mistral AI, 2023): Mistral without windows, with experts."""
+"""Mixtral (Mistral AI, 2023): Mistral with experts, and by default without windows."""
 
 from flownpu.convert.families.family import Biases, Experts, Family
 from flownpu.convert.mixture import ExpertTensors

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OLMo 2 (Ai2, 2024): norms behind each part, and of all query heads, and of all key heads, at once."""
+"""OLMo 2 (Ai2, 2024): norms after each part; one norm over all query heads, and one over all key heads."""
 
 from flownpu.convert.families.family import Family
 

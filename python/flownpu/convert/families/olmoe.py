@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OLMoE (Ai2, 2024): experts; norms of all query heads, and of all key heads, at once."""
+"""OLMoE (Ai2, 2024): experts; one norm over all query heads, and one over all key heads."""
 
 from flownpu.convert.families.family import Biases, Experts, Family
 

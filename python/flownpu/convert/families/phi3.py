@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phi-3, 3.5 and 4-mini (Microsoft, 2024): Llama with whole QKV and gate/up tensors, partial RoPE and LongRoPE."""
+"""Phi-3, 3.5 and 4-mini (Microsoft, 2024): Llama with fused QKV and gate/up tensors, partial RoPE and LongRoPE."""
 
 from flownpu.convert.families.family import Biases, Family
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen 2 and 2.5 (Alibaba, 2024), and DeepSeek's distillations on them: Llama with biases of QKV."""
+"""Qwen 2 and 2.5 (Alibaba, 2024), and DeepSeek's distillations on them: Llama with biases in the QKV projections."""
 
 from flownpu.convert.families.family import Biases, Family
 

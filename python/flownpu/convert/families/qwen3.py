@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen 3 (Alibaba, 2025): queries and keys normalised by heads; and with experts in each layer."""
+"""Qwen 3 (Alibaba, 2025): queries and keys are normalised per head; also with experts in each layer."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ FAMILIES = (
         },
         windows="none",
         experts=Experts(size="moe_intermediate_size", normalize="norm_topk_prob"),
-        # Layers without experts, of which no checkpoint that is known has any.
+        # The first two ask for layers without experts, which no known checkpoint has.
         neutral={"mlp_only_layers": [], "decoder_sparse_step": 1, "use_sliding_window": False},
     ),
 )

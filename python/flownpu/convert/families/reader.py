@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a configuration of a family into a `Decoder`."""
+"""Reads a family's configuration into a `Decoder`."""
 
 from __future__ import annotations
 
@@ -17,37 +17,43 @@ if TYPE_CHECKING:
 
 __all__ = ["Tokens", "read_family"]
 
-# More than any model has; a layer's settings are held for each.
+# Most layers that a configuration may ask for, since a `Layer` is made for each: more than any model has.
 _MOST_LAYERS = 4096
 _GATINGS = {"gelu_pytorch_tanh": "geglu", "gelu_new": "geglu", "silu": "swiglu", "swish": "swiglu"}
 _FULL, _LOCAL = "full_attention", "sliding_attention"
 
 
 class Tokens:
-    """The tokens that files name, those of the first file before those of the next."""
+    """Token ids by name from several files, of which the earlier ones have precedence."""
 
     def __init__(self, files: list[Settings]) -> None:
         """Takes the files' settings."""
         self._files = files
 
     def then(self, file: Settings) -> Tokens:
-        """These files, and one behind them."""
+        """These files, followed by another."""
         return Tokens([*self._files, file])
 
     def one(self, key: str) -> int | None:
-        """A token's id; None if no file has it."""
+        """A token's id from the first file that has it; None if no file has it."""
         return next((file.token(key) for file in self._files if key in file), None)
 
     def several(self, key: str) -> tuple[int, ...]:
-        """Token ids, of the first file that has any."""
+        """Token ids from the first file that has the setting; () if no file has it."""
         return next((file.tokens(key) for file in self._files if key in file), ())
 
 
 def read_family(family: Family, given: Settings, tokens: Tokens, *, embeds: bool = False) -> Decoder:
-    """The decoder that a configuration of that family describes; only one that `embeds` may be bidirectional.
+    """The decoder that a configuration of that family describes.
+
+    Args:
+        family: the family.
+        given: the configuration.
+        tokens: where token ids are looked for.
+        embeds: whether the model embeds texts: only then may it be bidirectional.
 
     Raises:
-        ConversionError: it asks for something that cannot be converted, or has something else in a setting's place.
+        ConversionError: it asks for something that cannot be converted, or a setting has a value of another type.
     """
     if family.inner is not None:
         if family.inner not in given:
@@ -62,7 +68,7 @@ def read_family(family: Family, given: Settings, tokens: Tokens, *, embeds: bool
             f"{given.where}: use_bidirectional_attention is set; only causal decoders can be converted"
         )
     _check_neutral(family, given)
-    # A soft cap or a window that is null in the file is none, whatever a file without it means.
+    # A soft cap or a window that is null in the file means none: the family's default is for files without the setting.
     none = {
         key for key in (family.attention_softcap, family.logit_softcap, "sliding_window") if given.is_null(str(key))
     }
@@ -85,7 +91,8 @@ def read_family(family: Family, given: Settings, tokens: Tokens, *, embeds: bool
         layers=_layers(family, config, full, local, bidirectional=bidirectional),
         bidirectional=bidirectional,
         gating=_gating(family, config),  # type: ignore[arg-type]  # one of _GATINGS' values
-        # r + m f(norm(r)) is m (s + f(norm(m s))) of s = r / m, and an RMS norm of m s is one of s with epsilon / m^2.
+        # A residual scale m needs no node. With s = r / m, the stream r + m f(norm(r)) is m (s + f(norm(m s))), and the
+        # RMS norm of m s is that of s with epsilon / m^2. The graph computes s: embeddings are divided by m.
         norm_epsilon=config.number("rms_norm_eps", 1e-6) / residual**2,
         embedding_scale=_factor(config, family.embedding_scale) / residual,
         attention_scale=_factor(config, family.attention_scale),
@@ -110,7 +117,7 @@ def read_family(family: Family, given: Settings, tokens: Tokens, *, embeds: bool
 
 
 def _check_neutral(family: Family, given: Settings) -> None:
-    """Raises ConversionError for a setting that would change the model."""
+    """Raises ConversionError if an unsupported setting would change the model."""
     for key, neutral in family.neutral.items():
         if key in given and (value := given.value(key)) != neutral:
             raise ConversionError(
@@ -131,7 +138,7 @@ def _mixture(family: Family, config: Settings) -> Mixture | None:
 
 
 def _head_sizes(config: Settings) -> tuple[int, int, int]:
-    """H, G and d."""
+    """The numbers of heads H and of key and value heads G, and the head size d."""
     heads = config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", 0, least=0) or heads
     head_size = config.integer("head_dim", 0, least=0) or config.integer("hidden_size") // heads
@@ -167,9 +174,9 @@ def _layers(family: Family, config: Settings, full: Rotary, local: Rotary, *, bi
     kinds = _kinds(family, config, count)
     has_window = _LOCAL in kinds
     window = config.integer("sliding_window") if has_window else 0
-    if bidirectional:  # half of it on each side, and the token itself
+    if bidirectional:  # half of the window on each side, and the token itself
         window = window // 2 + 1
-    # A window of the whole context hides nothing.
+    # A window that is as long as the context hides nothing.
     seen = window if has_window and window < config.integer("max_position_embeddings") else None
     layers = [Layer(local, seen) if kind == _LOCAL else Layer(full) for kind in kinds]
     for index in _without_rope(family, config, count):
@@ -178,7 +185,7 @@ def _layers(family: Family, config: Settings, full: Rotary, local: Rotary, *, bi
 
 
 def _kinds(family: Family, config: Settings, count: int) -> list[str]:
-    """Each layer's kind: with a window, or without."""
+    """The kind of each layer: _LOCAL with a window, _FULL without."""
     window = "sliding_window" in config and config.integer("sliding_window", least=0) > 0
     is_off = family.windows == "behind" and not (window and config.flag("use_sliding_window"))
     if family.windows == "none" or is_off:
@@ -211,7 +218,7 @@ def _listed(config: Settings, count: int) -> list[str]:
 
 
 def _without_rope(family: Family, config: Settings, count: int) -> list[int]:
-    """The layers that know no positions."""
+    """The indices of layers without RoPE."""
     if family.rope_layers is None or family.rope_period is None:
         return []
     if family.rope_layers in config:

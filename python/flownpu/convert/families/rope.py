@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the settings of RoPE.
+"""Reads the settings of RoPE, as transformers 4 and 5 write them.
 
-Both generations of files are read. transformers 4 wrote `rope_theta`, `rope_scaling`, `rope_local_base_freq` and
-`partial_rotary_factor` beside one another; transformers 5 writes `rope_parameters`, for layers of two kinds one each.
+transformers 4 wrote `rope_theta`, `rope_scaling`, `rope_local_base_freq` and `partial_rotary_factor` as settings of the
+model; transformers 5 writes a section `rope_parameters`, with a section for each kind of layer if there are two.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 
 __all__ = ["read_rotaries"]
 
-# Ministral 3's scale of queries, which grows with the position; there is no place for it.
+# The setting by which Ministral 3's queries are scaled more the farther their position is beyond the original context.
+# The graph cannot do that: such a model is converted for the original context only.
 _QUERY_SCALE = "llama_4_scaling_beta"
 
 
 def read_rotaries(family: Family, config: Settings, head_size: int, context: int) -> tuple[Rotary, Rotary, int]:
-    """The RoPE of layers that see all tokens, that of layers with a window, and the positions that they are right for.
+    """The RoPE of layers that see all tokens, the RoPE of layers with a window, and how many positions they allow.
 
     Args:
-        family: whose settings they are.
-        config: with the family's defaults.
+        family: the model's family.
+        config: the configuration, with the family's defaults.
         head_size: d.
-        context: the positions that the configuration names.
+        context: how many positions the configuration says.
 
     Raises:
-        ConversionError: a kind of scaling that is not known, or a setting that is missing or not in its range.
+        ConversionError: the kind of scaling is not known, or a setting is missing or out of its range.
     """
     top = {
         "rope_theta": config.number("rope_theta", family.rope_defaults.get("rope_theta", 1e4)),
@@ -70,7 +71,7 @@ def _rotary(settings: Settings, head_size: int) -> Rotary:
         case "default":
             return Rotary(theta, None, rotated)
         case "dynamic":
-            # Frequencies change beyond max_position_embeddings only, which is as far as a model is converted.
+            # Frequencies change only beyond max_position_embeddings, the most positions that a model is converted for.
             return Rotary(theta, None, rotated)
         case "linear":
             return Rotary(theta, LinearScaling(settings.number("factor", positive=True)), rotated)
@@ -110,12 +111,12 @@ def _yarn(settings: Settings) -> YarnScaling:
 
 
 def _magnitude(factor: float, scale: float = 1.0) -> float:
-    """YaRN's temperature of the softmax, as a factor of queries and of keys."""
+    """YaRN's softmax temperature, as a factor of both queries and keys."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _long(settings: Settings, pairs: int) -> tuple[int, FrequencyFactors, FrequencyFactors]:
-    """LongRoPE: the first context, and the frequencies' factors within it and beyond."""
+    """LongRoPE: the original context's length, and the factors of frequencies within it and beyond it."""
     context = settings.integer("original_max_position_embeddings")
     factor = settings.number("factor", settings.integer("max_position_embeddings") / context, positive=True)
     magnitude = math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1 else 1.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SmolLM3 (Hugging Face, 2025): Llama, every fourth layer without RoPE (NoPE: Yang et al., "RoPE to NoPE", 2025)."""
+"""SmolLM3 (Hugging Face, 2025): Llama in which every fourth layer has no RoPE (Yang et al., "RoPE to NoPE", 2025)."""
 
 from flownpu.convert.families.family import Family
 

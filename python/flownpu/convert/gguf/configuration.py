@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the metadata of a GGUF file as the Hugging Face configuration that `families` understands.
+"""Translates the metadata of a GGUF file into the Hugging Face configuration that `families` reads.
 
-What a file leaves out has the value that llama.cpp takes. A setting that changes the model and has no place here is an
-error: a model that was converted without it would compute something else.
+Settings that a file omits have llama.cpp's defaults. A setting that changes the model and is not supported is an error:
+a model that was converted without it would compute something else.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["ARCHITECTURES", "read_configuration"]
 
 ARCHITECTURES = {family.gguf: family for family in FAMILIES.values() if family.gguf is not None}
-"""Families by general.architecture."""
+"""Families by the value of general.architecture."""
 
-# Settings of relatives that share an architecture's name, and the values with which they change nothing.
+# Settings of related models that have the same architecture's name, and the values with which they change nothing.
 _SCALES = {"logit_scale": 1.0, "residual_scale": 1.0, "embedding_scale": 1.0}
 _NEUTRAL = {
     "attention.causal": True,
@@ -31,19 +31,19 @@ _NEUTRAL = {
     "attention.max_alibi_bias": 0.0,
 }
 
-# The same of mixtures of experts: what else there is beside a softmax over what a router chooses. 1 is that.
+# The same for mixtures of experts. The gating function 1 is softmax.
 _NEUTRAL_EXPERTS = {"expert_gating_func": 1, "expert_shared_count": 0, "expert_shared_feed_forward_length": 0}
 
-# Layers of the two Gemmas whose attention is scaled by 1 / sqrt(hidden size / heads), where all others take the head's
-# size: llama.cpp tells them by this number too, for the file does not say it.
+# How many layers the Gemmas of 27B parameters have. Their attention is scaled by 1 / sqrt(hidden size / heads), that of
+# all others by 1 / sqrt(head size). The file does not say so: llama.cpp too goes by the number of layers.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 
-# Tokens that end a turn, by the text that chat models give them; a file names but one of them.
+# The texts of tokens with which chat models end a turn; a file gives the id of only one of them.
 _ENDS_OF_TURNS = ("<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>")
 
 
 def read_configuration(file: GgufFile) -> dict[str, Any]:
-    """The configuration, as config.json has it.
+    """The configuration, with config.json's names.
 
     Raises:
         ConversionError: the architecture is not supported, or a setting is missing or has no place in FlowNPU.
@@ -125,7 +125,7 @@ class _Settings:
         return config
 
     def value(self, key: str, default: Any = None) -> Any:
-        """A setting of the architecture; one without a default must be there."""
+        """A setting of the architecture; ConversionError if it is missing and has no default."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         if value is None:
             raise ConversionError(
@@ -134,7 +134,7 @@ class _Settings:
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A setting that is one number for all layers."""
+        """A whole number of at least 1; an array must have the same one for all layers, else ConversionError."""
         value = self.value(key, default)
         if isinstance(value, np.ndarray):
             if not value.size or (value != value[0]).any():
@@ -148,7 +148,7 @@ class _Settings:
         return int(value)
 
     def _family(self) -> Family:
-        """The file's family; a Llama with experts is Mixtral."""
+        """The file's family; the architecture llama with experts is Mixtral."""
         family = ARCHITECTURES[self.architecture]
         return FAMILIES["mixtral"] if family.model_type == "llama" and self.value("expert_count", 0) else family
 
@@ -159,7 +159,7 @@ class _Settings:
             "num_experts_per_tok": self.integer("expert_used_count"),
             "intermediate_size": size,
             "moe_intermediate_size": size,
-            # The file does not say it; of those that are read, llama.cpp leaves OLMoE's weights as they are.
+            # The file does not say it. Among these families llama.cpp leaves only OLMoE's weights as they are.
             "norm_topk_prob": self.architecture != "olmoe",
         }
 
@@ -187,7 +187,7 @@ class _Settings:
         }
 
     def _local_layers(self, count: int, period: int) -> list[bool]:
-        """Which layers see a window only: every one but the last of a period, or as an array says."""
+        """For each layer whether it has a window: all but the last of each period have one, or an array says."""
         given = self.value("attention.sliding_window_pattern", period)
         if not isinstance(given, np.ndarray):
             return [(i + 1) % int(given) != 0 for i in range(count)]
@@ -199,7 +199,7 @@ class _Settings:
 
     def _rope_scaling(self) -> dict[str, Any] | None:
         kind = self.value("rope.scaling.type", "none")
-        # Before scaling had types, a factor alone was linear scaling.
+        # Older files have no type: rope.scale_linear alone means linear scaling.
         factor = float(self.value("rope.scaling.factor", self.value("rope.scale_linear", 1.0)))
         if kind == "none" and f"{self.architecture}.rope.scale_linear" in self.metadata:
             kind = "linear"
@@ -212,7 +212,7 @@ class _Settings:
 
     def _check_scale(self, expected: float) -> None:
         scale = float(self.value("attention.scale", expected))
-        # The file has float32.
+        # The file stores float32.
         if abs(scale / expected - 1) > 1e-6:
             raise ConversionError(
                 f"{self.file.path}: {self.architecture}.attention.scale is {scale}, and only models that have "

@@ -8,9 +8,9 @@ A file is a header, key-value pairs, descriptions of tensors, and the tensors' b
     tensor: string name, uint32 rank, uint64 sizes (the fastest first), uint32 type, uint64 offset
     string: uint64 length, UTF-8
 
-with the first tensor at a multiple of general.alignment (32 where it is not given). The gguf package has a reader too;
-it keeps an array for each token of a vocabulary, 700 MB and 9 s for 262144 of them, and says of a damaged file what
-numpy says. Its tables of types and its dequantisation are used here.
+The first tensor begins at a multiple of general.alignment (32 where it is not given). The gguf package has a reader
+too, but that keeps an array for each token of a vocabulary (700 MB and 9 s for 262144 tokens), and reports a damaged
+file by whatever error numpy raises. Only its tables of types and its dequantisation are used here.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class GgufTensor:
     """Where a tensor is and how it is stored."""
 
     shape: tuple[int, ...]
-    """The slowest size first, as in numpy."""
+    """The slowest-varying axis first, as in numpy."""
     type: GGMLQuantizationType
     offset: int
-    """In the file."""
+    """Bytes from the file's beginning."""
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row: of the elements along the last axis."""
+        """Bytes of a row, which is the elements along the last axis."""
         per_block, block_bytes = GGML_QUANT_SIZES[self.type]
         return self.shape[-1] // per_block * int(block_bytes)
 
@@ -73,24 +73,24 @@ class GgufTensor:
 
     @property
     def end(self) -> int:
-        """Where the tensor ends in the file."""
+        """The offset in the file at which the tensor ends."""
         return self.offset + self.rows * self.row_bytes
 
 
 class GgufFile:
-    """An open GGUF file.
+    """A GGUF file, whose tensors are read when they are asked for.
 
     Attributes:
-        path: where it is.
-        metadata: key-value pairs: numbers, strings, lists of strings, arrays of numbers.
-        tensors: by name.
+        path: the file's path.
+        metadata: the key-value pairs: numbers, strings, lists of strings, arrays of numbers.
+        tensors: the tensors by name.
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads all but the tensors' bytes.
+        """Reads everything but the tensors' bytes.
 
         Raises:
-            ConversionError: the file is no GGUF file, is of a version or byte order that is not read, or is damaged.
+            ConversionError: the file is not a GGUF file, has an unsupported version or byte order, or is damaged.
         """
         self.path = path
         self.metadata: dict[str, Any] = {}
@@ -112,10 +112,10 @@ class GgufFile:
         self._place(described, start, reader.size)
 
     def read(self, name: str, first: int, stop: int) -> NDArray[np.uint8]:
-        """Rows first..stop-1 of a tensor, as they are stored: uint8 [stop - first, row_bytes]. Any thread may call it.
+        """Rows first..stop-1 of a tensor as they are stored, uint8 [stop - first, row_bytes]. Any thread may call it.
 
         Raises:
-            ConversionError: the file ends before them; it was changed after it was opened.
+            ConversionError: the file ends before these rows, because it was changed after it was opened.
         """
         tensor = self.tensors[name]
         count = (stop - first) * tensor.row_bytes
@@ -141,7 +141,7 @@ class GgufFile:
         return reader.count(8 + 4 + 4 + 8), reader.count(8 + 4 + 1)
 
     def _place(self, described: list[tuple[str, GgufTensor]], start: int, size: int) -> None:
-        """Notes the tensors with their offsets counted from the file's begin.
+        """Adds the tensors to `tensors`, with offsets that count from the file's beginning.
 
         Raises:
             ConversionError: the file ends before them, or two of them overlap.
@@ -182,7 +182,7 @@ class GgufFile:
 
 
 class _Reader:
-    """Takes values off a file, and says where it ended too early."""
+    """Reads values from a file, one after the other; errors say at which byte it ended too early."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path = file, path
@@ -201,7 +201,7 @@ class _Reader:
         return np.frombuffer(self.bytes(np.dtype(kind).itemsize), kind)[0].item()
 
     def count(self, smallest: int) -> int:
-        """A number of things that take `smallest` bytes each at least."""
+        """A count of items that take at least `smallest` bytes each; ConversionError if the file cannot hold them."""
         count: int = self.number("<u8")
         if count * smallest > self.size:
             raise ConversionError(

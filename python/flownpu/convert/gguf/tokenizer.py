@@ -3,11 +3,11 @@ r"""Writes the tokenizer of a GGUF file as the files that ORT GenAI and transfor
 
 GGUF has two kinds that the supported families use:
 
-    "gpt2"    BPE over bytes: tokens, merges, and the name of the expression that cuts a text into words
-    "llama"   SentencePiece's BPE: tokens with scores; the pair is merged first whose token has the highest score
+    "gpt2"    BPE over bytes: tokens, merges, and the name of the regular expression that splits a text into words
+    "llama"   SentencePiece's BPE: tokens with scores; the pair that makes the token with the highest score merges first
 
-Both become a tokenizer.json of the kind BPE. SentencePiece's has no list of merges: they are all pairs of tokens that
-make a token, the best score first.
+Both become a tokenizer.json of type BPE. SentencePiece's has no list of merges: these are all pairs of tokens that
+together are a token, the highest score first.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["tokenizer_files"]
 
-# tokenizer.ggml.token_type
+# Values of tokenizer.ggml.token_type.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
 _SPACE = "▁"
 
-# Words of Llama 3 and Qwen, as the families' own tokenizer.json have them; the numbers of digits differ.
+# The expressions that split texts into words in the tokenizer.json of Llama 3 and of Qwen; they differ in how many
+# digits a word may have.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -38,16 +39,16 @@ _LLAMA3_WORDS, _QWEN_WORDS = _WORDS.format(digits="{1,3}"), _WORDS.format(digits
 
 @dataclass(frozen=True)
 class _ByteLevel:
-    """What a name in tokenizer.ggml.pre stands for."""
+    """What a value of tokenizer.ggml.pre stands for."""
 
     words: str
     tokenizer_class: str
     add_bos: bool
-    """Where the file does not say."""
+    """Whether a text begins with the BOS token, if the file does not say."""
     compose: bool = False
-    """Unicode's composed form (NFC) first."""
+    """Texts are first brought into Unicode's composed form (NFC)."""
     ignore_merges: bool = False
-    """A word that is a token is one, however it would be merged."""
+    """A word that is in the vocabulary is one token, whatever the merges would make of it."""
 
 
 _LLAMA3 = _ByteLevel(_LLAMA3_WORDS, "PreTrainedTokenizerFast", add_bos=True, ignore_merges=True)
@@ -66,10 +67,10 @@ def tokenizer_files(file: GgufFile, rows: int) -> dict[str, bytes]:
 
     Args:
         file: the file.
-        rows: of the embedding table, at least as many as there are tokens.
+        rows: how many rows the embedding table has; there may not be more tokens.
 
     Raises:
-        ConversionError: the file has no tokenizer, or one that is not known.
+        ConversionError: the file has no tokenizer, or one that is damaged or not known.
     """
     tokenizer = _Tokenizer(file, rows)
     return {
@@ -112,7 +113,7 @@ class _Tokenizer:
         self.add_space = spm and bool(self.value("add_space_prefix", True))
 
     def tokenizer(self) -> dict[str, Any]:
-        """tokenizer.json."""
+        """The contents of tokenizer.json."""
         parts = self._sentencepiece() if self.kind == "llama" else self._byte_level()
         return {
             "version": "1.0",
@@ -124,7 +125,7 @@ class _Tokenizer:
         }
 
     def settings(self) -> dict[str, Any]:
-        """tokenizer_config.json."""
+        """The contents of tokenizer_config.json."""
         if self.kind == "gpt2":
             tokenizer_class = _BYTE_LEVEL[self.pre].tokenizer_class
         else:
@@ -154,7 +155,7 @@ class _Tokenizer:
         return values
 
     def special(self, name: str) -> str | None:
-        """The text of a token that the file names by its id."""
+        """The text of a special token whose id the file has; None if it has none."""
         index = self.value(f"{name}_token_id")
         if index is None:
             return None
@@ -169,7 +170,7 @@ class _Tokenizer:
         return given or next((t for t, kind in zip(self.tokens, self.types, strict=True) if kind == _UNKNOWN), None)
 
     def _added_tokens(self) -> list[dict[str, Any]]:
-        """Tokens that are cut out of a text before anything else."""
+        """The tokens that are found in a text before it is split into words."""
         plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
         return [
             {"id": index, "content": token, **plain, "special": kind != _USER_DEFINED}
@@ -204,14 +205,14 @@ class _Tokenizer:
         split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
         return {
             "normalizer": {"type": "Sequence", "normalizers": [prepend, replace]} if self.add_space else replace,
-            # A normalised text has no spaces, so that this leaves it in one piece; Gemma's own file has it.
+            # The normalizer replaces all spaces, so this never splits a text; Gemma's own tokenizer.json has it too.
             "pre_tokenizer": None if self.add_space else split,
             "decoder": {"type": "Sequence", "decoders": decoders},
             "model": self._model(self._merges(), unknown=self._unknown(), byte_fallback=True, ignore_merges=False),
         }
 
     def _merges(self) -> list[list[str]]:
-        """Pairs of tokens that make a token, the highest score first."""
+        """The pairs of tokens that together are a token, the highest score first."""
         scores = self.value("scores")
         if scores is None or len(scores) != len(self.tokens):
             raise ConversionError(f"{self.file.path}: expected tokenizer.ggml.scores for {len(self.tokens)} tokens")
@@ -245,7 +246,7 @@ class _Tokenizer:
         }
 
     def _post_processor(self) -> dict[str, Any] | None:
-        """Puts the tokens of begin and end around a text."""
+        """Adds the BOS and EOS tokens around a text; None if there are none to add."""
         before = [self.bos] if self.add_bos else []
         after = [self.eos] if self.add_eos else []
         if not before and not after:

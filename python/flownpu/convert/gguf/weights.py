@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of a GGUF file, by the names that a Hugging Face checkpoint gives them.
+"""Reads the weights of a GGUF file by the names that they have in a Hugging Face checkpoint.
 
-Q4_0 and Q4_1 have groups of 32 as Q4NX has, and keep their codes:
+Weights in Q4_0 and Q4_1, which have groups of 32 as Q4NX has, keep their codes:
 
     Q4_0: float16 d, 16 bytes of codes; w = d (code - 8)        scale d, minimum -8 d
     Q4_1: float16 d, float16 m, 16 bytes of codes; w = d code + m
 
-Byte j of a block holds the code of column j in its low nibble and that of column j + 16 in its high one. Weights of
+Byte j of a block holds the code of column j in its low four bits and that of column j + 16 in its high four. Weights of
 other types are dequantised by the gguf package and quantised again.
 """
 
@@ -37,7 +37,7 @@ __all__ = ["GgufWeights"]
 
 _Number = TypeVar("_Number", bound=np.generic)
 _GROUP = q4nx.GROUP
-# Bytes of a block before its codes.
+# How many bytes of a block precede its codes.
 _PARAMETERS = {GGMLQuantizationType.Q4_0: 2, GGMLQuantizationType.Q4_1: 4}
 
 _MODEL = {
@@ -60,7 +60,7 @@ _LAYER = {
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
-    # Whole, where the family has them whole.
+    # Tensors of families that have these projections in one (Family.fused).
     "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_up_proj": "ffn_up",
 }
@@ -70,21 +70,21 @@ _SANDWICH_NORMS = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-# Read with the rotary embeddings.
+# Not a weight of the plan: read with the rotary embeddings.
 ROPE_FACTORS = "rope_freqs.weight"
 
 
 class GgufWeights:
-    """Rows of a file's tensors."""
+    """A file's tensors by row: `quantise.Tensors`."""
 
     def __init__(self, file: GgufFile, decoder: Decoder, *, interleaved: bool) -> None:
         """Finds the tensors' names.
 
         Args:
             file: the file.
-            decoder: what its metadata describe.
-            interleaved: whether neighbouring rows of the heads of queries and keys are rotated against each other,
-                where checkpoints have halves.
+            decoder: the decoder that its metadata describe.
+            interleaved: whether in heads of queries and keys, rows 2i and 2i + 1 are rotated with each other, and not
+                i and i + d/2 as in checkpoints.
 
         Raises:
             ConversionError: the file has tensors that this decoder has no place for.
@@ -112,16 +112,16 @@ class GgufWeights:
 
     @property
     def source(self) -> Path:
-        """The file."""
+        """The file's path."""
         return self._file.path
 
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
-        """Raises ConversionError unless the tensor is there and has that shape."""
+        """Raises ConversionError unless the tensor exists and has that shape."""
         name = self._names[tensor]
         if name not in self._file.tensors:
             raise ConversionError(f"{self._file.path}: tensor {name} is missing")
         actual = self._file.tensors[name].shape
-        if len(actual) == 3:  # of all experts, one below the other
+        if len(actual) == 3:  # the matrices of all experts, which count as one matrix
             actual = (actual[0] * actual[1], actual[2])
         if actual != shape:
             raise ConversionError(
@@ -129,15 +129,15 @@ class GgufWeights:
             )
 
     def is_symmetric(self, tensor: str) -> bool:
-        """Whether each minimum is -8 times its scale: those of Q4_0."""
+        """Whether each minimum is -8 times its scale, as in Q4_0."""
         return self._file.tensors[self._names[tensor]].type == GGMLQuantizationType.Q4_0
 
     def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
         """Rows first..stop-1 of a weight.
 
         Raises:
-            ConversionError: the type cannot be read.
-            ValueError: a scale that is not finite.
+            ConversionError: the gguf package cannot dequantise the tensor's type.
+            ValueError: a scale is not finite.
         """
         name = self._names[tensor]
         kind = self._file.tensors[name].type
@@ -147,16 +147,16 @@ class GgufWeights:
         return self._dequantized(stored, name)
 
     def vector(self, tensor: str, size: int) -> NDArray[np.float32]:
-        """A whole one-dimensional tensor."""
+        """A whole one-dimensional tensor, float32 [size]; raises as `check` and `values`."""
         self.check(tensor, (size,))
         name = self._names[tensor]
         return self._halves(self.values(name)) if name.endswith(self._interleaved) else self.values(name)
 
     def values(self, name: str) -> NDArray[np.float32]:
-        """A vector by its name in the file.
+        """A one-dimensional tensor by its name in the file, float32.
 
         Raises:
-            ConversionError: a value is not finite, or the type cannot be read.
+            ConversionError: a value is not finite, or the gguf package cannot dequantise its type.
         """
         values: NDArray[np.float32] = self._dequantized(self._file.read(name, 0, 1), name)[0]
         if not np.isfinite(values).all():
@@ -175,7 +175,7 @@ class GgufWeights:
         return self._halves(self._file.read(name, low, -(-stop // size) * size))[first - low : stop - low]
 
     def _halves(self, heads: NDArray[_Number]) -> NDArray[_Number]:
-        """Rows of whole heads in the order of checkpoints: of neighbours the first, then the second."""
+        """Reorders the rows of whole heads from interleaved to the checkpoints' order: all even rows, then all odd."""
         by_head: NDArray[_Number] = heads.reshape(-1, self._head_size // 2, 2, *heads.shape[1:])
         return by_head.swapaxes(1, 2).reshape(heads.shape)
 
@@ -192,7 +192,7 @@ class GgufWeights:
 
 
 def _carried(stored: NDArray[np.uint8], kind: GGMLQuantizationType) -> Carried:
-    """Rows of Q4_0 or Q4_1 blocks with their codes."""
+    """Rows of Q4_0 or Q4_1 blocks as Q4NX, with the same codes."""
     start = _PARAMETERS[kind]
     blocks = stored.reshape(len(stored), -1, start + _GROUP // 2)
     packed = blocks[..., start:]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The external data file of a model: tensors one after the other, each at a multiple of 4096 bytes."""
+"""Writes the external data file of a model: tensors one after the other, each at a multiple of 4096 bytes."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 __all__ = ["ALIGNMENT", "DataFile", "aligned"]
 
-# A page of memory: a tensor that starts on one can be mapped by itself, and lies as SIMD loads and DMA want it.
+# Bytes of a memory page: a tensor that begins on a page can be mapped by itself, and is aligned for SIMD and DMA.
 ALIGNMENT = 4096
 
 
 def aligned(size: int) -> int:
-    """The bytes that a tensor of that size takes in the file at most."""
+    """A size in bytes rounded up to whole pages: at most what such a tensor takes in the file."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-# The large pages of x86-64.
+# Bytes of x86-64's large pages.
 _LARGE_PAGE = 2 << 20
 
 
 class _LargePageWriter:
-    """Appends to a file in writes of a large page each.
+    """Appends to a file in writes of one large page each.
 
-    What is written at once is one piece in the page cache (Linux, file systems that know large folios), and only from
-    one piece a large page can be mapped: a model then decodes as fast right after it was written as after it was read
+    On Linux file systems with large folios, the bytes of one write become one folio in the page cache, and only a whole
+    folio can be mapped as a large page. A model then decodes as fast right after it was written as after it was read
     from the disk (`ep/model/mapped_file.h`).
     """
 
@@ -45,7 +45,7 @@ class _LargePageWriter:
 
     @property
     def size(self) -> int:
-        """Bytes appended."""
+        """How many bytes were appended."""
         return self._file.tell() + len(self._held)
 
     def append(self, data: memoryview) -> None:
@@ -81,7 +81,7 @@ class DataFile:
     def write(
         self, name: str, dtype: ir.DataType, shape: tuple[int, ...], parts: Iterable[NDArray[np.generic]]
     ) -> ir.ExternalTensor:
-        """Writes a tensor of that type and shape, whose bytes come in parts.
+        """Writes a tensor of that type and shape, whose bytes are those of `parts` one after the other.
 
         Raises:
             OSError: the disk is full, or cannot be written.

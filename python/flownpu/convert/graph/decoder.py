@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the ONNX graph of a decoder, in the form that ORT GenAI's generators feed.
+"""Writes the ONNX graph of a decoder, with the inputs that ORT GenAI's generators feed.
 
-Its engine's is in paged_decoder.py, that of models that embed in hidden_states.py.
+The graph for GenAI's engine is written by paged_decoder.py, that of models that embed texts by hidden_states.py.
 
-Shapes (B batch, S new tokens, T tokens so far, P capacity of the KV cache, other letters as in `Decoder`):
+Shapes (B batch, S new tokens, T tokens so far, P capacity of the KV cache, V words of the vocabulary, other letters as
+in `Decoder`):
 
     input_ids int64 [B, S];  attention_mask int64 [B, T]
-    inputs_embeds float32 [B, S, D], where the decoder takes pictures: input_ids then only tell which tokens are theirs
+    inputs_embeds float32 [B, S, D], if the decoder takes pictures; input_ids then only tell which are image tokens
     past_key_values.{i}.key, past_key_values.{i}.value [B, G, P, d], of the KV cache's type
     logits float32 [B, 1, V] of each row's last token, or [B, S, V];  present.{i}.key, present.{i}.value
 
 A layer is: norm, packed QKV projection, attention with QK-norm and RoPE inside, output projection, norm with the
 residual, gate/up projection with its activation, down projection (or a mixture of experts in their place), norm with
-the residual; `Decoder` says which norms and biases there are. Weights are initializers by the names of
-`weights.weight_plan`; they say where the bytes are, and nothing here reads them.
+the residual; `Decoder` says which norms and biases there are. Weights are initializers with the names in
+`weights.weight_plan`; they refer to the data file, which is not read here.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Logits = Literal["last", "all"]
 
 
 def rotary_cache_names(index: int) -> tuple[str, str]:
-    """The names of the cos and sin caches of `Decoder.rotaries[index]`."""
+    """The names of the tables of cos and sin of `Decoder.rotaries[index]`."""
     return f"rotary.{index}.cos", f"rotary.{index}.sin"
 
 
@@ -51,25 +52,25 @@ def build_model(
     logits: Logits = "last",
     sliding_window_cache: bool = False,
 ) -> ir.Model:
-    """The decoder's model, with the functions that define its operators.
+    """The decoder's ONNX model, with the functions that define its operators.
 
     Args:
         decoder: what to write.
-        tensors: each weight of `weight_plan` and each rotary cache, by name.
-        kv_dtype: a key of KV_DTYPES.
-        logits: of the last token of each row, or of all.
+        tensors: each weight of `weight_plan` and each rotary table (`rotary_cache_names`), by name.
+        kv_dtype: the KV cache's type, a key of KV_DTYPES.
+        logits: whether to yield the logits of each row's last token or of all tokens.
         sliding_window_cache: layers with a window keep a cache of the window's size.
     """
     return _Writer(decoder, tensors, KV_DTYPES[kv_dtype], logits, sliding_window_cache).model()
 
 
 class Attended(NamedTuple):
-    """What every layer's attention takes; values that it does not have are None."""
+    """The inputs of a layer's attention, whatever operator it is; None for an input that is absent."""
 
     qkv: Sequence[ir.Value | None]
-    """Queries, keys and values, or all three in the first."""
+    """Queries, keys and values, or all three packed in the first."""
     past: Sequence[ir.Value | None]
-    """Keys and values of the tokens before."""
+    """Keys and values of earlier tokens."""
     rotary: Sequence[ir.Value | None]
     """Tables of cos and sin."""
     norms: Sequence[ir.Value | None]
@@ -77,10 +78,10 @@ class Attended(NamedTuple):
 
 
 class DecoderWriter(EmbeddingWriter):
-    """A decoder's layers and its LM head, whatever the tokens come in; `_attend` is the operator of attention."""
+    """Writes a decoder's layers and LM head; subclasses add the graph's inputs and the operator of attention."""
 
     def __init__(self, decoder: Decoder, tensors: Mapping[str, ir.TensorProtocol], kv_dtype: ir.DataType) -> None:
-        """Takes what to write, its weights by name, and the type of the KV cache."""
+        """Takes the decoder to write, its weights by name, and the type of the KV cache."""
         super().__init__(tensors)
         self.decoder = decoder
         self.kv_dtype = kv_dtype
@@ -90,7 +91,7 @@ class DecoderWriter(EmbeddingWriter):
         self.present: list[ir.Value] = []
 
     def _layers(self, embeddings: ir.Value) -> ir.Value:
-        """The normalised hidden states that the LM head takes, of the embeddings' shape."""
+        """The normalised hidden states that the LM head takes, in the embeddings' shape."""
         decoder, residual, count = self.decoder, embeddings, len(self.decoder.layers)
         hidden = self._norm(embeddings, "layers.0.input_layernorm") if decoder.norms_before else embeddings
         sandwich = decoder.sandwich_norms
@@ -109,7 +110,7 @@ class DecoderWriter(EmbeddingWriter):
         return self._residual_norm(hidden, residual, "norm")[0]
 
     def _next(self, x: ir.Value, residual: ir.Value, weight: str) -> tuple[ir.Value, ir.Value]:
-        """What the next part of a layer takes, and the residual stream."""
+        """Adds a part's output to the residual stream; returns the input of the layer's next part, and the sum."""
         if self.decoder.norms_before:
             return self._residual_norm(x, residual, weight)
         total = self._op("Add", [residual, x], f"{weight}/sum")
@@ -180,7 +181,7 @@ class DecoderWriter(EmbeddingWriter):
         return self._project(output, f"{name}.o_proj", bias=decoder.output_bias)
 
     def _past(self, index: int) -> Sequence[ir.Value | None]:
-        """The inputs that a layer's cached keys and values come in."""
+        """The graph's inputs with a layer's cached keys and values."""
         shape = self._cache_shape()
         return [self._input(f"past_key_values.{index}.{part}", self.kv_dtype, shape) for part in ("key", "value")]
 
@@ -192,7 +193,7 @@ class DecoderWriter(EmbeddingWriter):
             self.present.append(value)
 
     def _query_key_value(self, hidden: ir.Value, module: str) -> list[ir.Value | None]:
-        """Queries, keys and values, packed in the first, or, where all heads have one norm, apart."""
+        """Queries, keys and values: packed in the first, or separate if a norm goes over all heads together."""
         decoder = self.decoder
         packed = self._project(hidden, f"{module}.qkv_proj", bias=decoder.qkv_bias)
         if not decoder.projection_norms:
@@ -210,15 +211,15 @@ class DecoderWriter(EmbeddingWriter):
         return [self._norm(query, f"{module}.q_norm"), self._norm(key, f"{module}.k_norm"), value]
 
     def _cache_shape(self) -> list[int | str | None]:
-        """The shape of a layer's keys, and of its values."""
+        """The shape of a layer's cached keys, which is also that of its values."""
         raise NotImplementedError
 
     def _attend(self, layer: Layer, given: Attended) -> tuple[str, list[ir.Value | None], dict[str, int]]:
-        """A layer's operator of attention, its inputs, and attributes that it has beside those that all have."""
+        """The type of a layer's attention operator, its inputs, and the attributes that only this type has."""
         raise NotImplementedError
 
     def _logits(self, hidden: ir.Value, shape: list[int | str | None]) -> ir.Value:
-        """The graph's output, of the hidden states' rows; `shape` is without the vocabulary."""
+        """The graph's output "logits", from hidden states [*shape, D]; its shape is [*shape, V]."""
         logits = self._project(hidden, "embed_tokens" if self.decoder.tied_embeddings else "lm_head", node="lm_head")
         if cap := self.decoder.logit_softcap:
             softcap = self._float("logit_softcap", cap)
@@ -244,11 +245,11 @@ class DecoderWriter(EmbeddingWriter):
     def _norm(self, x: ir.Value, weight: str) -> ir.Value:
         epsilon = self.decoder.norm_epsilon
         inputs = [x, self._weight(weight)]
-        # ORT has this operator in ONNX's own domain, where the standard (RMSNormalization) came only with opset 23.
+        # ONNX Runtime has this operator in ONNX's domain; the standard one, RMSNormalization, needs opset 23.
         return self._op("SimplifiedLayerNormalization", inputs, weight, axis=-1, epsilon=epsilon, stash_type=1)
 
     def _residual_norm(self, x: ir.Value, residual: ir.Value, weight: str) -> tuple[ir.Value, ir.Value]:
-        """norm(residual + x) and the sum."""
+        """Both norm(residual + x) and the sum residual + x."""
         normalised, mean, inverse_deviation, total = self.tape.op_multi_out(
             "SkipSimplifiedLayerNormalization",
             [residual, x, self._weight(weight)],
@@ -258,7 +259,7 @@ class DecoderWriter(EmbeddingWriter):
             version=1,
             name=f"/{weight}",
         )
-        mean.name = inverse_deviation.name = ""  # optional outputs, which nothing asks for
+        mean.name = inverse_deviation.name = ""  # optional outputs that are not used
         normalised.name, total.name = f"/{weight}/output", f"/{weight}/sum"
         return normalised, total
 
@@ -300,9 +301,10 @@ class _Writer(DecoderWriter):
         return self._model(self.decoder.family, [logits, *self.present])
 
     def _blocks(self, input_ids: ir.Value, image_token: int) -> ir.Value:
-        """The block of image tokens that each token is in, int32 [B, S]: 0 of none, else 1 + the texts' tokens before.
+        """The number of each token's block of image tokens, int32 [B, S]; 0 for a text token.
 
-        A run of image tokens thus has one number, and the next run a higher one, however many pictures there are.
+        It is 1 + the number of text tokens before: consecutive image tokens have the same, and the next run of them a
+        higher one, however many pictures there are.
         """
         is_image = self._op("Equal", [input_ids, self._integers("image_token", image_token)], "image_blocks/is_image")
         image = self._op("Cast", [is_image], "image_blocks/image", to=ir.DataType.INT32.value)
@@ -312,7 +314,7 @@ class _Writer(DecoderWriter):
         return self._op("Mul", [image, self._op("Add", [texts, one], "image_blocks/number")], "image_blocks")
 
     def _rows_of_tables(self, rotary: Rotary, input_ids: ir.Value, lengths: ir.Value, total: ir.Value) -> ir.Value:
-        """The rows of the rotary tables that the tokens take, int64 [B, S]: those of the second, where T reaches it."""
+        """The rows of the rotary tables for the tokens, int64 [B, S]: in the second table if T exceeds the first."""
         first, name = rotary.first_rows(self.decoder.context_length), f"rotary.{self.decoder.rotaries.index(rotary)}"
         new = self._op("Shape", [input_ids], f"{name}/new_tokens", start=1, end=2)
         total = self._op("Cast", [total], f"{name}/total", to=ir.DataType.INT64.value)
@@ -330,8 +332,8 @@ class _Writer(DecoderWriter):
         return self._op("Add", [positions, self._op("Where", [reaches, border, zero], f"{name}/start")], f"{name}/rows")
 
     def _cache_shape(self) -> list[int | str | None]:
-        # The capacity has no name: ORT takes equal names in and out for equal sizes, and would have the definition's
-        # GroupQueryAttention write a present that has grown into the memory of the past.
+        # The capacity has no name: ONNX Runtime takes dimensions of equal name for equal sizes, and would have the
+        # GroupQueryAttention in the operator's definition write a longer present into the memory of the past.
         return ["batch_size", self.decoder.kv_heads, None, cache_columns(self.kv_dtype, self.decoder.head_size)]
 
     def _attend(self, layer: Layer, given: Attended) -> tuple[str, list[ir.Value | None], dict[str, int]]:
@@ -341,7 +343,10 @@ class _Writer(DecoderWriter):
         return "FlowQKVAttention", [*inputs, self.image_blocks], {"sliding_window_cache": int(windowed)}
 
     def _last_token(self, hidden: ir.Value, lengths: ir.Value, input_ids: ir.Value) -> ir.Value:
-        """Each row's last token, [B, 1, D]: min(seqlens_k, S - 1), for a ragged first prompt is padded on the right."""
+        """The hidden states of each row's last token, [B, 1, D].
+
+        Its index is min(seqlens_k, S - 1): the rows of a first prompt may be padded on the right.
+        """
         last = self._op("Cast", [lengths], "last_token/position", to=ir.DataType.INT64.value)
         new = self._op("Shape", [input_ids], "last_token/new_tokens", start=1, end=2)
         newest = self._op("Sub", [new, self._integers("one", [1])], "last_token/newest")

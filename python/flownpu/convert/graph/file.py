@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the ONNX file of a model that was exported, and writes that of one whose graph was rewritten."""
+"""Reads the ONNX file of an exported model, and writes that of a model whose graph was rewritten."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ __all__ = [
 ]
 
 GRAPH_FILE, DATA_FILE = "model.onnx", "model.onnx.data"
-# model.onnx, the configuration and the manifest of the deepest model come to less than half of this.
+# Bytes to reserve for model.onnx, the configuration and the manifest: the deepest model's take less than half of this.
 SMALL_FILES = 4 << 20
-# Larger tensors go into the data file; smaller ones stay in the graph, where ONNX Runtime reads them while it plans.
+# Bytes: larger tensors go into the data file, smaller ones stay in the graph, where ONNX Runtime reads them when it
+# loads the model.
 _LARGEST_IN_GRAPH = 256
 
 
 def load_graph(path: Path) -> ir.Model:
-    """An ONNX model, whose external data stays where it is.
+    """Loads an ONNX model; its external data is not read.
 
     Raises:
-        ConversionError: the file is no ONNX model.
+        ConversionError: the file is not an ONNX model.
     """
     try:
         return ir.load(path)
-    except Exception as error:  # whatever protobuf and the deserialiser make of damaged bytes
+    except Exception as error:  # whatever protobuf and the deserialiser raise for damaged bytes
         raise ConversionError(f"{path}: cannot be read as an ONNX model: {error}") from error
 
 
@@ -53,7 +54,8 @@ def check_data(model: ir.Model, path: Path) -> list[Path]:
     """The files that hold the model's external data.
 
     Raises:
-        ConversionError: one is outside the folder, missing, or shorter than a tensor needs it; or of no numbers.
+        ConversionError: a file is outside the model's folder, missing, or too short for a tensor; or a tensor in it is
+            not of numbers.
     """
     files: dict[str, Path] = {}
     for tensor in tensors(model):
@@ -81,11 +83,11 @@ def check_data(model: ir.Model, path: Path) -> list[Path]:
 
 
 def check_operators(model: ir.Model, path: Path) -> None:
-    """Raises ConversionError if ONNX Runtime could not load the model: an operator or an opset that it cannot have."""
+    """Raises ConversionError if the installed ONNX Runtime lacks an operator of the model, or its opset is too new."""
     version, newest = model.opset_imports.get("", 0), onnx.defs.onnx_opset_version()
     if version > newest:
         raise ConversionError(f"{path}: ONNX opset {version}, expected {newest} or older; export with an older opset")
-    # Here, lest all that converts imports ONNX Runtime. Its public modules do not list its operators.
+    # Imported here, so that other conversions do without ONNX Runtime. None of its public modules lists its operators.
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema  # noqa: PLC0415
 
     known = {(schema.domain, schema.name) for schema in get_all_operator_schema()}
@@ -105,12 +107,12 @@ def check_operators(model: ir.Model, path: Path) -> None:
 def save_graph(
     model: ir.Model, folder: Path, progress: ProgressCallback, *, source: Path, stage: str = "repack"
 ) -> dict[str, float]:
-    """Writes graph and data; returns the relative error of each weight that was repacked or quantised.
+    """Writes graph and data; returns the relative error of each weight that was repacked or quantised, by name.
 
-    Tensors are written in the order in which the graph reads them, so that running it reads the file from front to end.
+    Tensors are written in the order in which the graph uses them, so that a run reads the file from front to end.
 
     Raises:
-        ConversionError: a weight has scales or zero points that are not finite, or names are no text.
+        ConversionError: a weight has scales or zero points that are not finite, or the graph cannot be serialised.
     """
     counter = Stage(progress, stage, sum(tensor.nbytes for tensor in tensors(model)), "B")
     errors: dict[str, float] = {}
@@ -138,11 +140,11 @@ def save_graph(
 
 
 def _initializers(model: ir.Model) -> list[ir.Value]:
-    """The graph's initializers in the order of their first use, then those that only subgraphs use."""
+    """The graph's initializers in the order of their first use, then those that no node of the main graph uses."""
     used = [value for node in model.graph for value in node.inputs if value is not None and value.is_initializer()]
     return list(dict.fromkeys([*used, *model.graph.initializers.values()]))
 
 
 def tensors(model: ir.Model) -> list[ir.TensorProtocol]:
-    """The model's initializers."""
+    """The values of the model's initializers."""
     return [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the ONNX graph of a decoder's hidden states, of which embeddings are made: no KV cache, and no logits.
+"""Writes the ONNX graph of a decoder's last hidden states, for embeddings: without KV cache and without logits.
 
 Shapes (B batch, S tokens of the longest row, D hidden size):
 
     input_ids int64 [B, S];  attention_mask int64 [B, S], rows padded on the right
     last_hidden_state float32 [B, S, D], normalised
 
-Layers are those of decoder.py. In a `bidirectional` decoder all tokens see one another, within the window of a layer
-that has one: there a bias [1, 1, S, S] hides what is farther away, on both sides.
+Layers are those of decoder.py. In a `bidirectional` decoder all tokens see one another; in a layer with a window, a
+bias [1, 1, S, S] hides tokens that are farther away on either side.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 
 __all__ = ["build_hidden_states_model"]
 
-# What is added to a score that must not count. Scores are far smaller, and e to this power is 0. Not minus infinity: a
-# padded row may see nothing else, and would become NaN, which a pooling that multiplies by the mask would spread.
+# Added to the scores of tokens that are hidden: scores are far smaller than this, and e to this power is 0. It is not
+# minus infinity, since a query in the padding may see hidden tokens only: its output would be NaN, and a pooling that
+# multiplies by the mask would spread that.
 _HIDDEN = -1e9
 
 
 def build_hidden_states_model(decoder: Decoder, tensors: Mapping[str, ir.TensorProtocol]) -> ir.Model:
-    """The model of the decoder's last hidden states, with the functions that define its operators.
+    """The ONNX model of the decoder's last hidden states, with the functions that define its operators.
 
     Args:
-        decoder: what to write; it takes no pictures, and has one table of RoPE for all lengths.
-        tensors: each weight of `weight_plan` but the LM head, and each rotary cache, by name.
+        decoder: what to write; it must take no pictures, and have one table of RoPE for all lengths.
+        tensors: each weight of `weight_plan` except the LM head, and each rotary table, by name.
     """
     return _Writer(decoder, tensors, ir.DataType.FLOAT).model()
 
@@ -55,7 +56,7 @@ class _Writer(DecoderWriter):
         return self._model(self.decoder.family, [output])
 
     def _near(self, input_ids: ir.Value, window: int) -> ir.Value:
-        """What to add to the score of a query and a key, [1, 1, S, S]: 0 where they are less than `window` apart."""
+        """The bias of the scores, [1, 1, S, S]: 0 if query and key are less than `window` apart, else _HIDDEN."""
         name = f"window.{window}"
         count = self._op("Shape", [input_ids], f"{name}/count", start=1, end=2)
         limit = self._op("Squeeze", [count, self._integers("axis_0", [0])], f"{name}/limit")
@@ -71,12 +72,12 @@ class _Writer(DecoderWriter):
         return self._op("Unsqueeze", [bias, self._integers("axes_0_1", [0, 1])], name)
 
     def _past(self, index: int) -> Sequence[ir.Value | None]:
-        """None: a text is computed at once."""
+        """No inputs: a text is computed in one run, without earlier tokens."""
         del index
         return [None, None]
 
     def _add_present(self, index: int, present: Sequence[ir.Value]) -> None:
-        """Nothing asks for them, but ONNX Runtime calls a function with all of its outputs."""
+        """Names the outputs, which nothing uses: in ONNX Runtime the call of a function must have all of them."""
         for value, part in zip(present, ("key", "value"), strict=True):
             value.name = f"/layers.{index}.self_attn/attention/{part}"
 

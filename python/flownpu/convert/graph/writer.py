@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What writing any ONNX graph takes: named nodes, inputs, and initializers that are there once."""
+"""The base of all classes that write an ONNX graph: named nodes, inputs, and initializers without duplicates."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["GraphWriter"]
 
 
 class GraphWriter:
-    """A graph in the making. Values are float32 unless a method says otherwise."""
+    """Builds a graph. Values are float32 unless a method says otherwise."""
 
     def __init__(self, tensors: Mapping[str, ir.TensorProtocol]) -> None:
-        """Takes the weights, by name; only those that a node reads get into the graph."""
+        """Takes the weights by name; only those that a node uses are put into the graph."""
         self.tape = Tape()
         self.tensors = tensors
         self.initializers: dict[str, ir.Value] = {}
         self.inputs: list[ir.Value] = []
 
     def _model(self, name: str, outputs: Sequence[ir.Value]) -> ir.Model:
-        """The model of all that was written, with the functions that define its operators."""
+        """The model of all nodes that were added, with the functions that define its operators."""
         graph = ir.Graph(
             self.inputs,
             outputs,
@@ -50,7 +50,7 @@ class GraphWriter:
         domain: str = "",
         **attributes: float | str | Sequence[int],
     ) -> ir.Value:
-        """A node of one output."""
+        """Adds a node with one output, which is returned."""
         value = self.tape.op(
             op_type, inputs, attributes, domain=domain, version=VERSION if domain else OPSET, name=f"/{name}"
         )
@@ -69,11 +69,12 @@ class GraphWriter:
         return value
 
     def _lengths(self, attention_mask: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """seqlens_k int32 [B], each row's tokens so far less 1, and total_sequence_length int32 scalar.
+        """Two inputs of attention: seqlens_k, int32 [B], and total_sequence_length, an int32 scalar.
 
-        Rows are padded on the right, or after a prompt: attention takes the cache's first seqlens_k + 1 places for a
-        row's tokens. A row whose mask begins with 0 would be computed with its padding instead of its last tokens; its
-        seqlens_k is -2, which no attention takes.
+        seqlens_k is each row's number of tokens so far, less 1. A row's padding must be on its right, or in later runs
+        after its prompt: attention takes the first seqlens_k + 1 places of the cache for the row's tokens. A row whose
+        mask begins with 0 would be computed with its padding instead of its last tokens; so its seqlens_k is -2, which
+        no attention accepts.
         """
         counts = self._op("ReduceSum", [attention_mask, self._integers("axis_1", [1])], "token_counts", keepdims=0)
         first = self._op("Gather", [attention_mask, self._integers("index_0", 0)], "first_in_mask", axis=1)

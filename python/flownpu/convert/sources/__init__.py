@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be converted, one module for each: checkpoints, GGUF files, and folders of others."""
+"""Converts each kind of source, with a module for each: checkpoints, GGUF files, and folders that other tools wrote."""

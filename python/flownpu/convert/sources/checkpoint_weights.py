@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointWeights"]
 
-# What comes before "embed_tokens.weight" in the checkpoints of the families: a text model, a model with a vision tower
-# as transformers 4 saved it, and as transformers 5 does; a text model without an LM head, as models that embed are.
+# The prefixes of "embed_tokens.weight" in checkpoints: of a text model, of a model with a vision tower as saved by
+# transformers 4 and by transformers 5, and of a text model without an LM head, such as a model that embeds texts.
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
-# Frequencies of RoPE, which transformers 4 once saved with each layer, and which config.json says.
+# RoPE's frequencies, which older versions of transformers saved with each layer: config.json defines them already.
 _TOLD_TWICE = "rotary_emb.inv_freq"
 
 
 class CheckpointWeights:
-    """Rows of a checkpoint's tensors."""
+    """A checkpoint's tensors by row: `quantise.Tensors`."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         """Finds the tensors' common prefix.
 
         Raises:
-            ConversionError: there is no embedding under any of the names that are known.
+            ConversionError: there is no embedding with any of the known prefixes.
         """
         self.checkpoint = checkpoint
         names = set(checkpoint.names())
@@ -72,11 +72,11 @@ class CheckpointWeights:
             )
 
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
-        """Raises ConversionError unless the tensor is there and has that shape."""
+        """Raises ConversionError unless the tensor exists and has that shape."""
         self.checkpoint.check_shape(self.locate(tensor), shape)
 
-    def is_symmetric(self, tensor: str) -> bool:  # noqa: ARG002  (as of any tensors)
-        """No: floats are quantised, to a minimum of their own."""
+    def is_symmetric(self, tensor: str) -> bool:  # noqa: ARG002  (Tensors' parameter)
+        """False: floats are quantised, with minima that need not be -8 times the scale."""
         return False
 
     def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
@@ -96,7 +96,7 @@ class CheckpointWeights:
         return self.checkpoint.vector(self.locate(tensor), size)
 
     def _whole(self, name: str) -> str:
-        """The tensor that one of the checkpoint's is, or is a part of."""
+        """The weight that the checkpoint's tensor `name` belongs to; a packed weight consists of several tensors."""
         return name
 
     def locate(self, tensor: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts the checkpoint of a model that embeds texts, or scores pairs of them: `flownpu embed` runs the folder."""
+"""Converts the checkpoint of a model that embeds texts or scores pairs of them, for `flownpu embed`."""
 
 from __future__ import annotations
 
@@ -42,21 +42,22 @@ _DEFAULT_FORMAT: DenseFormat = "bf16"
 
 
 def is_embedding_model(source: Path, config: dict[str, Any]) -> bool:
-    """Whether a checkpoint is one that embeds texts or scores pairs of them."""
+    """Whether a checkpoint is of a model that embeds texts or scores pairs of them."""
     return is_text_encoder(config) or has_modules(source)
 
 
 def convert_embedding_model(request: Request, encoder_weights: str | None = None) -> None:
-    """Writes the folder of a model that embeds texts, with the files that say how, or that scores pairs of texts.
+    """Writes the folder of a model that embeds texts or scores pairs of texts, with the files that say how.
 
-    Its graph has hidden states for outputs, or a score. An encoder's matrices are as asked for; a decoder's are Q4NX.
+    The graph's output is hidden states or a score. A decoder's matrices are Q4NX.
 
     Args:
         request: what to convert, and where to.
-        encoder_weights: "bf16", "int8" or "q4nx", of an encoder; None: bf16.
+        encoder_weights: how an encoder's matrices are stored, "bf16", "int8" or "q4nx"; None: "bf16". For a decoder it
+            must be None.
 
     Raises:
-        ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
+        ConversionError: the source cannot be converted, or the output cannot be written; nothing is left behind.
     """
     check_output(request.output, force=request.force)
     if request.options != ModelOptions():
@@ -109,7 +110,7 @@ def _convert_decoder(request: Request, checkpoint: Checkpoint, encoder_weights: 
             "frequencies change (LongRoPE): give --context-length "
             f"{decoder.rotaries[0].first_rows(decoder.context_length)} or less"
         )
-    # The LM head makes no embedding; a tied one is the words' table.
+    # Embeddings need no LM head: with tied embeddings the plan has no weight for it.
     decoder = dataclasses.replace(decoder, tied_embeddings=True)
     tensors = CheckpointWeights(checkpoint)
     weights, plan = QuantizedWeights(tensors, decoder.norm_offset), weight_plan(decoder)
@@ -133,7 +134,7 @@ def _make_folder(
     settings: dict[str, Any],
     weight_format: str,
 ) -> None:
-    """Writes graph and weights by `write`, which returns their errors, the model's small files, and the manifest."""
+    """Makes the output folder: graph and weights (by `write`, which returns their errors), small files, manifest."""
     source, files = request.source, sentence_files(request.source)
     with output_folder(request.output, force=request.force, size=size + sum(map(len, files.values()))) as folder:
         errors = write(folder)

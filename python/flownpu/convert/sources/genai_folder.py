@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts an ORT GenAI model folder (int4 weights) into one for FlowNPU, by rewriting its graph."""
+"""Converts an ORT GenAI model folder with int4 weights into one for FlowNPU, by rewriting its graph."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _log = logging.getLogger(__name__)
 
 
 def convert_genai_folder(request: Request) -> None:
-    """Rewrites a GenAI model for FlowNPU. Weights keep their 4-bit codes; their scales become bf16.
+    """Rewrites a GenAI model for FlowNPU. Weights keep their 4-bit codes (unless in blocks of 16); scales become bf16.
 
     What no rule could rewrite stays as it is, and is logged as a warning with the reason.
 
     The source is a folder with genai_config.json, the ONNX model it names, and a tokenizer.
 
     Raises:
-        ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
+        ConversionError: the source cannot be converted, or the output cannot be written; nothing is left behind.
     """
     check_output(request.output, force=request.force)
     source, options = request.source, request.options
@@ -84,10 +84,10 @@ def convert_genai_folder(request: Request) -> None:
 
 
 def _graph_path(source: Path, config: dict[str, Any]) -> Path:
-    """The ONNX file of a model that is one decoder.
+    """The ONNX file of a model that consists of one decoder.
 
     Raises:
-        ConversionError: it is made of other parts, or the file is missing.
+        ConversionError: the model has other parts, or the file is missing.
     """
     model = config.get("model")
     decoder = model.get("decoder") if isinstance(model, dict) else None
@@ -108,15 +108,15 @@ def _graph_path(source: Path, config: dict[str, Any]) -> Path:
 
 
 def _complete_windows(path: Path, config: dict[str, Any], model: ir.Model) -> None:
-    """Puts into the graph the windows that only genai_config.json knows; logs it.
+    """Puts windows that only genai_config.json has into the graph, and logs a warning if there are any.
 
     Raises:
-        ValueError: it names layers that the graph does not have.
+        ValueError: genai_config.json names layers that the graph does not have.
     """
     cache = config["model"]["decoder"].get("sliding_window") or {}
     window = cache.get("window_size", -1)
     if cache.get("slide_key_value_cache", True) or window < 1:
-        return  # GenAI itself cuts the cache to the window, or there is none
+        return  # GenAI itself cuts the cache to the window, or there is no window
     if layers := set_windows(model, window, cache.get("layers", [])):
         _log.warning(
             "%s: the graph lets %d layers see all tokens, and genai_config.json gives their caches a window of %d: "
@@ -141,7 +141,7 @@ def _check_rewritten(path: Path, report: Report) -> None:
 
 
 def _set_cache_columns(decoder: dict[str, Any], model: ir.Model) -> None:
-    """An int8 cache's row is longer than a head; GenAI allocates what head_size says, and uses it for nothing else."""
+    """Sets head_size to the row length of an int8 cache, which is longer than a head: GenAI only allocates by it."""
     for node in model.graph:
         if (node.domain, node.op_type) == (DOMAIN, "FlowQKVAttention"):
             past = node.inputs[PAST_KEY]
@@ -153,7 +153,7 @@ def _set_cache_columns(decoder: dict[str, Any], model: ir.Model) -> None:
 def _edited(
     config: dict[str, Any], source: Path, model: ir.Model, options: ModelOptions, context_length: int | None
 ) -> dict[str, Any]:
-    """The output's genai_config.json: our provider and file, the caches that the graph now has, all else as it was."""
+    """The output's genai_config.json: FlowNPU's provider, the new file and caches; all else as in the source."""
     config = json.loads(json.dumps(config))
     settings = config["model"]
     decoder = settings["decoder"]
@@ -166,7 +166,8 @@ def _edited(
         decoder["sliding_window"] = {
             **section,
             "window_size": max(windowed.values()),
-            # The operator evicts from the cache (sliding_window_cache=1); GenAI only sizes it, and cuts nothing up.
+            # The operator evicts old tokens from the cache (sliding_window_cache=1); GenAI only allocates it, and must
+            # not split prompts.
             "slide_key_value_cache": False,
             "slide_inputs": False,
             "layers": list(windowed),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["convert_gguf"]
 
-# Types whose codes Q4NX keeps: what is rounded of them.
+# The types whose codes Q4NX keeps, and what of them is rounded to bf16.
 _UNCHANGED = {GGMLQuantizationType.Q4_0: "scales", GGMLQuantizationType.Q4_1: "scales and minima"}
 _FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
@@ -39,10 +39,10 @@ _log = logging.getLogger(__name__)
 
 
 def convert_gguf(request: Request) -> None:
-    """Writes the model folder of a GGUF file. Q4_0 and Q4_1 keep their codes; what else is quantised again is logged.
+    """Writes the model folder of a GGUF file. Q4_0 and Q4_1 keep their codes; other types are quantised, and logged.
 
     Raises:
-        ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
+        ConversionError: the source cannot be converted, or the output cannot be written; nothing is left behind.
     """
     check_output(request.output, force=request.force)
     source = request.source
@@ -54,11 +54,11 @@ def convert_gguf(request: Request) -> None:
             decoder = dataclasses.replace(decoder, mixture=dataclasses.replace(decoder.mixture, tensors=STACKED))
         tokenizer = tokenizer_files(file, decoder.vocabulary_size)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        # A value of another type than it should have.
+        # A value has another type than it should have.
         raise ConversionError(f"{source}: the metadata is damaged: {error}") from error
     tensors = GgufWeights(file, decoder, interleaved=FAMILIES[configuration["model_type"]].gguf_interleaved)
     decoder = limit_context(_with_rope_factors(decoder, file, tensors), request.context_length, request.source)
-    weights = QuantizedWeights(tensors)  # Gemma's norms have their offset in the file already
+    weights = QuantizedWeights(tensors)  # no offset: in GGUF files Gemma's norms include it
     plan = weight_plan(decoder)
     weights.check(plan)
     make_decoder_folder(
@@ -100,7 +100,7 @@ def _with_rope_factors(decoder: Decoder, file: GgufFile, tensors: GgufWeights) -
 
 
 def _say_types(tensors: GgufWeights, plan: Sequence[Weight]) -> dict[str, str]:
-    """Logs what becomes of the weights of each type, and returns it for the manifest."""
+    """Logs what happens to the weights of each type; returns these texts by type, for the manifest."""
     names = [source.tensor for weight in plan if isinstance(weight, ProjectionWeight) for source in weight.sources]
     said = {}
     for kind, count in sorted(tensors.types(names).items()):

@@ -38,9 +38,10 @@ TOKENIZER_FILES = (
 
 
 def convert_checkpoint(request: Request, vision_weights: str | None = None, encoder_weights: str | None = None) -> None:
-    """Quantises a checkpoint to Q4NX and writes its model folder. AWQ and GPTQ keep their codes.
+    """Quantises a checkpoint to Q4NX and writes its model folder. Weights in AWQ and GPTQ keep their codes.
 
-    Its folder has config.json, safetensors files and a tokenizer. One that embeds texts is embedding_model.py's.
+    The source is a folder with config.json, safetensors files and a tokenizer; embedding_model.py converts it if it is
+    of a model that embeds texts.
 
     Args:
         request: what to convert, and where to.
@@ -48,7 +49,7 @@ def convert_checkpoint(request: Request, vision_weights: str | None = None, enco
         encoder_weights: see `convert_embedding_model`.
 
     Raises:
-        ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
+        ConversionError: the source cannot be converted, or the output cannot be written; nothing is left behind.
     """
     source, config = request.source, read_json(request.source / "config.json")
     if is_embedding_model(source, config):

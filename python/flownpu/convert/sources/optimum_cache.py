@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which KV cache optimum feeds an export of its own, and what to set where that is another than the graph takes."""
+"""Finds exports to which optimum itself feeds a KV cache of another shape than their graph takes, and the remedy."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ if TYPE_CHECKING:
 
 __all__ = ["unlike_the_graph"]
 
-# The families whose head_dim ORTModelForCausalLM reads (optimum-onnx 0.1.0, optimum/onnxruntime/modeling_decoder.py);
-# to all others it feeds heads of hidden_size / num_attention_heads.
+# The families whose head_dim ORTModelForCausalLM reads (optimum-onnx 0.1.0, optimum/onnxruntime/modeling_decoder.py).
+# For all others it assumes heads of hidden_size / num_attention_heads.
 _READS_HEAD_SIZE = {"gemma", "gemma3_text"}
-# Those to which it feeds as many heads of keys and values as there are of queries (same place; those of ours that it
-# exports), though their configurations say how many there are.
+# The families, among those that optimum exports and FlowNPU knows, for which it assumes as many heads of keys and
+# values as of queries, whatever the configuration says (in the same file).
 _IGNORES_KEY_VALUE_HEADS = {"gemma2", "olmo2", "phi3"}
 _FIRST_KEYS = "past_key_values.0.key"
 
 
 def unlike_the_graph(config: dict[str, Any], graph: ir.Graph) -> str:
-    """The sentence for who loads the model with optimum; empty: what it feeds is what the graph takes.
+    """A warning for users who load the model with optimum; "" if optimum feeds what the graph takes.
 
     Args:
-        config: the export's config.json.
-        graph: with keys [batch, heads, past, head size] among its inputs, if it is a decoder with a cache.
+        config: the contents of the export's config.json.
+        graph: the export's graph; a decoder with a cache has inputs of keys [batch, heads, past, head size].
     """
     shape = next((value.shape for value in graph.inputs if value.name == _FIRST_KEYS), None)
     query_heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")

@@ -33,15 +33,15 @@ _log = logging.getLogger(__name__)
 def convert_optimum_folder(request: Request) -> None:
     """Folds a plain graph into FlowNPU's operators and quantises its projections.
 
-    The source is a folder with model.onnx and config.json; all its other files are copied, those of the modules that
-    sentence-transformers puts behind a model too, and the tables of RoPE are made for the context's length. Inputs and
-    outputs stay what they are, so that what ran the export runs the output: a KV cache is in float32 (other options are
-    refused), and the logits are those of all tokens, whatever the options' defaults are for other sources. What no rule
-    could fold stays as it is, and is logged as a warning with the reason. So is a KV cache that optimum itself feeds in
-    another size than the graph takes.
+    The source is a folder with model.onnx and config.json. All its other files are copied, including those of the
+    modules that follow a model of sentence-transformers; the tables of RoPE are made for the context's length. Inputs
+    and outputs stay what they are, so that a program that ran the export runs the output: a KV cache is float32 (fp16,
+    int8 and a sliding window's cache are refused), and the logits are those of all tokens, whatever the other options
+    say. What no rule could fold stays as it is, and is logged as a warning with the reason. Another warning is logged
+    if optimum itself feeds a KV cache of another size than the graph takes.
 
     Raises:
-        ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
+        ConversionError: the source cannot be converted, or the output cannot be written; nothing is left behind.
     """
     check_output(request.output, force=request.force)
     source, options = request.source, request.options
@@ -92,7 +92,7 @@ def convert_optimum_folder(request: Request) -> None:
 
 
 def _positions(config: dict[str, Any], context_length: int | None, source: Path) -> int:
-    """The longest context; 0 if config.json does not say one."""
+    """The longest context in tokens: `context_length`, or what config.json says, or 0 if it says nothing."""
     largest = config.get("max_position_embeddings", 0)
     if not isinstance(largest, int):
         raise ConversionError(
@@ -106,7 +106,7 @@ def _positions(config: dict[str, Any], context_length: int | None, source: Path)
 
 
 def _check_rewritten(path: Path, report: Report, positions: int) -> None:
-    """Raises ConversionError if no weight was quantised; logs what was left."""
+    """Raises ConversionError if no weight was quantised, or RoPE needs a context length; logs what was not folded."""
     left = report.left()
     if not report.applied["projection"]:
         raise ConversionError(

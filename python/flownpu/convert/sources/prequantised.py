@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of AWQ and GPTQ checkpoints: their 4-bit codes, scales and zero points, taken over rather than quantised.
+"""Reads the weights of AWQ and GPTQ checkpoints, whose 4-bit codes Q4NX keeps.
 
-Both store a weight W[M, K] transposed, with a scale and a zero point for each group of columns of a row:
+Both formats store a weight W[M, K] transposed, with a scale and a zero point for each group of columns of a row:
 
     W[m, k] = scale[k / group, m] * (code[k, m] - zero[k / group, m])
 
     AWQ ("gemm")    qweight int32 [K, M / 8]      eight rows of W in a word, in the order 0 2 4 6 1 3 5 7
                     qzeros  int32 [K / group, M / 8], the same
     GPTQ            qweight int32 [K / 8, M]      eight columns of W in a word, in their order
-                    qzeros  int32 [K / group, M / 8], eight rows, in their order; 1 less than the zero point but in the
+                    qzeros  int32 [K / group, M / 8], eight rows, in their order; the zero point less 1, except in the
                             format "gptq_v2"
                     g_idx   int32 [K], the group of each column
     both            scales  float16 [K / group, M]
 
-Q4NX has a scale s and a minimum for 32 columns: a group's are repeated, with s rounded to bf16 and -s * zero rounded
-once more (exactly, for a zero point that is a power of two). Each is at most 2^-8 of itself off, so that a weight is
-off by at most 2^-8 (|code - zero| + zero) scale: less than 12 % of a step. Where every zero point of a weight is 8, as
-GPTQ's with sym=true are, Q4NX needs no minima; zero points are few, and are looked at beforehand. Where columns that
-share a group are not neighbours (act-order), no 32 columns share a scale; such a weight is dequantised and quantised
-again.
+Q4NX has a scale s and a minimum for each 32 columns: those of a group are repeated, with s rounded to bf16, and
+-s * zero rounded once more (which is exact if the zero point is a power of two). Each rounding is off by at most 2^-8
+of the value, so a weight is off by at most 2^-8 (|code - zero| + zero) scale: less than 12 % of a step. If all zero
+points of a weight are 8, as in GPTQ with sym=true, Q4NX needs no minima; zero points are few, so that is checked
+beforehand. If the columns of a group are not neighbours (act-order), there are no 32 columns with one scale; such a
+weight is dequantised and quantised again.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ __all__ = ["Packing", "PrequantisedWeights", "read_packing"]
 
 _BITS = 4
 _IN_A_WORD = 32 // _BITS
-# Times a value of four bits: a word of eight such.
+# A value of four bits times this is a word of eight such values.
 _IN_EACH_PLACE = 0x11111111
 # The zero point of a weight whose minima are -8 times its scales.
 _SYMMETRIC_ZERO = 8
-# Which of eight values is in the lowest four bits of a word, which in the next.
+# Which of eight values is in the lowest four bits of a word, which in the next four, and so on.
 _ORDER = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": tuple(range(_IN_A_WORD))}
 _FORMATS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}
-# The ends of the names of a weight's parts.
+# The last parts of the names of the tensors that a packed weight consists of.
 _PARTS = ("qweight", "qzeros", "scales", "g_idx", "bias")
 _INSTEAD = "convert the checkpoint that it was made of"
 
@@ -70,20 +70,20 @@ class Packing:
     method: str
     """"awq" or "gptq"."""
     group_size: int
-    """Columns that share a scale; -1: all."""
+    """How many columns share a scale; -1: all."""
     zero_offset: int = 0
-    """What is added to a stored zero point."""
+    """A number that is added to stored zero points."""
 
     def groups(self, columns: int) -> int:
-        """Groups of a row."""
+        """How many groups a row of that many columns has."""
         return 1 if self.group_size < 0 else -(-columns // self.group_size)
 
 
 def read_packing(checkpoint: Checkpoint) -> Packing | None:
-    """How the checkpoint is quantised, by the quantization_config of config.json; None: it is not.
+    """How the checkpoint is quantised, by the quantization_config of config.json; None if it is not.
 
     Raises:
-        ConversionError: it is, and not in a way that Q4NX can take over.
+        ConversionError: it is quantised in a way whose codes Q4NX cannot keep.
     """
     settings, file = checkpoint.config.get("quantization_config"), "config.json: quantization_config"
     older = checkpoint.folder / "quantize_config.json"
@@ -124,13 +124,13 @@ def _packing(settings: Mapping[str, Any], where: str) -> Packing:
 
 
 class PrequantisedWeights(CheckpointWeights):
-    """Rows of a checkpoint's weights, some of which are packed. Those that are not are quantised."""
+    """A quantised checkpoint's tensors by row: packed weights keep their codes, others are floats."""
 
     def __init__(self, checkpoint: Checkpoint, packing: Packing) -> None:
         """Finds the tensors' common prefix.
 
         Raises:
-            ConversionError: there is no embedding under any of the names that are known.
+            ConversionError: there is no embedding with any of the known prefixes.
         """
         super().__init__(checkpoint)
         self._packing = packing
@@ -139,7 +139,7 @@ class PrequantisedWeights(CheckpointWeights):
         self._symmetric: set[str] = set()
 
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
-        """Raises ConversionError unless the tensor is there, packed or not, and has that shape."""
+        """Raises ConversionError unless the tensor exists, packed or not, and has that shape."""
         if not self._is_packed(tensor):
             super().check(tensor, shape)
             return
@@ -160,9 +160,9 @@ class PrequantisedWeights(CheckpointWeights):
             self._symmetric.add(tensor)
 
     def check_places(self, plan: Sequence[Weight]) -> None:
-        """Raises ConversionError if the layers have tensors that the plan has no place for, but for biases of zeros.
+        """Raises ConversionError if the layers have tensors that the plan has no place for, except biases of zeros.
 
-        GPTQ's tools write such biases with every weight.
+        GPTQ's tools write such a bias with every weight.
         """
         super().check_places(plan)
         known = {self.locate(source.tensor) for weight in plan for source in weight.sources}
@@ -176,14 +176,14 @@ class PrequantisedWeights(CheckpointWeights):
                     )
 
     def is_symmetric(self, tensor: str) -> bool:
-        """Whether it is packed with zero points of 8, which `check` looked for."""
+        """Whether the weight is packed and all its zero points are 8; `check` must have been called for it."""
         return tensor in self._symmetric
 
     def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
         """Rows first..stop-1 of a weight.
 
         Raises:
-            ConversionError: a part is missing or has another type, or a zero point is not one.
+            ConversionError: a part is missing or has another type, or a stored zero point is ambiguous (15 in "gptq").
             ValueError: a scale is not finite.
         """
         if not self._is_packed(tensor):
@@ -206,7 +206,7 @@ class PrequantisedWeights(CheckpointWeights):
         return Carried(quantized, scales * (codes - zeros))
 
     def describe(self, plan: Sequence[Weight]) -> dict[str, str]:
-        """Logs what becomes of the weights, and returns it for the manifest."""
+        """Logs what happens to the weights of each kind; returns these texts by kind, for the manifest."""
         names = [source.tensor for weight in plan if isinstance(weight, ProjectionWeight) for source in weight.sources]
         packed = [name for name in names if self._is_packed(name)]
         said = {}
@@ -234,7 +234,7 @@ class PrequantisedWeights(CheckpointWeights):
         return self.locate(tensor).removesuffix("weight") + part
 
     def _codes(self, tensor: str, first: int, stop: int) -> NDArray[np.uint8]:
-        """uint8 [stop - first, K]."""
+        """The codes of some rows of a weight, uint8 [stop - first, K]."""
         name = self._part(tensor, "qweight")
         if self._packing.method == "awq":
             return self._unpacked_rows(name, first, stop)
@@ -242,7 +242,7 @@ class PrequantisedWeights(CheckpointWeights):
         return self._unpack(words.T).reshape(stop - first, -1)
 
     def _zeros(self, tensor: str, first: int, stop: int) -> NDArray[np.float32]:
-        """float32 [stop - first, groups]."""
+        """The zero points of some rows of a weight, float32 [stop - first, groups]."""
         name = self._part(tensor, "qzeros")
         stored = self._unpacked_rows(name, first, stop)
         if self._packing.zero_offset and (stored == q4nx.LARGEST_CODE).any():
@@ -253,12 +253,12 @@ class PrequantisedWeights(CheckpointWeights):
         return stored.astype(np.float32) + np.float32(self._packing.zero_offset)
 
     def _has_one_zero(self, tensor: str, rows: int, zero: int) -> bool:
-        """Whether that is the zero point of every group."""
+        """Whether every group has the zero point `zero`."""
         words = self._words(self._part(tensor, "qzeros"), 0, rows // _IN_A_WORD)
         return bool((words == np.uint32((zero - self._packing.zero_offset) * _IN_EACH_PLACE)).all())
 
     def _unpacked_rows(self, name: str, first: int, stop: int) -> NDArray[np.uint8]:
-        """Rows first .. stop - 1, unpacked from words [n, rows / 8] to uint8 [rows, n]."""
+        """Rows first..stop-1 of a tensor, unpacked from words [n, rows / 8] to uint8 [rows, n]."""
         words = self._words(name, first // _IN_A_WORD, stop // _IN_A_WORD)
         return self._unpack(words).reshape(len(words), -1).T
 
@@ -271,14 +271,14 @@ class PrequantisedWeights(CheckpointWeights):
         return words.view(np.uint32)
 
     def _unpack(self, words: NDArray[np.uint32]) -> NDArray[np.uint8]:
-        """Values of four bits, uint8 [..., 8], in the order of the rows or columns that they belong to."""
+        """Unpacks words [...] into their 4-bit values, uint8 [..., 8], in the order of W's rows or columns."""
         values = np.empty((*words.shape, _IN_A_WORD), np.uint8)
         for place, index in enumerate(_ORDER[self._packing.method]):
             values[..., index] = (words >> np.uint32(_BITS * place)) & np.uint32(q4nx.LARGEST_CODE)
         return values
 
     def _by_group(self, values: NDArray[np.float32], columns: int) -> NDArray[np.float32]:
-        """One of each group to one of each 32 columns."""
+        """Repeats values of groups [rows, groups], so that there is one for each 32 columns."""
         of_q4nx = -(-columns // q4nx.GROUP)
         size = self._packing.group_size
         repeats = of_q4nx if size < 0 else size // q4nx.GROUP
@@ -286,7 +286,7 @@ class PrequantisedWeights(CheckpointWeights):
         return repeated
 
     def _read_order(self, tensor: str, columns: int, groups: int) -> None:
-        """Notes the group of each column where those of a group are not neighbours."""
+        """Puts the group of each column into `_order` if the columns of a group are not neighbours."""
         name = self._part(tensor, "g_idx")
         if name not in self._names:
             return

@@ -49,16 +49,16 @@ def make_rewritten_folder(
     """Packs the weights, writes the graph, the files beside it and the manifest.
 
     Args:
-        request: where to, and who hears how far it is.
-        model: as `graph_rewrites` left it.
-        report: what that did.
+        request: the source, the output, and the progress callback.
+        model: the model that `graph_rewrites` has rewritten.
+        report: the report of that rewriting.
         stage: what is done to the weights: "repack" or "quantise".
-        copied: files of the source that the output has too, in the same places.
-        read: the other files of the source; the manifest has the sums of both.
+        copied: files of the source that are copied to the same places in the output.
+        read: the source's other files that were read; the manifest has the checksums of these and of `copied`.
         texts: further files of the output, by name.
-        source: what the manifest says of the source, but for its files.
-        settings: what the manifest says of the options.
-        relative_to: what the weights' errors are relative to.
+        source: the manifest's entries on the source, except its files.
+        settings: the manifest's entries on the options.
+        relative_to: what the manifest says the weights' errors are relative to.
 
     Raises:
         ConversionError: a weight is damaged, or the output cannot be written; nothing is left behind.
@@ -102,14 +102,14 @@ def make_rewritten_folder(
 
 
 def _say_not_run(model: ir.Model, request: Request) -> None:
-    """Logs the operators that no device of FlowNPU runs, and what to do: a session would refuse them."""
+    """Warns of operators that no device of FlowNPU runs, with what to do: a session would refuse the model."""
     known = {(contract.domain, contract.op_type) for contract in _native.contracts()} | {("", "Constant")}
     constant: set[ir.Value | None] = {None, *model.graph.initializers.values()}
     found: dict[str, list[str]] = {}
     for node in model.graph:
         has_graphs = any(attribute.type == _GRAPH for attribute in node.attributes.values())
         if constant.issuperset(node.inputs) and not has_graphs:
-            constant.update(node.outputs)  # ONNX Runtime computes it when the session is made
+            constant.update(node.outputs)  # ONNX Runtime computes these when the session is made
         elif (node.domain, node.op_type) not in known or (has_graphs and not _is_choice(node)):
             found.setdefault(node.op_type, []).append(str(node.name))
     for operator, names in found.items():
@@ -125,7 +125,7 @@ def _say_not_run(model: ir.Model, request: Request) -> None:
 
 
 def _is_choice(node: ir.Node) -> bool:
-    """Whether a node's graphs compute nothing: it is an If between constants, which devices run."""
+    """Whether a node's subgraphs hold nothing but constants: an If between constants, which devices run."""
     graphs = [attribute.as_graph() for attribute in node.attributes.values() if attribute.type == _GRAPH]
     return all(inner.op_type == "Constant" for graph in graphs for inner in graph) and all(
         ir.convenience.get_const_tensor(value) is not None for graph in graphs for value in graph.outputs
@@ -133,7 +133,7 @@ def _is_choice(node: ir.Node) -> bool:
 
 
 def _say_quantised_again(model: ir.Model) -> dict[str, Any]:
-    """Logs how many weights could not keep their codes, and returns it for the manifest; empty if all do."""
+    """Warns if weights could not keep their codes; returns that text for the manifest, or {} if all kept them."""
     count = sum(isinstance(tensor, Q4NXTensor) and not tensor.keeps_codes for tensor in tensors(model))
     if not count:
         return {}

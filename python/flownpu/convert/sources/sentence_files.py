@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of sentence-transformers in a checkpoint, which say how hidden states become a sentence's embedding."""
+"""Finds the files of sentence-transformers in a checkpoint, which say how hidden states become an embedding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROOT = (
     "merges.txt",
     "sentencepiece.bpe.model",
 )
-# What a module's folder holds: its settings, and its weights.
+# The files in a module's folder: its settings and its weights.
 _OF_MODULE = ("config.json", "model.safetensors")
 
 
@@ -40,12 +40,12 @@ def has_modules(source: Path) -> bool:
 
 
 def sentence_files(source: Path) -> dict[str, bytes]:
-    """The contents of the files that the model's folder has too, by name; names of a module's have its folder.
+    """The contents of the files that are copied to the model's folder, by path relative to the folder.
 
-    Rows are padded on the right, which is what the converted graphs take: the tokenizer is told so.
+    In tokenizer_config.json padding_side becomes "right", where the converted graphs need the padding.
 
     Raises:
-        ConversionError: tokenizer.json is missing; or modules.json is not as sentence-transformers writes it.
+        ConversionError: tokenizer.json is missing, or modules.json is not as sentence-transformers writes it.
     """
     if not (source / "tokenizer.json").is_file():
         raise ConversionError(
@@ -62,7 +62,7 @@ def sentence_files(source: Path) -> dict[str, bytes]:
 
 
 def module_files(source: Path) -> list[Path]:
-    """The files of the modules that follow the transformer, each module's in a folder.
+    """The files of the modules that follow the transformer, each of which has a folder.
 
     Raises:
         ConversionError: modules.json is not as sentence-transformers writes it.
@@ -72,7 +72,7 @@ def module_files(source: Path) -> list[Path]:
 
 
 def _folders(source: Path) -> list[str]:
-    """The folders of the modules but the first, which is the checkpoint itself."""
+    """The folders of all modules except the first, which is the checkpoint itself."""
     path = source / MODULES
     if not path.is_file():
         return []

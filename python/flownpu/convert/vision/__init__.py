@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encoders of images: their configuration, weights and graph, and what prepares pictures for them."""
+"""Encoders of images: their configuration, weights and graph, and the preparation of pictures for them."""

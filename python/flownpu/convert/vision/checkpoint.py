@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a checkpoint has the tensors of its vision tower."""
+"""Finds the tensors of a vision tower in a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["VisionCheckpoint"]
 
 _TOWER = "vision_tower."
-# A tensor that every tower has, and where versions of transformers put it.
+# A tensor that every tower has, and the prefixes before and after `_TOWER` in different versions of transformers.
 _KNOWN = "embeddings.patch_embedding.weight"
 _PREFIXES = ("", "model.")
 _INNER = ("", "vision_model.")

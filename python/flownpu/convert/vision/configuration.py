@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the vision part of a Hugging Face configuration (config.json) into `VisionTower`."""
+"""Reads the vision part of a Hugging Face configuration (config.json) into a `VisionTower`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 __all__ = ["has_vision", "image_token_id", "read_vision"]
 
-# ORT GenAI's processor of this family writes so many image tokens for each picture, whatever the configuration says
+# How many image tokens ORT GenAI's processor of this family writes for each picture, whatever the configuration says
 # (gemma_image_processor.cpp of 0.18).
 _TOKENS_PER_IMAGE = 256
-# More than any tower has; the plan of a tower's weights lists each.
+# Most layers that a configuration may ask for, since the plan of weights lists each layer: more than any tower has.
 _MOST_LAYERS = 4096
 
 # The defaults of SiglipVisionConfig in transformers.
@@ -35,7 +35,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def has_vision(config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint's configuration describes a model that takes pictures, of a family that can be converted."""
+    """Whether a checkpoint's configuration describes a model with pictures, of a family that can be converted."""
     return config.get("model_type") == "gemma3" and bool(config.get("vision_config"))
 
 
@@ -43,7 +43,7 @@ def image_token_id(config: Mapping[str, Any]) -> int:
     """The token that stands for one feature of a picture.
 
     Raises:
-        ConversionError: it is outside of the vocabulary.
+        ConversionError: the token is outside of the vocabulary.
     """
     settings = Settings(config, "config.json")
     older = settings.integer("image_token_index", 262144, least=0)
@@ -61,11 +61,11 @@ def read_vision(config: Mapping[str, Any], output_size: int) -> VisionTower:
     """The vision tower that a checkpoint's configuration describes.
 
     Args:
-        config: config.json.
+        config: the contents of config.json.
         output_size: the decoder's hidden size.
 
     Raises:
-        ConversionError: it asks for something that cannot be converted, or its sizes do not fit together.
+        ConversionError: it describes a tower that cannot be converted, or its sizes do not fit together.
     """
     settings = Settings(config, "config.json")
     vision = settings.section("vision_config").with_defaults(_DEFAULTS)

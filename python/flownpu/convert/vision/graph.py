@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the ONNX graph of a vision tower, in the form that ORT GenAI feeds.
+"""Writes the ONNX graph of a vision tower, with the input that ORT GenAI feeds.
+
+Shapes (N pictures of I x I pixels, F features of a picture, D the decoder's hidden size):
 
     pixel_values float32 [N, 3, I, I];  image_features float32 [N, F, D]
 
-Patches are a convolution whose kernel is its stride. A layer is layer norm, packed QKV product, non-causal attention,
-output product with the residual; layer norm, fc1 with GELU, fc2 with the residual. After the last norm patches are
-averaged, RMS-normalised and projected. Weights are initializers by the names of `vision_weight_plan`.
+Patches are embedded by a convolution whose stride is its kernel's size. A layer is layer norm, packed QKV product,
+non-causal attention, output product with the residual; layer norm, fc1 with GELU, fc2 with the residual. After the last
+norm, patches are averaged, RMS-normalised and projected. Weights are initializers with the names in
+`vision_weight_plan`.
 """
 
 from __future__ import annotations
@@ -29,12 +32,12 @@ __all__ = ["build_vision_model"]
 def build_vision_model(
     tower: VisionTower, tensors: Mapping[str, ir.TensorProtocol], dense_format: DenseFormat
 ) -> ir.Model:
-    """The tower's model, with the functions that define its operators.
+    """The tower's ONNX model, with the functions that define its operators.
 
     Args:
         tower: what to write.
         tensors: each weight of `vision_weight_plan`, by name.
-        dense_format: how the matrices among them are stored.
+        dense_format: how the matrices among the weights are stored.
     """
     return _Builder(tower, tensors, dense_format).model()
 
@@ -52,13 +55,13 @@ class _Builder(EncoderWriter):
         for i in range(tower.layers):
             hidden = self._layer(hidden, f"vision_tower.encoder.layers.{i}")
         features = self._project(self._layer_norm(hidden, "vision_tower.post_layernorm"))
-        # Three dimensions: GenAI then makes room for [N, F, D], of two for the features of one picture, however many
-        # there are.
+        # Three dimensions, for which GenAI allocates [N, F, D]; for two it would allocate the features of one picture,
+        # however many pictures there are.
         shape: list[int | str | None] = ["num_images", tower.tokens_per_image, tower.output_size]
         return self._model("vision", [self._output(features, "image_features", shape)])
 
     def _patches(self, pixels: ir.Value) -> ir.Value:
-        """Embedded patches with their positions, [N, P, Dv]."""
+        """The embeddings of patches plus those of their positions, [N, P, Dv], where Dv is the tower's hidden size."""
         name, size = "vision_tower.embeddings", self.tower.patch_size
         inputs = [pixels, *(self._weight(f"{name}.patch_embedding.{part}") for part in ("weight", "bias"))]
         grid = self._op("Conv", inputs, f"{name}.patch_embedding", kernel_shape=[size] * 2, strides=[size] * 2)
@@ -96,6 +99,6 @@ class _Builder(EncoderWriter):
         return self._product(normalised, f"{name}.mm_input_projection")
 
     def _tokens(self, grid: ir.Value, count: int, name: str) -> ir.Value:
-        """A grid of channels [N, C, h, w] as tokens [N, h w, C]."""
+        """Turns a grid [N, C, h, w] into tokens [N, h w, C]; `count` is h w."""
         shape = self._integers(f"{name}/shape", [0, self.tower.hidden_size, count])
         return self._op("Transpose", [self._op("Reshape", [grid, shape], f"{name}/flat")], name, perm=[0, 2, 1])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done to a picture before the vision tower sees it, in the form that ORT GenAI's processor reads.
+"""Writes how a picture is prepared for the vision tower, in the file that ORT GenAI's processor reads.
 
-GenAI hands the file to onnxruntime-extensions, which decodes, resizes (as Pillow does, antialiased), rescales and
-normalises. Hugging Face has the same settings in preprocessor_config.json (transformers 4), or processor_config.json
-(5).
+GenAI passes the picture to onnxruntime-extensions, which decodes, resizes (antialiased, as Pillow does), rescales and
+normalises it. Hugging Face checkpoints have these settings in preprocessor_config.json (transformers 4) or
+processor_config.json (transformers 5).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["image_processor", "read_image_settings", "settings_files"]
 
-# Pillow's numbers of its filters, and onnxruntime-extensions' names of them.
+# onnxruntime-extensions' names of the filters to resize by, by Pillow's numbers.
 _FILTERS = {0: "NEAREST", 1: "LANCZOS", 2: "LINEAR", 3: "CUBIC"}
 
 # The defaults of Gemma3ImageProcessor in transformers.
@@ -40,12 +40,12 @@ _log = logging.getLogger(__name__)
 
 
 def settings_files(folder: Path) -> list[Path]:
-    """The files of a checkpoint that say how pictures are prepared, of which there may be none."""
+    """Those of a checkpoint's files that say how pictures are prepared; there may be none."""
     return [path for name in ("preprocessor_config.json", "processor_config.json") if (path := folder / name).is_file()]
 
 
 def read_image_settings(folder: Path) -> Settings:
-    """What a checkpoint says of pictures; what it leaves out has transformers' defaults.
+    """A checkpoint's settings for pictures; those that it omits have transformers' defaults.
 
     Raises:
         ConversionError: a file is damaged.
@@ -58,11 +58,11 @@ def read_image_settings(folder: Path) -> Settings:
 
 
 def image_processor(settings: Settings, tower: VisionTower) -> dict[str, Any]:
-    """The contents of genai_config.PROCESSOR_FILE.
+    """The contents of the file `genai_config.PROCESSOR_FILE`.
 
     Args:
-        settings: of `read_image_settings`.
-        tower: what the pictures are for.
+        settings: what `read_image_settings` returned.
+        tower: the tower that the pictures are for.
 
     Raises:
         ConversionError: the settings ask for something that GenAI's processor does not do, or for pictures of a size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model that takes pictures has beside its decoder: a vision model, and how pictures are prepared."""
+"""What a model that takes pictures has besides its decoder: a vision model, and the settings to prepare pictures."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Pictures:
 
     @property
     def bytes(self) -> int:
-        """The size of what `write` writes, rounded up."""
+        """How many bytes `write` writes, rounded up."""
         return vision_bytes(self.tower, self.dense_format)
 
     def write(self, folder: Path, progress: ProgressCallback) -> dict[str, Any]:
-        """Writes vision.onnx, its data and the processor's file; returns what the manifest says of its quantisation.
+        """Writes vision.onnx, its data and the processor's file; returns the manifest's entries on its quantisation.
 
         Raises:
             ConversionError: a weight is missing or wrong.
@@ -57,15 +57,15 @@ class Pictures:
 
 
 def read_pictures(checkpoint: Checkpoint, decoder: Decoder, vision_weights: str | None) -> Pictures | None:
-    """The vision part of a checkpoint; None if it has none, or none is asked for.
+    """The vision part of a checkpoint; None if it has none, or `vision_weights` is "none".
 
     Args:
         checkpoint: the whole checkpoint.
         decoder: its text decoder.
-        vision_weights: "bf16", "int8" or "q4nx"; "none": the text decoder alone; None: bf16.
+        vision_weights: "bf16", "int8" or "q4nx"; "none": the text decoder alone; None: "bf16" if there is a tower.
 
     Raises:
-        ConversionError: it cannot be converted, or the choice is for a model with pictures and this one takes none.
+        ConversionError: the tower cannot be converted, or a format was given for a model without a tower.
     """
     if vision_weights == "none" or (vision_weights is None and not has_vision(checkpoint.config)):
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of a vision tower's graph: which they are, and from which tensors of a checkpoint they are made."""
+"""Lists the weights of a vision tower's graph, and the tensors of a checkpoint that each is made from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["vision_weight_plan"]
 
 
 def vision_weight_plan(tower: VisionTower) -> list[EncoderWeight]:
-    """The weights of a tower's graph, in order of use. Initializers have these names, sources the checkpoint's."""
+    """The weights of a tower's graph, in order of use, by the initializers' names; sources have the checkpoint's."""
     hidden, patch = tower.hidden_size, tower.patch_size
     norm, projection = (f"multi_modal_projector.mm_{name}" for name in ("soft_emb_norm", "input_projection"))
     embeddings, last = "vision_tower.embeddings", "vision_tower.post_layernorm"

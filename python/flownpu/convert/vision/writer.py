@@ -26,7 +26,7 @@ __all__ = ["vision_bytes", "write_vision"]
 
 
 def vision_bytes(tower: VisionTower, dense_format: DenseFormat) -> int:
-    """The bytes of the tower's data file, rounded up."""
+    """How many bytes the tower's data file has, rounded up."""
     return stored_bytes(vision_weight_plan(tower), dense_format)
 
 
@@ -45,7 +45,7 @@ def write_vision(
         tower: what to write.
         source: where the weights' values come from.
         dense_format: how matrices are stored.
-        progress: hears of it.
+        progress: called with a `Progress` whenever a part of the work is done.
 
     Returns:
         The relative error |W - W'| / |W| (Frobenius norm) of each matrix, by name.

@@ -146,7 +146,7 @@ class Prices:
 
 
 def prompt_runs(programs: Iterable[Program], tokens: int, past: int = 0) -> Iterator[tuple[Program, int]]:
-    """The runs of a prompt of `tokens` tokens, as the host chooses them (`chunk_for`, ops/npu/run/decoder_layers.cc).
+    """The runs of a prompt of `tokens` tokens, as the host chooses them (`part_at`, ops/npu/run/decoder_layers.cc).
 
     Each time the longest chunk that is worth its time (programs/chunks.py) for the tokens that are left before the last
     one; the last token, and tokens that are too few for any chunk, go by the program of a token. Yields (program,

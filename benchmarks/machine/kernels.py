@@ -7,7 +7,7 @@ runs at the root of the repository, with the module flownpu_testing (`make test`
 no cache holds all copies, as in a model, where a weight is read once per step. Beside each time stand the least times
 for reading the bytes and for the operations; the share of the roof is the longer of the two divided by the time.
 
-    python -m benchmarks.machine.kernels gemma3-1b --activations int8 --contexts "" --symmetric --rows 1,2,4,5,8,12,16,24,32,64
+    python -m benchmarks.machine.kernels gemma3-1b --activations int8 --contexts "" --symmetric --rows 1,2,4,8,16,32,64
 
 times the products of decode steps for 1 to 64 sequences.
 """

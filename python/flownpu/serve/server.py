@@ -85,7 +85,7 @@ async def _run(server: "_Server", listening: socket.socket) -> None:
 
 
 def _protocol(seconds: float) -> type[H11Protocol]:
-    """uvicorn's protocol with a limit on the wait for a connection's first headers, which uvicorn itself lacks."""
+    """A protocol of uvicorn with a limit on the wait for a connection's first headers, which uvicorn itself lacks."""
 
     class Protocol(H11Protocol):
         def connection_made(self, transport: "Transport") -> None:  # type: ignore[override]

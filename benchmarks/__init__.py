@@ -2,6 +2,6 @@
 """Benchmarks of what `flownpu bench` does not measure; each says at its top how to run it.
 
 `machine/`: a machine's limits and single kernels, without a model's files. `engines/`: FlowNPU beside other engines,
-each a process that keeps its model between measurements. Beside these rooms: parts and properties of one model or
-server.
+each a process that keeps its model between measurements. The files in this folder measure parts and properties of one
+model or server.
 """

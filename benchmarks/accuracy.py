@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what rounding costs in accuracy: of activations to bf16 and int8, and of the KV cache, in prompts and steps.
+"""Measures the accuracy lost by rounding activations to bf16 or int8, and by rounding the KV cache.
 
     python -m benchmarks.accuracy gemma3-1b
 
 runs at the root of the repository, with the module flownpu_testing (`make test` builds it) and the extras genai and
-test. Three measurements, each beside something that shares no code with the kernels:
+test. It makes three measurements, each with a reference that shares no code with the kernels:
 
-- the small trained model on held-out text, beside transformers in float32 with the weights that Q4NX holds;
-- a model folder (random weights will do), if one is given, beside ONNX Runtime's CPU provider, which computes the
-  functions of the same file in float32;
-- one product, beside float64.
+- the small trained model on held-out text, compared with transformers in float32 on the same dequantised weights;
+- a model folder (random weights will do), if one is given, compared with ONNX Runtime's CPU provider, which computes
+  the functions of the same file in float32;
+- single products, compared with float64.
 
-"prompt" reads all tokens at once, "decode" one after the other, "few" (the product alone) 16 at a time. On AVX-512 int8
-activations of 1 to 4, of 5 to 32 and of more rows are multiplied in three ways, and so these differ.
+"prompt" reads all tokens at once, "decode" one after the other, "few" (products only) 16 at a time. On AVX-512 int8
+activations of 1 to 4, of 5 to 32 and of more rows are multiplied by three kernels, so that the results differ.
 """
 
 import json
@@ -39,11 +39,11 @@ from tests.end_to_end.conftest import CHECKPOINT, load_checkpoint, logits_of
 from tests.end_to_end.test_numbers import ACTIVATIONS, log_softmax, perplexity
 from tests.ops.device import Node
 
-# Tokens of the small model's held-out text; of each random prompt for a model folder; how many such prompts.
+# Tokens of the small model's held-out text; tokens of each random prompt for a model folder; number of these prompts.
 _HELD_OUT, _PROMPT, _PROMPTS = 2048, 64, 8
 # Types of the small model's KV cache.
 _CACHES = ("bf16", "int8")
-# Inputs of the products of a Gemma3-1B layer: hidden and feed-forward size. Their output and their rows.
+# Columns of the products: hidden and feed-forward size of Gemma3-1B. Rows of the weight, and of the activations.
 _COLUMNS, _ROWS, _ACTIVATION_ROWS = (1152, 6912), 1024, 64
 
 Logits = NDArray[np.float64]
@@ -57,12 +57,12 @@ class Accuracy:
         subject: the model or the product.
         activations: "bf16" or "int8"; "float32" for a reference.
         stage: "prompt" or "decode".
-        cache: the KV cache's type, a key of KV_DTYPES; "" where there is none.
-        error: rms error relative to the reference's rms, of logits (a token's mean taken off: softmax does not see it)
-            or of a product.
-        divergence: KL divergence of the next token's distribution from the reference's, nats, mean over tokens.
+        cache: the KV cache's type, a key of KV_DTYPES; "": there is none.
+        error: rms error relative to the reference's rms, of a product or of logits; each token's mean is subtracted
+            from logits first, because softmax ignores it.
+        divergence: KL divergence of the next token's distribution from the reference's, in nats, mean over tokens.
         agreement: share of tokens whose likeliest next token is the reference's.
-        perplexity: of the text.
+        perplexity: perplexity of the text.
     """
 
     subject: str
@@ -76,7 +76,7 @@ class Accuracy:
 
 
 def open_model(folder: Path, options: dict[str, str] | None) -> og.Model:
-    """Opens a model folder on our provider with these options; None: on ONNX Runtime's CPU provider."""
+    """Opens a model folder on FlowNPU's provider with these options; None: on ONNX Runtime's CPU provider."""
     config = og.Config(str(folder))
     config.clear_providers()
     if options is not None:
@@ -88,9 +88,9 @@ def open_model(folder: Path, options: dict[str, str] | None) -> og.Model:
 
 
 def read(model: og.Model, tokens: NDArray[np.int32], stage: str) -> Logits:
-    """What a run yields, of all tokens or of the last [tokens or 1, vocabulary], read at once or one by one."""
+    """The model's logits, [tokens or 1, vocabulary]; the tokens are read at once or one by one ("decode")."""
     parameters = og.GeneratorParams(model)
-    # min_length would keep the ends of sequences away by changing their logits.
+    # No min_length: it changes the logits of the tokens that end a sequence.
     parameters.set_search_options(do_sample=False, max_length=len(tokens))
     generator = og.Generator(model, parameters)
     logits = []
@@ -103,7 +103,7 @@ def read(model: og.Model, tokens: NDArray[np.int32], stage: str) -> Logits:
 def compare(
     subject: str, activations: str, stage: str, cache: str, ours: Logits, reference: Logits, **more: float
 ) -> Accuracy:
-    """The row of logits [tokens, vocabulary]."""
+    """The table's row for logits [tokens, vocabulary]."""
     p, q = log_softmax(reference), log_softmax(ours)
     return Accuracy(
         subject,
@@ -118,7 +118,7 @@ def compare(
 
 
 def relative(ours: NDArray[Any], reference: Logits) -> float:
-    """Rms error by the reference's rms."""
+    """The rms error divided by the reference's rms."""
     return float(np.sqrt(((ours - reference) ** 2).mean() / (reference**2).mean()))
 
 
@@ -144,7 +144,7 @@ def small_model(isa: str) -> Iterator[Accuracy]:
 
 
 def model_folder(folder: Path, isa: str) -> Iterator[Accuracy]:
-    """A model's logits after each of some prompts of random tokens."""
+    """A model's logits after each of several prompts of random tokens."""
     model = open_model(folder, None)
     vocabulary = json.loads((folder / "genai_config.json").read_text())["model"]["vocab_size"]
     prompts = np.random.default_rng(0).integers(3, vocabulary, (_PROMPTS, _PROMPT), dtype=np.int32)
@@ -160,7 +160,7 @@ def model_folder(folder: Path, isa: str) -> Iterator[Accuracy]:
 
 
 def products(isa: str) -> Iterator[Accuracy]:
-    """Y = X . W^T of normal activations and weights, one Q4NXMatMul each."""
+    """Products Y = X . W^T of normal activations and weights, each by one Q4NXMatMul."""
     for k in _COLUMNS:
         rng = np.random.default_rng(k)
         x = rng.standard_normal((_ACTIVATION_ROWS, k), dtype=np.float32)

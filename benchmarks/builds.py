@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of another build of FlowNPU beside this one's, in turn, each in an environment and processes of its own.
+"""Compares the speed of another build of FlowNPU with this one's; they run in turn, each in an environment of its own.
 
     flownpu make-model gemma3-1b --random --symmetric --layers 4 gemma3-1b-4
     python -m benchmarks.builds gemma3-1b-4 build/release/tests-python3.13/bin/python --repeats 10
     python -m benchmarks.builds gemma3-1b-4 build/release/windows/python3.11/python.exe
 
-runs at the root of the repository. A Python for Windows is run by Wine (`make windows` lays it out). Ratios are of the
-runs of one round, so that what a machine does meanwhile is in both; and of the fastest run of each, since what else a
-machine does only takes time.
+runs at the root of the repository. A Python for Windows is run by Wine (`make windows` lays it out). Ratios compare the
+runs of one round, so that disturbances of the machine affect both; and the fastest runs, since disturbances only make
+runs slower.
 """
 
 from itertools import chain
@@ -25,7 +25,7 @@ from scripts.release.windows.wine import Wine
 
 
 def _interpreter(python: Path) -> Path:
-    """What starts a Python: of one for Windows, a script that does it by Wine."""
+    """The program that starts a Python; for one of Windows, a script that runs it by Wine."""
     if python.suffix != ".exe":
         return python
     wine = Wine.find(python.parent.with_name("prefix"))
@@ -50,7 +50,7 @@ def main(
     mine: list[Measurement] = []
     others: list[Measurement] = []
     for number in range(repeats):
-        # Who is first in one round is second in the next: neither has always what the other leaves.
+        # The order alternates, so that neither always runs after the other.
         order = [here, there] if number % 2 == 0 else [there, here]
         found = measure(order, [case] * runs, repeats=1, threads=usable_cores(), vocabulary_size=vocabulary)
         if found.failures:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `flownpu build MODEL --for xclbin` asks the compilers for, counted with stand-ins for them.
+"""Counts the compilations that `flownpu build MODEL --for xclbin` needs, with stand-ins for the compilers.
 
     python -m benchmarks.compilations gemma3-1b --context 8192
 
 runs at the root of the repository, on a folder that `flownpu convert` or `flownpu make-model` wrote. The stand-ins are
-the tests' (tests/cli/npu/stand_ins.py): they write instructions of a compiler's form. `--every-class` adds an operation
-that FlowNPU does not know to them, so that all classes of positions are compiled, as before instructions were put
-together of pieces. Minutes are those of `flownpu build`, at what a real aie-opt took.
+the tests' (tests/cli/npu/stand_ins.py): they write instructions in a compiler's format. With `--every-class` these have
+an operation that FlowNPU does not know, so that instructions cannot be assembled from pieces, and every class of
+positions is compiled. Minutes are estimates of `flownpu build`, from times of a real aie-opt.
 """
 
 import os
@@ -23,7 +23,7 @@ from tests.cli.npu.stand_ins import Tools
 
 
 class _Environment:
-    """What pytest's monkeypatch does of it."""
+    """The part of pytest's monkeypatch that `Tools` uses."""
 
     def setenv(self, name: str, value: str) -> None:
         os.environ[name] = value
@@ -34,7 +34,7 @@ def main(
     context: Annotated[int, typer.Option(min=1)] = 8192,
     every_class: Annotated[bool, typer.Option("--every-class", help="Without pieces of instructions.")] = False,
 ) -> None:
-    """Builds into a folder that is thrown away, and prints what was said before it began, and what was asked for."""
+    """Builds into a temporary folder; prints the estimate before it begins, and what the compilers were asked for."""
     with tempfile.TemporaryDirectory(prefix="flownpu-") as folder:
         tools = Tools(Path(folder), _Environment())
         if every_class:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times many requests at once in GenAI's engine: decoding, and the first token of a prompt whose beginning is known.
+"""Times many requests at once in GenAI's engine: decoding, and the first token of a prompt whose prefix is cached.
 
     flownpu make-model gemma3-1b gemma3-1b-paged --random --paged
     python -m benchmarks.continuous_batching gemma3-1b-paged --requests 1,2,4,8,16
 
 MODEL is a folder that `flownpu convert --paged` or `flownpu make-model --paged` wrote. All requests have prompts of
-their own; what is timed begins when each has its first token. `--beside FOLDER`, the same model without --paged, times
-a GenAI generator with a batch of as many rows as well, each round after the engine's.
+their own; timing begins when each has its first token. `--beside FOLDER`, the same model without --paged, also times a
+GenAI generator with a batch of as many rows, in each round after the engine.
 """
 
 import time
@@ -45,7 +45,7 @@ class Engine:
         return list(self._engine.run(self._events))
 
     def decode(self, prompts: list[Tokens], new: int) -> float:
-        """Tokens a second of all, from when each has its first one."""
+        """Tokens per second of all requests together, after each has its first token."""
         requests = [self.begin(prompt, new) for prompt in prompts]
         counts = dict.fromkeys(map(id, requests), 0)
         started, ended = 0.0, 0
@@ -64,7 +64,7 @@ class Engine:
         return tokens / seconds
 
     def first_token(self, prompt: Tokens) -> tuple[float, int]:
-        """Seconds to the first token, and how many of the prompt were in the cache."""
+        """Seconds to the first token, and how many of the prompt's tokens were cached."""
         started = time.perf_counter()
         request = self.begin(prompt, 1)
         while True:
@@ -76,7 +76,7 @@ class Engine:
 
 
 def _batch(model: LanguageModel, prompts: list[Tokens], new: int) -> float:
-    """Tokens a second of all, of a GenAI generator with a row for each, from when each has its first one."""
+    """Tokens per second of all rows of a GenAI generator's batch together, after each has its first token."""
     length = len(prompts[0]) + new
     parameters = og.GeneratorParams(model._model)
     parameters.set_search_options(do_sample=False, max_length=length, min_length=length, batch_size=len(prompts))
@@ -99,7 +99,7 @@ def main(
     beside: Annotated[Path | None, typer.Option(help="The same model without --paged.")] = None,
     activations: Annotated[str, typer.Option(help="bf16 or int8")] = "int8",
 ) -> None:
-    """Prints medians, with the least and the most."""
+    """Prints medians, minima and maxima."""
     options = {"activations": activations}
     opened = LanguageModel(model, options=options)
     engine = Engine(opened)
@@ -107,7 +107,7 @@ def main(
     random = np.random.default_rng(0)
 
     def prompts(count: int, tokens: int) -> list[Tokens]:
-        # New ones each time, so that none is in the cache.
+        # New prompts each time, so that none is cached.
         return [random.integers(8, opened.vocabulary_size, tokens, dtype=np.int32) for _ in range(count)]
 
     table = Table(title=f"{model.name}, {activations} activations: {generate} tokens behind {prompt} each, tokens/s")

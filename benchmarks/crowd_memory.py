@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks one server with many clients for minutes: errors, and how much memory it has after each round.
+"""Asks one server with many clients for minutes: prints errors, and the server's memory after each round.
 
     flownpu make-model gemma3-1b gemma3-1b-paged --random --paged
     python -m benchmarks.crowd_memory gemma3-1b-paged --clients 32 --minutes 10
 
-Each round's prompts are new ones, half of each common to all of the round (`flownpu.bench.crowd`).
+Each round has new prompts; all prompts of a round share their first half (`flownpu.bench.crowd`).
 """
 
 import os

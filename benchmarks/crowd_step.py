@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a step of many requests goes: GenAI's engine around the model, ONNX Runtime, our operators.
+"""Splits the time of a step of many requests: GenAI's engine around the model, ONNX Runtime, FlowNPU's operators.
 
     flownpu make-model gemma3-1b gemma3-1b-paged --random --paged
     python -m benchmarks.crowd_step gemma3-1b-paged --requests 8
 
-MODEL is a paged model. Wall time of `Engine.run` is taken here, the rest by ONNX Runtime's profiler in the same runs,
-which itself costs some of it. Shares are of the wall time of the runs in which all requests decode.
+MODEL is a paged model. The wall time of `Engine.run` is measured here, the rest by ONNX Runtime's profiler in the same
+runs, which takes some time itself. Only runs in which all requests decode count; shares are of their wall time.
 """
 
 import json
@@ -31,12 +31,12 @@ def main(
     sampled: Annotated[bool, typer.Option("--sampled", help="Tokens are drawn, not the likeliest taken.")] = False,
     activations: Annotated[str, typer.Option(help="bf16 or int8")] = "int8",
 ) -> None:
-    """Prints milliseconds of a run, and shares."""
+    """Prints milliseconds per run, and shares."""
     with tempfile.TemporaryDirectory() as scratch:
         prefix = Path(scratch) / "profile"
         opened = LanguageModel(model, options={"activations": activations}, profile=prefix)
         walls = _decode(opened, requests, prompt, steps, sampled=sampled)
-        del opened  # the session writes the profile when it ends
+        del opened  # the session writes the profile when it is deleted
         (path,) = prefix.parent.glob("profile*.json")
         events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     wall = sum(walls)
@@ -47,7 +47,7 @@ def main(
     for event in events:
         arguments = event.get("args", {})
         if arguments.get("provider") == "FlowNPUExecutionProvider" and "device" in arguments and event["ts"] >= begun:
-            # The LM head is a product too, of as many rows as requests.
+            # The LM head is a product, too, with a row for each request; it is shown by itself.
             name = "LM head" if "lm_head" in event["name"] else arguments["op_name"]
             operators[name] += event["dur"] * 1e-6
     ours = sum(operators.values())
@@ -64,11 +64,11 @@ def main(
 
 
 def _decode(model: LanguageModel, requests: int, prompt: int, steps: int, *, sampled: bool) -> list[float]:
-    """Seconds of each of the last runs, in which every request gets a token."""
+    """Seconds of `steps` consecutive runs in which every request gets a token."""
     engine = Engine(model)
     random = np.random.default_rng(0)
     begun = [
-        # Some tokens more than are counted: none ends before.
+        # More tokens than are counted, so that no request ends before.
         engine.begin(random.integers(8, model.vocabulary_size, prompt, dtype=np.int32), 4 * steps, sampled=sampled)
         for _ in range(requests)
     ]
@@ -78,7 +78,7 @@ def _decode(model: LanguageModel, requests: int, prompt: int, steps: int, *, sam
         events = engine.run()
         seconds = time.perf_counter() - started
         tokens = sum(bool(event.flags & og.EngineEventFlags.TOKEN) for event in events)
-        # A run may give no events: what it computed comes with the next.
+        # A run may return no events: its tokens then come with the next run's, and counting begins anew.
         walls = [*walls, seconds] if tokens == requests else []
     for request in begun:
         request.close()

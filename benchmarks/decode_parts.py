@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a decoded token goes, operator by operator, beside what its bytes take at the memory's rate.
+"""Splits the time of a decoded token by operators, beside the time that their bytes take at the memory's rate.
 
     flownpu make-model olmoe-1b-7b --random --symmetric --context-length 4096 olmoe
     python -m benchmarks.decode_parts olmoe --prompt 512
 
-Times are ONNX Runtime's profile, which itself costs some; of each node the median of all tokens, so that what disturbs
-the machine for some of them is left out. `flownpu trace` has the sums.
+Times are those of ONNX Runtime's profile, which takes some time itself; each node's is the median over all tokens, so
+that disturbances during some tokens do not count. `flownpu trace` has the sums.
 """
 
 import json
@@ -23,7 +23,7 @@ from flownpu.bench.roofline import DecodeTraffic, decode_traffic, read_bandwidth
 from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.model.folder import read_genai_config
 
-# Seconds of a token that are told: the profile counts whole microseconds.
+# Operators that take fewer seconds per token are not shown: the profile counts whole microseconds.
 _LEAST = 1e-5
 
 
@@ -33,7 +33,7 @@ def main(
     generate: Annotated[int, typer.Option(min=1, help="Tokens that are timed.")] = 40,
     threads: Annotated[int, typer.Option(min=1)] = 2,
 ) -> None:
-    """Prints milliseconds of a token's operators, their rates, and what each takes beyond the memory's."""
+    """Prints milliseconds of a token's operators, their rates, and their time beyond what reading their bytes takes."""
     before = read_bandwidth(threads)
     walls, events = _decode(model, prompt, generate, threads)
     roof = max(before, read_bandwidth(threads))
@@ -58,13 +58,13 @@ def _decode(model: Path, prompt: int, generate: int, threads: int) -> tuple[list
         length = prompt + generate + 1
         generator = opened.generator(length, Sampling(temperature=0), min_length=length)
         opened.append(generator, ids)
-        generator.generate_next_token()  # the prompt's own
+        generator.generate_next_token()  # comes from the prompt's logits
         walls = []
         for _ in range(generate):
             started = time.perf_counter()
             generator.generate_next_token()
             walls.append(time.perf_counter() - started)
-        del generator, opened  # the session writes the profile when it ends
+        del generator, opened  # the session writes the profile when it is deleted
         (path,) = prefix.parent.glob("profile*.json")
         return walls, json.loads(path.read_text(encoding="utf-8"))
 
@@ -72,7 +72,7 @@ def _decode(model: Path, prompt: int, generate: int, threads: int) -> tuple[list
 def _parts(
     events: list[dict[str, Any]], generate: int, traffic: DecodeTraffic, context: int
 ) -> dict[str, tuple[float, int]]:
-    """Seconds and bytes of each operator of ours in a token."""
+    """Seconds and bytes of each of FlowNPU's operators, per token."""
     runs = sorted(float(event["ts"]) for event in events if event["name"] == "model_run")
     durations: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for event in events:

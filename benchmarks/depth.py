@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what rounding activations costs models of more and more layers, trained here and with random weights.
+"""Measures how the error of rounding activations grows with the number of layers, in trained and in random models.
 
     python -m benchmarks.depth 4 12 24 --minutes 5 --keep build/depth
 
-Narrow models of Llama's form, which has no norms behind attention and feed-forward: what a layer makes goes into the
-residual stream as it is. Each is trained for some minutes on the pages of Python's reference that gemma3-topics is
-trained on (tests/fixtures/train_gemma3_topics.py), with that model's tokenizer, and reads pages that it has not seen,
-beside transformers in float32 with the weights that Q4NX holds. Its error is of logits, as in benchmarks/accuracy.py.
+The models are narrow ones of Llama's form, which has no norms behind attention and feed-forward: a layer's results go
+into the residual stream as they are. Each is trained for some minutes on the pages of Python's reference on which
+gemma3-topics is trained (tests/fixtures/train_gemma3_topics.py), with that model's tokenizer. It then reads pages that
+it has not seen, and its logits are compared with those of transformers in float32 on the same dequantised weights, as
+in benchmarks/accuracy.py.
 """
 
 import math
@@ -31,13 +32,13 @@ from tests.end_to_end.conftest import CHECKPOINT, logits_of
 from tests.fixtures.gemma3_training import q4nx_model, save_checkpoint
 from tests.fixtures.train_gemma3_topics import Encoder, read_corpus
 
-# Tokens of a row and rows of a step; of the held-out text that is read.
+# Tokens of a row and rows of a training step; tokens of the held-out text.
 _SEQUENCE, _BATCH, _HELD_OUT = 256, 4, 1024
-_PEAK_RATE, _WARM_UP = 2e-3, 0.05  # AdamW's, and the share of the time in which it rises
+_PEAK_RATE, _WARM_UP = 2e-3, 0.05  # AdamW's largest learning rate, and the share of the time in which it rises to it
 
 
 def configuration(layers: int, *, trained: bool) -> transformers.LlamaConfig:
-    """A Llama of so many layers; to be trained it begins with small weights, else it keeps its rows' size."""
+    """A Llama of `layers` layers; weights are small if it is to be trained, else large enough to keep rows' size."""
     return transformers.LlamaConfig(
         vocab_size=4096,
         hidden_size=128,
@@ -56,7 +57,7 @@ def configuration(layers: int, *, trained: bool) -> transformers.LlamaConfig:
 
 
 def train(model: Any, minutes: float, seed: int) -> int:
-    """Trains for so long; the steps that it made."""
+    """Trains a model for some minutes; returns the number of steps."""
     encoder, generator = Encoder(CHECKPOINT), random.Random(seed)  # noqa: S311  (no secrets)
     pages = read_corpus().training
     generator.shuffle(pages)
@@ -81,7 +82,7 @@ def train(model: Any, minutes: float, seed: int) -> int:
 
 
 def measure(name: str, checkpoint: Path) -> None:
-    """Prints a line for each way to round activations."""
+    """Converts a checkpoint; prints a line for each rounding of activations and each stage."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="eager"
     )

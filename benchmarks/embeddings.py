@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times embeddings, in turn with ONNX Runtime's CPU provider and sentence-transformers' own ONNX path.
+"""Times embeddings, in turn with ONNX Runtime's CPU provider and with sentence-transformers' ONNX backend.
 
     python -m benchmarks.embeddings minilm-l6
 
 runs at the root of the repository, and makes an environment with optimum and sentence-transformers the first time. All
-have one checkpoint of a known model's shape, with random weights, and one set of texts, as long as search queries,
-passages and pages. `onnxruntime` is optimum's export, float32, on ONNX Runtime's CPU provider with all its
-optimisations, in the batches and with the tokenizer of `flownpu embed`; `sentence-transformers` is the same export and
-provider in batches of its own (32 texts). Each round takes all in turn; figures are medians, and the ratios those of
-the rounds. The cosine is to the export's embeddings; random weights give texts embeddings that are much alike.
+engines have the same checkpoint of a known model's shape, with random weights, and the same texts, as long as search
+queries, passages or pages. `onnxruntime` is optimum's export in float32 on ONNX Runtime's CPU provider with all its
+optimisations, with the batches and the tokenizer of `flownpu embed`; `sentence-transformers` is the same export and
+provider in batches of its own (32 texts). The engines take turns in each round; times are medians, and ratios medians
+of the rounds' ratios. The cosine is that to the export's embeddings; with random weights all texts' embeddings are
+similar.
 """
 
 import tempfile
@@ -35,7 +36,7 @@ _FORMATS = ("bf16", "int8", "q4nx")
 
 
 def make_texts(count: int, kind: str) -> list[str]:
-    """Texts of words that are a few tokens each."""
+    """Random texts; each word is a few tokens."""
     random = np.random.default_rng(5)
     words = [word for sentence in SENTENCES[:4] for word in sentence.split()]
     least, most = _LENGTHS[kind]
@@ -50,7 +51,7 @@ def main(
     activations: Annotated[str, typer.Option(help="int8 or bf16")] = "int8",
     only: Annotated[str, typer.Option(help="Weights of FlowNPU's model: bf16, int8, q4nx, or all.")] = "all",
 ) -> None:
-    """Prints sentences a second, and the cosine to float32."""
+    """Prints sentences per second, and the cosine to float32."""
     formats = _FORMATS if only == "all" else (only,)
     given, threads = make_texts(texts, kind), usable_cores()
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times a mixture of experts, in turn with products of as many weights that all rows share.
+"""Times a mixture of experts, in turn with dense products that multiply a row by as many weights.
 
     python -m benchmarks.experts qwen3-30b-a3b
 
 runs at the root of the repository, with the module flownpu_testing (`make test` builds it). The products are a gated
-one and another of `experts_per_token` times an expert's size: they multiply a row by as many weights as the mixture
-does, and what the mixture takes longer is its own. Each call has other rows, which choose other experts, and other
-weights of the same memory, so that no cache holds them. For one row the share is that of the read roof, of the bytes
-that both must read (the mixture reads its router too).
+one and a plain one of `experts_per_token` times an expert's size: the time that the mixture takes longer is the cost of
+routing. Each call has other rows, which choose other experts, and the products use other parts of the same weights, so
+that no cache holds them. For one row, the rate of reading the weights (and the mixture's router) is shown as a share of
+the memory read roof.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ _CALLS = 64
 
 @dataclass(frozen=True)
 class Weights:
-    """A layer's, random."""
+    """Random weights of one layer's mixture: the router in bf16, the experts' projections as Q4NX blocks."""
 
     router: np.ndarray
     gate_up: np.ndarray
@@ -46,7 +46,7 @@ class Weights:
 
 
 def weights_of(decoder: Decoder) -> Weights:
-    """Those of the decoder's first layer."""
+    """Random weights for the decoder's first layer."""
     random, found = RandomWeights(0), {}
     for weight in weight_plan(replace(decoder, layers=decoder.layers[:1])):
         if isinstance(weight, RouterWeight):
@@ -60,7 +60,7 @@ def weights_of(decoder: Decoder) -> Weights:
 def mixture_calls(
     decoder: Decoder, mixture: Mixture, weights: Weights, rows: int, options: dict[str, str]
 ) -> list[Callable[[], None]]:
-    """Runs of Q4NXMoE on other rows each."""
+    """Runs of Q4NXMoE, each on other rows."""
     given = [weights.router, weights.gate_up, weights.down]
     states = _states(decoder, rows)
     node = Node(
@@ -81,7 +81,7 @@ def mixture_calls(
 def product_calls(
     decoder: Decoder, mixture: Mixture, weights: Weights, rows: int, options: dict[str, str]
 ) -> list[Callable[[], None]]:
-    """Runs of the two products, of other weights each."""
+    """Runs of the two products, each with other weights."""
     hidden, inner = decoder.hidden_size, mixture.experts_per_token * decoder.feed_forward_size
     parts = mixture.experts // mixture.experts_per_token
     height, width = inner // q4nx.BLOCK_ROWS, inner // q4nx.GROUP

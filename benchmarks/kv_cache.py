@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times decode steps behind long contexts, for types of the KV cache in turn.
+"""Times decode steps at long contexts, for types of the KV cache in turn.
 
     python -m benchmarks.kv_cache qwen3-0.6b --depth 16384,32768
 
-makes the shape with random weights once for each type and runs single tokens in ONNX Runtime behind caches of random
-keys and values: no prompt is read, which takes minutes. All types of one depth are loaded at once and step in turn,
-round after round, so that what disturbs the machine disturbs all; and so do sessions behind 16 tokens, whose time taken
-off leaves that of the full context's attention. Beside the least and the median times stands what is read.
+makes a model of the shape with random weights for each type, and runs single tokens in ONNX Runtime with caches of
+random keys and values: a prompt, which takes minutes, is not read. All types of one depth are loaded at once and step
+in turn, round after round, so that disturbances of the machine affect all. Sessions with a context of 16 tokens take
+turns with them; subtracting their time leaves that of attention to the long context. The table shows minimum and median
+times, and the bytes that a step reads.
 """
 
 import tempfile
@@ -28,14 +29,14 @@ from flownpu.convert.make_model import make_model
 from flownpu.machine import describe_machine
 
 _NUMPY = {"tensor(bfloat16)": np.uint16, "tensor(float16)": np.float16, "tensor(float)": np.float32}
-_BFLOAT16 = 16  # ONNX's number of it
+_BFLOAT16 = 16  # ONNX's number for the type
 _SHALLOW = 16
 _BLOCK = 64
 
 
 @dataclass
 class Stepper:
-    """A session behind `depth` tokens, and the seconds of its steps."""
+    """A session with `depth` tokens in its KV cache, the bytes that a step reads, and the seconds of its steps."""
 
     kv_dtype: str
     depth: int
@@ -45,14 +46,14 @@ class Stepper:
     seconds: list[float] = field(default_factory=list)
 
     def step(self) -> None:
-        """Runs one token, always the one at the end of the context."""
+        """Runs one token, always at the last position of the context."""
         started = time.perf_counter()
         self.session.run_with_iobinding(self.binding)
         self.seconds.append(time.perf_counter() - started)
 
 
 def random_rows(value: Any, depth: int) -> onnxruntime.OrtValue:
-    """A cache of `depth` positions whose numbers are of keys' size; some rows, repeated."""
+    """A cache of `depth` positions with normal random numbers; a block of rows is repeated."""
     rng = np.random.default_rng(0)
     _, heads, _, columns = value.shape
     if value.type == "tensor(int8)":
@@ -70,7 +71,7 @@ def random_rows(value: Any, depth: int) -> onnxruntime.OrtValue:
 
 
 def stepper(folder: Path, kv_dtype: str, depth: int, options: dict[str, str]) -> Stepper:
-    """A session whose caches, past and present at once, are filled up to the token that each step computes."""
+    """A session whose caches, shared by past and present, are full up to the token that each step computes."""
     settings = onnxruntime.SessionOptions()
     name = flownpu.get_ep_name()
     devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == name][:1]

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times decoding with `--lookup`, and without, on texts of this repository.
+"""Times decoding with and without `--lookup`, on texts of this repository.
 
     flownpu make-model gemma3-1b gemma3-1b --random --symmetric
     python -m benchmarks.lookup gemma3-1b
 
-Random weights say nothing that a lookup could find. So the text is *forced*: the model computes all that it would, and
-the token that is chosen is that of a known text, as if the model said it. What is kept is then decided by the text,
-what it costs by the machine. With --own the model chooses itself, which only a trained one makes sense of:
+A model with random weights does not write text in which a lookup finds anything. So the text is *forced*: the model
+computes all that it would, but the next token of a known text is chosen, as if the model had written it. The text then
+determines which candidates are kept, the machine what they cost. With --own the model chooses itself, which makes sense
+for a trained model only:
 
     flownpu convert tests/fixtures/gemma3-topics topics
     python -m benchmarks.lookup topics --own
 
-Tokens are those of the tests' small model, a vocabulary of 4096 from this kind of text: shorter than a large
-vocabulary's. Plain decoding is GenAI's own loop on the unchanged graph; the two take turns, and their ratio is the
-median of the pairs'.
+Tokens are those of the tests' small model, whose vocabulary of 4096 was made from this kind of text: they are shorter
+than a large vocabulary's. Plain decoding is GenAI's own loop on the unchanged graph; the two take turns, and the ratio
+is the median of the pairs' ratios.
 """
 
 import time
@@ -39,21 +40,21 @@ GREEDY = Sampling(temperature=0)
 
 
 class ForcedChoice(Choice):
-    """Chooses the tokens of a text, by logits of which the text's next token has by far the largest."""
+    """Chooses the tokens of a text, by making the logit of the text's next token by far the largest."""
 
     def __init__(self, choice: Choice, text: list[int]) -> None:
         self.generator, self._row = choice.generator, choice._row
         self._text = iter(text)
 
     def next(self, logits: NDArray[np.float32]) -> int:
-        """See `Choice.next`; the logits are copied as if they counted."""
+        """See `Choice.next`; the logits are copied, so that this costs as much as a real choice."""
         forced = logits.copy()
         forced[next(self._text)] = 1e6
         return super().next(forced)
 
 
 def texts() -> Iterator[tuple[str, str, str]]:
-    """A kind of task, its prompt, and what is said in answer."""
+    """Tasks: their kind, their prompt, and the text of the answer."""
     page = (ROOT / "docs" / "use" / "serve.md").read_text(encoding="utf-8")
     section = page[page.index("## How answers are computed") : page.index("## Bounds")]
     yield "quote", f"{section}\nQuote the section word by word.\n", section
@@ -98,7 +99,8 @@ def main(
             generator = looking.generator(context, GREEDY, min_length=context)
             assert isinstance(generator, SpeculativeGenerator)
             if not own:
-                # The reader cannot be made to say a text: all steps go the longer way, that of sampled text.
+                # The reader cannot be made to choose a text's tokens, so that every step uses the choice, as for
+                # sampled text.
                 generator._choice, generator._reader_chooses = ForcedChoice(generator._choice, [*text, *text]), False
             pairs.append((seconds, decode(generator, prompt, tokens)))
             tally = generator.tally

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a prompt goes, beside what its products take at the roof of int8 dot products.
+"""Splits the time of a prompt by operators, beside the time of its products at the roof of int8 dot products.
 
     flownpu make-model gemma3-1b --random --symmetric gemma3-1b
     python -m benchmarks.prompt_parts gemma3-1b --shape gemma3-1b --prompt 1024,4096
 
-The parts are ONNX Runtime's profile of the run that took the least time, which itself costs some of it; the roof is
-measured before each run, and is the largest that was seen.
+The parts are those of ONNX Runtime's profile of the fastest run; profiling takes some time itself. The roof is measured
+before each run, and the largest counts.
 """
 
 import json
@@ -56,7 +56,7 @@ def main(
 
 
 def _measure(model: Path, tokens: int, repeats: int, threads: int) -> tuple[float, list[float], list[dict[str, Any]]]:
-    """The roof, the seconds of each prompt, and the profile of a short one and of them."""
+    """The roof, the seconds of each prompt, and the profile of a short prompt and of these."""
     with tempfile.TemporaryDirectory() as scratch:
         prefix = Path(scratch) / "profile"
         opened = LanguageModel(model, options={"activations": "int8"}, threads=threads, profile=prefix)
@@ -70,19 +70,19 @@ def _measure(model: Path, tokens: int, repeats: int, threads: int) -> tuple[floa
             opened.append(generator, ids)
             walls.append(time.perf_counter() - started)
             del generator
-        del opened  # the session writes the profile when it ends
+        del opened  # the session writes the profile when it is deleted
         (path,) = prefix.parent.glob("profile*.json")
         return max(roofs), walls[1:], json.loads(path.read_text(encoding="utf-8"))
 
 
 def _runs_of(runs: list[dict[str, Any]], repeats: int) -> list[list[dict[str, Any]]]:
-    """A long prompt is several runs of the model, of each repeat as many."""
+    """The runs of the model by repeat: a long prompt takes several runs, the same number in each repeat."""
     each = len(runs) // repeats
     return [runs[i * each : (i + 1) * each] for i in range(repeats)]
 
 
 def _parts(events: list[dict[str, Any]], runs: list[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of each operator of ours in the runs."""
+    """Seconds of each of FlowNPU's operators in the runs."""
     begin = float(runs[0]["ts"])
     end = float(runs[-1]["ts"]) + float(runs[-1]["dur"])
     operators: defaultdict[str, float] = defaultdict(float)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times the start: loading a model, and the first token of a short prompt; and two sessions beside each other.
+"""Times the start: loading a model, and the first token of a short prompt; and two sessions at the same time.
 
     python -m benchmarks.start gemma3-1b --prompt 32
 
 runs at the root of the repository, on a folder that `flownpu convert` or `flownpu make-model` wrote. Every repetition
-is a process of its own. `--cold` asks the system to forget the file first, so that loading and the first token read the
-disk. Two sessions generate, one after the other and then at the same time: together they should take no longer.
+is a process of its own. `--cold` asks the system to drop the files from its page cache first, so that loading and the
+first token read the disk. Two sessions generate one after the other, then at the same time, which should take no
+longer.
 """
 
 import json
@@ -27,7 +28,7 @@ _NEW_TOKENS = 32
 
 
 def _reply(model: LanguageModel, prompt: int) -> Timing:
-    """Reads a prompt of random tokens and generates; GenAI's generator is made inside the time to the first token."""
+    """Reads a prompt of random tokens and generates; making GenAI's generator counts in the time to the first token."""
     tokens = np.random.default_rng(0).integers(3, model.vocabulary_size, prompt, dtype=np.int32)
     timing = Timing()
     started = time.perf_counter()
@@ -40,7 +41,7 @@ def _reply(model: LanguageModel, prompt: int) -> Timing:
 
 
 def _measure(folder: Path, prompt: int) -> dict[str, float]:
-    """Seconds of one process: loading, first token, a second first token, and two sessions' replies."""
+    """Seconds in one process: loading, the first token of two prompts, and the replies of two sessions."""
     model = LanguageModel(folder)
     first, second = _reply(model, prompt), _reply(model, prompt)
     models = [model, LanguageModel(folder)]
@@ -79,7 +80,7 @@ def main(
     cold: Annotated[bool, typer.Option(help="forget the file before each process")] = False,
     measure: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Prints medians in milliseconds, with the least and the most."""
+    """Prints medians in milliseconds, with minima and maxima."""
     if measure:
         print(json.dumps(_measure(folder, prompt)))
         return

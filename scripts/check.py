@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quick check: of what differs from a commit, style, types and the tests that look at it. CI runs everything."""
+"""The quick check: style, types and related tests of the files that differ from a commit. CI runs everything."""
 
 import argparse
 import re
@@ -12,7 +12,8 @@ from pathlib import Path
 from scripts import lint
 
 ROOT = lint.ROOT
-# Where the tests of a folder are, the deepest first. Below them, `aie/cost/` is `tests/aie/cost/` where that exists.
+# Folders and where their tests are, the deepest first. Subfolders correspond: those of `aie/cost/` are in
+# `tests/aie/cost/`, if that exists.
 FOLDERS = {
     "aie": "tests/aie",
     "ep": "tests/ep",
@@ -23,7 +24,7 @@ FOLDERS = {
     "python/native": "tests/ops",
     "scripts": "tests/scripts",
 }
-# These hold the tests of many things, or of minutes: of them only those that name what changed.
+# Folders with tests of many things, or tests that take minutes: only those are run whose names match a changed file.
 MANY = {"tests", "tests/aie", "tests/cli", "tests/fuzz"}
 PAGES = "tests/docs/test_pages.py"
 
@@ -48,28 +49,28 @@ def main() -> int:
     return 0 if passed else 1
 
 
-NO_TESTS = 5  # pytest's exit code where all that were found are left out
+NO_TESTS = 5  # pytest's exit code if no test is selected
 
 
 def parallel(tests: list[str]) -> list[str]:
-    """In several processes, if there is enough to do that starting them pays."""
+    """Arguments of pytest: several processes, if there are enough tests for them."""
     return ["--numprocesses", "auto", "--maxprocesses", "4", "--dist", "loadfile"] if len(tests) > 1 else []
 
 
 def selection(changed: Iterable[Path]) -> list[str]:
-    """Arguments of pytest: of blocks of code in pages, which take seconds each, only those of pages that changed."""
+    """Arguments of pytest: the tests of code blocks in pages, which take seconds each, only for pages that changed."""
     pages = [file.as_posix() for file in changed if file.suffix == ".md"]
     return ["-k", " or ".join(["not test_block", *pages])]
 
 
 def branched_from(main: str) -> str:
-    """The commit at which this branch left another; HEAD where there is no such branch."""
+    """The commit at which this branch left branch `main`; HEAD if there is no such branch."""
     done = subprocess.run(["git", "merge-base", "HEAD", main], cwd=ROOT, check=False, capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else "HEAD"
 
 
 def tests_of(changed: Iterable[Path]) -> list[str]:
-    """The test files and folders that look at these files; what is not in the tree any more has none."""
+    """The test files and folders that belong to these files; files that were removed have none."""
     found: set[Path] = set()
     for file in changed:
         found |= {ROOT / test for test in tests_of_file(file)} if (ROOT / file).exists() else set()
@@ -78,9 +79,9 @@ def tests_of(changed: Iterable[Path]) -> list[str]:
 
 
 def tests_of_file(file: Path) -> set[str]:
-    """Those in its folder's place, those that have its name, and those that import it.
+    """The tests of a file: those in the folder for its folder, those with its name, and those that import it.
 
-    If none do: those that have its folder's name, or import what imports it.
+    If there are none: those with its folder's name, or that import a module which imports it.
     """
     if is_test(file):
         return {file.as_posix()}
@@ -97,8 +98,8 @@ def tests_of_file(file: Path) -> set[str]:
 
 
 def mirror_of(file: Path) -> str:
-    """The folder of the tests of a file's folder; nothing where there is none."""
-    if file.parts[0] == "tests":  # what tests share
+    """The folder with the tests of a file's folder; "" if there is none."""
+    if file.parts[0] == "tests":  # a module that tests share
         return file.parent.as_posix()
     source = next((folder for folder in FOLDERS if file.is_relative_to(folder)), None)
     if source is None:
@@ -111,13 +112,13 @@ def mirror_of(file: Path) -> str:
 
 
 def named(name: str) -> set[str]:
-    """The tests whose file has this name, or has it in its name."""
+    """The tests in whose file's name this name is a word."""
     pattern = re.compile(rf"(^|_){re.escape(name.strip('_'))}(_|\.)")
     return {test.as_posix() for test in test_files() if pattern.search(test.name)}
 
 
 def importing(file: Path, files: Iterable[Path]) -> set[str]:
-    """Those of the files that import a Python module."""
+    """The files among `files` that import the Python module `file`."""
     if file.suffix != ".py":
         return set()
     module = ".".join(file.with_suffix("").parts).removeprefix("python.").removesuffix(".__init__")
@@ -126,29 +127,29 @@ def importing(file: Path, files: Iterable[Path]) -> set[str]:
     ways = rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{re.escape(name)}\b"
     pattern = re.compile(ways)
     texts = {user: text_of(user) for user in files if user != file}
-    # Few have the name at all, which is found in a hundredth of the time.
+    # Most files do not have the name at all; looking for it takes a hundredth of the pattern's time.
     return {str(user) for user, text in texts.items() if name in text and pattern.search(text)}
 
 
 @cache
 def text_of(file: Path) -> str:
-    """What a file holds."""
+    """The text of a file."""
     return (ROOT / file).read_text(encoding="utf-8")
 
 
 def is_test(file: Path) -> bool:
-    """Whether pytest collects it."""
+    """Whether pytest collects the file."""
     return file.suffix == ".py" and (file.name.startswith("test_") or file.name.endswith("_test.py"))
 
 
 def python_files(*folders: str) -> list[Path]:
-    """All in these folders."""
+    """All Python files in these folders."""
     return [file.relative_to(ROOT) for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
 
 
 @cache
 def test_files() -> list[Path]:
-    """All that pytest collects."""
+    """All files that pytest collects."""
     return [file for file in python_files("tests", "graph_rewrites") if is_test(file)]
 
 

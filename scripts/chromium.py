@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gets Debian's Chromium, in which the tests use the server's chat page and scripts/figures/chat_page.py draws it.
+"""Gets Debian's Chromium, with which the tests use the server's chat page and scripts/figures/chat_page.py draws it.
 
-A browser that is installed is taken as it is. Otherwise the packages are unpacked into build/chromium/ and run from
-there with their own libraries and font, so root is not needed. Run it as `python -m scripts.chromium`.
+A browser that is installed is used. Otherwise the packages are unpacked into build/chromium/ and run from there with
+their own libraries and font, so root is not needed. Run it as `python -m scripts.chromium`.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from scripts.debian_packages import Apt, UnavailableError
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "chromium"
 INSTALLED = ("chromium-headless-shell", "chromium", "google-chrome", "google-chrome-stable")
-# A page shows text: without a font there is none.
+# Without a font the page would show no text.
 PACKAGES = ("chromium-headless-shell", "fonts-dejavu-core")
 PROGRAM = "chromium-headless-shell"
 STARTER = FOLDER / "chromium"
 
 
 def find() -> str | None:
-    """The program."""
+    """The path of a browser; None if there is none."""
     installed = (shutil.which(name) for name in INSTALLED)
     return next((path for path in installed if path), str(STARTER) if STARTER.is_file() else None)
 
 
 def reason() -> str:
-    """What to say where there is none."""
+    """Why there is no browser, or how to get one."""
     return debian_packages.reason(FOLDER, "there is no Chromium: python -m scripts.chromium gets Debian's")
 
 
 def fetch() -> None:
-    """Gets Chromium and what it needs that is not installed.
+    """Gets Chromium and those of its dependencies that are not installed.
 
     Raises:
         UnavailableError: that cannot be done here; the message says why.
@@ -74,7 +74,7 @@ exec "$here/{program.relative_to(FOLDER)}" "$@"
 
 
 def main() -> None:
-    """Makes sure of Chromium, or says why there is none."""
+    """Gets Chromium unless there is one, or says why it cannot be had."""
     debian_packages.make_sure("Chromium", "for tests of the chat page: 100 MB", FOLDER, find=find, fetch=fetch)
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs what others have written to try servers and to spread work, in environments of their own, for the tests.
+"""Installs third-party suites that test servers, and Ray, for the tests; each into an environment of its own.
 
     python -m scripts.client_suites [compatcanary] [lm-eval] [ray]
 
-Without names, what is small enough for every run of the tests: compatcanary. lm-eval and Ray are of some 770 MB each.
-They lie in the cache folder of `flownpu bench --against` ($XDG_CACHE_HOME/flownpu/peers).
+Without names it installs compatcanary, which is small enough for every run of the tests. lm-eval and Ray take some
+770 MB each. They are put into the cache folder of `flownpu bench --against` ($XDG_CACHE_HOME/flownpu/peers).
 """
 
 import shutil
@@ -22,7 +22,7 @@ COMPATCANARY = "compatcanary@0.2.2"
 
 
 def compatcanary() -> Path | None:
-    """The command line of compatcanary, for node; None: it is not installed, or node is not."""
+    """The script of compatcanary's command line, for node; None: it or node is not installed."""
     folder = cache_folder() / "compatcanary"
     if not (folder / MARKER).is_file() or shutil.which("node") is None:
         return None
@@ -30,18 +30,18 @@ def compatcanary() -> Path | None:
 
 
 def python_of(name: str) -> Path | None:
-    """The interpreter of one of ENVIRONMENTS; None: it is not installed."""
+    """The Python interpreter of one of ENVIRONMENTS; None: it is not installed."""
     folder = cache_folder() / name / "environment"
     return folder / "bin" / "python" if (folder / MARKER).is_file() else None
 
 
 def reason(name: str) -> str:
-    """What to say where one is not installed."""
+    """The message that a suite is not installed, and how to install it."""
     return f"{name} is not installed: python -m scripts.client_suites {name} does it"
 
 
 def install(name: str) -> None:
-    """Installs one, unless it is there.
+    """Installs a suite, unless it is there.
 
     Raises:
         FlowNPUError: that cannot be done here; the message says why.
@@ -61,7 +61,7 @@ def install(name: str) -> None:
 
 
 def main() -> int:
-    """Installs those that are named; what cannot be had is told, and its tests are skipped with a reason."""
+    """Installs the suites that are named; prints which cannot be had, and their tests will be skipped."""
     for name in sys.argv[1:] or ["compatcanary"]:
         try:
             install(name)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gets packages of Debian or Ubuntu for the tests, without root: apt downloads them into a folder of ours.
+"""Gets packages of Debian or Ubuntu for the tests, without root: apt downloads them into a folder of the build.
 
-Where there is no apt, or no network, the reason is written down in that folder, and the tests that need the packages
-are skipped with it.
+If there is no apt, or no network, the reason is written into that folder, and the tests that need the packages are
+skipped with this reason.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["Apt", "UnavailableError", "make_sure", "reason"]
 
 SECONDS = 600
-# apt's state, which is of no use once the packages are unpacked.
+# Folders of apt's state, which are not needed once the packages are unpacked.
 STATE = ("cache", "lists", "packages")
 
 
 class UnavailableError(RuntimeError):
-    """Why a package cannot be had."""
+    """A package cannot be had; the message says why."""
 
 
 class Apt:
@@ -34,8 +34,8 @@ class Apt:
 
     Args:
         folder: `root/` in it gets the packages' files.
-        what: is wanted, for messages: "mlir-opt".
-        architecture: of the packages, as Debian names it: "arm64"; empty for the machine's.
+        what: name of what is wanted, for messages: "mlir-opt".
+        architecture: Debian's name of the packages' architecture: "arm64"; empty for the machine's.
 
     Raises:
         UnavailableError: this machine has none of apt's programs.
@@ -49,7 +49,7 @@ class Apt:
         shutil.rmtree(folder, ignore_errors=True)
         for name in ("lists/partial", "cache/archives/partial", "packages"):
             (folder / name).mkdir(parents=True)
-        # Without root no lock can be taken and no other user be become; lists and archives are ours.
+        # Without root apt can neither take locks nor change its user; neither is needed with lists of its own.
         self._settings = (
             f'Dir::State::lists "{folder}/lists";\nDir::Cache "{folder}/cache";\n'
             'Debug::NoLocking "true";\nAPT::Sandbox::User "root";\nAcquire::Languages "none";\n'
@@ -60,14 +60,14 @@ class Apt:
         (folder / "apt.conf").write_text(self._settings, encoding="utf-8")
 
     def use_suite(self, suite: str, *, with_sources: bool = False) -> None:
-        """Looks at one suite of the machine's own Debian mirror, instead of at what the machine does.
+        """Uses one suite of the machine's Debian mirror, instead of the machine's own package sources.
 
         Args:
-            suite: of Debian: "testing". Backports are looked at with the suite that they are for, and come first.
-            with_sources: at its source packages too.
+            suite: a suite of Debian: "testing". Backports are used together with their suite, and preferred to it.
+            with_sources: also use the suite's source packages.
 
         Raises:
-            UnavailableError: the machine has no source of Debian's, or its mirror no such suite.
+            UnavailableError: the machine has no Debian source, or its mirror lacks the suite.
         """
         mirror, keyring = self._debian_mirror()
         signed = f"Signed-By: {keyring}\n" if keyring else ""
@@ -83,11 +83,11 @@ class Apt:
         self.run("apt-get", "update", "-q")
 
     def use_machine(self) -> None:
-        """Looks at the machine's own sources, as at first."""
+        """Uses the machine's own package sources, like a new object."""
         (self.folder / "apt.conf").write_text(self._settings, encoding="utf-8")
 
     def _debian_mirror(self) -> tuple[str, str]:
-        """The address of Debian's archive in the machine's sources, and the keys that it is signed with."""
+        """The address of Debian's archive in the machine's sources, and the path of its signing keys ("": none)."""
         self.use_machine()
         layout = "$(ORIGIN)|$(LABEL)|$(COMPONENT)|$(REPO_URI)|$(SOURCESENTRY)"
         for line in self.run("apt-get", "indextargets", "--format", layout, "Created-By: Packages").splitlines():
@@ -105,7 +105,7 @@ class Apt:
         return match[1] if match and match[1] != "(none)" else ""
 
     def missing(self, package: str) -> list[str]:
-        """A package and all that it depends on, but for what is installed."""
+        """Those packages that are not installed, among a package and all its dependencies."""
         names = self.dependencies("--recurse", package)
         installed = self.run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\\n")
         return sorted(names - set(re.findall(r"^(\S+) installed$", installed, re.MULTILINE)))
@@ -120,14 +120,14 @@ class Apt:
         return sorted(found)
 
     def dependencies(self, *arguments: str) -> set[str]:
-        """What `apt-cache depends` names."""
+        """The packages that `apt-cache depends` names."""
         no = [f"--no-{kind}" for kind in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")]
         said = self.run("apt-cache", "depends", *no, *arguments)
         return set(re.findall(r"^(?:[ |]*\w*Depends: )?([a-z0-9][a-z0-9+.-]*)$", said, re.MULTILINE))
 
     def unpack(self, *packages: str) -> None:
         """Downloads packages and puts their files into `root/`."""
-        # Not apt-get install: that wants a system whose packages are all in order.
+        # apt-get install would require that the system's packages are all in order.
         self.run("apt-get", "download", "-q", *packages)
         for file in sorted((self.folder / "packages").glob("*.deb")):
             self.run("dpkg-deb", "-x", str(file), str(self.folder / "root"))
@@ -143,12 +143,12 @@ class Apt:
         return self._debian_mirror()[0]
 
     def finish(self) -> None:
-        """Removes all but the packages' files."""
+        """Removes everything except the packages' files."""
         for name in STATE:
             shutil.rmtree(self.folder / name)
 
     def run(self, *command: str) -> str:
-        """What a command says.
+        """Runs a command; returns its stdout.
 
         Raises:
             UnavailableError: it fails; the message has its last line.
@@ -178,13 +178,13 @@ class Apt:
 
 
 def make_sure(what: str, note: str, folder: Path, find: Callable[[], str | None], fetch: Callable[[], None]) -> None:
-    """Makes sure of something, or says why it cannot be had; never fails, for the tests run without it too.
+    """Gets something unless it is there, or prints why it cannot be had; never fails: its tests are skipped without it.
 
     Args:
-        what: is wanted.
-        note: why, and how much is to be downloaded.
+        what: name of what is wanted.
+        note: what it is for, and how much is downloaded.
         folder: where `fetch` puts it, and where the reason is kept.
-        find: says where it is.
+        find: returns where it is, or None.
         fetch: gets it, or raises UnavailableError.
     """
     if find() is None:
@@ -200,6 +200,6 @@ def make_sure(what: str, note: str, folder: Path, find: Callable[[], str | None]
 
 
 def reason(folder: Path, otherwise: str) -> str:
-    """Why `make_sure` did not get it; `otherwise`, if it was not asked."""
+    """Why `make_sure` failed; `otherwise`, if it was not run."""
     file = folder / "reason"
     return file.read_text(encoding="utf-8") if file.is_file() else otherwise

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says which units of C++ can be read as one: the header files that they share are then read once.
+"""Groups translation units of C++ that can be compiled as one, so that the headers that they share are read once.
 
 Most of the time to compile a unit of a hundred lines goes into what it includes. Units that define the same name cannot
-be one. Each line of the output is a group.
+be joined. Each line of the output is a group.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# What a unit defines at the margin: units that share such a name are not read as one.
+# A name that a unit defines at the beginning of a line: units that share such a name are not joined.
 DEFINED = re.compile(
     r"^(?!using namespace|namespace|return|template)[a-zA-Z](?:[\w<>,*& ]|::)*?(?<![:\w])(\w+)"
     r"(?=;| = |\[|\(| ?\{| final| :)",
@@ -20,18 +20,20 @@ DEFINED = re.compile(
 )
 NAMESPACE = re.compile(r"^namespace ([\w:]+) \{", re.MULTILINE)
 ENUMERATORS = re.compile(r"^enum (?!class).*", re.MULTILINE)
-# Units that are read alone: macros would go on into others.
+# A macro definition: units that have any are compiled alone, for macros would affect the units after them.
 ALONE = re.compile(r"^#define ", re.MULTILINE)
-# What a unit takes over into its namespace. Units that have the word are not read with it: they could mean something
-# else by it, or use it, which would hide that it is needless. (Within a function or a class a `using` is indented.)
+# A name that a unit brings into its namespace with a using-declaration. Units that have the word are not joined with
+# it: they could mean something else by it, or use it, which would hide that the declaration is not needed. (Within a
+# function or a class a `using` is indented.)
 TAKEN_OVER = re.compile(r"^using (?:\w+::)+(\w+);", re.MULTILINE)
-# Units that have all names of a namespace: two of them share no name that they define, and none takes over more.
+# A using-directive, with which a unit has all names of a namespace. What such a unit defines is compared as if it were
+# in the global namespace, too; one that also has using-declarations is compiled alone.
 DIRECTIVE = re.compile(r"^using namespace ", re.MULTILINE)
 WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def main() -> None:
-    """Prints the groups, a line each."""
+    """Prints the groups, one per line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most", type=int, default=16, help="units in a group [16]")
     parser.add_argument("units", nargs="*", type=Path)
@@ -42,7 +44,7 @@ def main() -> None:
 
 @dataclass
 class Group:
-    """Units that are read as one; the names that they define and take over, and all of their words."""
+    """Units that are joined; the names that they define and bring in by `using`, and all words in them."""
 
     units: list[Path] = field(default_factory=list)
     defined: set[str] = field(default_factory=set)
@@ -51,7 +53,7 @@ class Group:
     closed: bool = False
 
     def bears(self, other: Group) -> bool:
-        """Whether the units of both can be one."""
+        """Whether the units of both groups can be joined."""
         return not (
             self.closed
             or other.closed
@@ -61,7 +63,7 @@ class Group:
         )
 
     def add(self, other: Group) -> None:
-        """Takes the units of another group, too."""
+        """Adds the units of another group."""
         self.units += other.units
         self.defined |= other.defined
         self.taken_over |= other.taken_over
@@ -69,7 +71,7 @@ class Group:
 
 
 def groups(units: list[Path], most: int) -> list[list[Path]]:
-    """Units that have no name in common, at most so many together."""
+    """Groups of at most `most` units that can be joined."""
     found: list[Group] = []
     for unit in units:
         one = alone(unit)

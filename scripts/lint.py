@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every check of style and types, at a desk and in CI alike: licences, ruff, mypy, clang-format, clang-tidy, docs."""
+"""Every check of style and types, for developers and CI: licences, ruff, mypy, clang-format, clang-tidy, docs."""
 
 import argparse
 import hashlib
@@ -19,20 +19,20 @@ BUILD = ROOT / "build" / "lint"
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 FOLDERS = ("aie", "benchmarks", "ep", "graph_rewrites", "ops", "python", "scripts", "tests")
 SOURCES = (".cc", ".h", ".py")
-# Says of each file that it is not formatted, not of each place in it.
+# Reports each unformatted file once, not each place in it.
 FORMAT_CHECK = ("--dry-run", "--Werror", "--ferror-limit=1")
-# A comment or docstring that leaves out what it is about: the reader has to guess it from the name below it.
+# A comment or docstring without a subject, which a reader would have to guess from the name below it.
 RIDDLE = re.compile(r'(?://|#|"""|^ \*) *Of (?!course)', re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#include ["<]([^">]+)[">]', re.MULTILINE)
-# How many units clang-tidy reads as one; with more of them the last one to end leaves a core without work for longer.
+# How many units clang-tidy reads as one; with larger groups, cores idle for longer until the last group is done.
 TOGETHER = 8
 JOIN_UNITS = str(ROOT / "scripts" / "join_units.py")
-# One finding of clang-tidy: its line and the notes and code below it.
+# One finding of clang-tidy: its line, and the notes and code below it.
 FINDING = re.compile(r"^/\S+ (?:error|warning): .*\n(?:(?!/\S+ (?:error|warning): |\[\d|Error while).*\n)*", re.M)
 
 
 def main() -> int:
-    """Runs the checks and says which failed; the exit code is 1 if one did."""
+    """Runs the checks and prints which failed; the exit code is 1 if one did."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fix", action="store_true", help="mend what the tools can mend by themselves")
     parser.add_argument(
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def differing(base: str) -> list[Path]:
-    """The files that differ from a commit, and those that git does not know yet."""
+    """The files that differ from a commit, and those that git does not track."""
     names = []
     for command in (["diff", "--name-only", base], ["ls-files", "--others", "--exclude-standard"]):
         done = subprocess.run([tool("git"), *command], cwd=ROOT, check=True, capture_output=True, text=True)
@@ -82,7 +82,7 @@ def shown(file: Path) -> bool:
 
 
 def units_of(changed: set[Path], units: list[Path]) -> list[Path]:
-    """What clang-tidy is to read: changed units, and for each changed header one that includes it."""
+    """The units for clang-tidy: changed ones, and for each changed header one that includes it."""
     found = {unit for unit in units if unit in changed}
     for header in (file for file in changed if file.suffix in (".h", ".hpp") and (ROOT / file).exists()):
         users = [unit for unit in units if ROOT / header in includes(ROOT / unit)]
@@ -93,7 +93,7 @@ def units_of(changed: set[Path], units: list[Path]) -> list[Path]:
 
 @cache
 def includes(file: Path) -> frozenset[Path]:
-    """The project's files that a file includes, directly or not, and itself."""
+    """A file and all of the project's files that it includes, directly or indirectly."""
     found, ways = {file}, [file]
     while ways:
         one = ways.pop()
@@ -106,7 +106,7 @@ def includes(file: Path) -> frozenset[Path]:
 
 
 def tool(name: str) -> str:
-    """The tool of this Python's environment, activated or not."""
+    """The path of a tool: in this Python's environment, even if it is not activated, or on PATH."""
     path = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if path is None:
         sys.exit(f'lint: {name} is not installed: pip install "flownpu[dev]"')
@@ -114,7 +114,7 @@ def tool(name: str) -> str:
 
 
 def complaints(name: str, *arguments: str, **environment: str) -> str:
-    """What a tool says if it fails; nothing if it ends well."""
+    """The output of a tool if it fails; "" if it succeeds."""
     done = subprocess.run(
         [tool(name), *arguments],
         cwd=ROOT,
@@ -128,19 +128,19 @@ def complaints(name: str, *arguments: str, **environment: str) -> str:
 
 
 def run(name: str, *arguments: str) -> bool:
-    """Whether a tool ends well; shows what it says if not."""
+    """Whether a tool succeeds; prints its output if not."""
     text = complaints(name, *arguments)
     print(text, end="")
     return not text
 
 
 def run_on(files: list[Path], name: str, *arguments: str) -> bool:
-    """Like `run`, on these files; true if there are none."""
+    """Like `run`, with these files as arguments; True if there are none."""
     return not files or run(name, *arguments, *map(str, files))
 
 
 def check_licences(files: list[Path]) -> bool:
-    """Whether every source file says its licence in its first line."""
+    """Whether every source file names its licence in its first line."""
     missing = [file for file in files if LICENCE not in (ROOT / file).read_text(encoding="utf-8").partition("\n")[0]]
     for file in missing:
         print(f"{file}: expected '{LICENCE}' in the first line")
@@ -148,7 +148,7 @@ def check_licences(files: list[Path]) -> bool:
 
 
 def check_comments(files: list[Path]) -> bool:
-    """Whether every comment says what it is about, rather than of what something unnamed is."""
+    """Whether every comment has a subject, rather than beginning with "Of"."""
     passed = True
     for file in files:
         text = (ROOT / file).read_text(encoding="utf-8")
@@ -160,15 +160,15 @@ def check_comments(files: list[Path]) -> bool:
 
 
 def check_types() -> bool:
-    """Checks the package and the scripts with mypy; in `python/` links lead to the parts that lie elsewhere."""
+    """Checks the package and the scripts with mypy; in `python/` there are links to the parts that are elsewhere."""
     source = ROOT / "python"
-    # The native module's types, which the build wrote: `make lint` installs first.
+    # The native module's types, which the build has written: `make lint` installs the package first.
     stub = Path(sysconfig.get_path("platlib")) / "flownpu" / "_native.pyi"
     if stub.exists():
         shutil.copy(stub, source / "flownpu" / "_native.pyi")
     text = complaints("mypy", "--strict", "-p", "flownpu", MYPYPATH=str(source))
     text += complaints("mypy", "--strict", "--follow-imports=silent", "scripts", MYPYPATH=str(source))
-    # A reader wants the names of the files, not of the links to them.
+    # Prints the files' own names, not those of the links to them.
     for part in ("aie", "graph_rewrites", "ops"):
         text = text.replace(f"python/flownpu/{part}/", f"{part}/")
     print(text, end="")
@@ -176,10 +176,10 @@ def check_types() -> bool:
 
 
 def tidy(files: list[Path], *, fix: bool, quick: bool) -> bool:
-    """Checks translation units with clang-tidy, as many at once as there are cores; not again those that were clean.
+    """Checks translation units with clang-tidy, one group per core at a time; skips those that are known to be clean.
 
     Kernels are compiled once for each instruction set or architecture: if `quick`, they are read for the last only, for
-    which they have most. If not, units that are compiled alike are read as one.
+    which they have most code. If not, units that are compiled with the same options are joined and read as one.
     """
     if not files:
         return True
@@ -203,17 +203,17 @@ def tidy(files: list[Path], *, fix: bool, quick: bool) -> bool:
             own = [command.replace(str(group[0]), str(joined)) for command in commands[group[0]]]
             entries += [{"directory": str(BUILD), "file": str(joined), "command": command} for command in own]
     (BUILD / "tidy" / "compile_commands.json").write_text(json.dumps(entries), encoding="utf-8")
-    # Two fixes of one header at the same time would both be written.
+    # One at a time if it fixes: two processes might both write a fix into one header.
     with ThreadPoolExecutor(1 if fix else os.cpu_count()) as pool:
         outputs = pool.map(lambda *group: tidy_group(*group, commands=commands, fix=fix), range(len(groups)), groups)
-    # What is wrong with a header is said once for each file that includes it.
+    # A finding in a header is reported for each unit that includes it; it is printed once.
     found = dict.fromkeys(finding for output in outputs for finding in FINDING.findall(output))
     print("".join(found), end="")
     return not found
 
 
 def alike(units: list[Path], commands: dict[Path, list[str]]) -> list[list[Path]]:
-    """Units that are compiled alike, under the same rules, and have no name in common."""
+    """Groups of units that can be joined: same options, same rules, no name in common."""
     found: dict[tuple[str, ...], list[Path]] = {}
     for unit in units:
         own = str(unit.relative_to(ROOT))
@@ -228,25 +228,25 @@ def alike(units: list[Path], commands: dict[Path, list[str]]) -> list[list[Path]
 
 
 def joined_file(group: list[Path], number: int) -> Path:
-    """Where units are one; in a folder that is under their rules."""
+    """The path of a file that joins units; its folder is below a copy of their rules."""
     folder = rules_of(group[0])[0].parent.relative_to(ROOT)
     return BUILD / "tidy" / "joined" / folder / f"{number}.cc"
 
 
 def write_joined(group: list[Path], number: int) -> Path:
-    """Writes units as one, in which each line is said to be where it is: with #include they would be headers."""
+    """Writes units as one file, with #line for each line's origin; units that are #included would count as headers."""
     joined = joined_file(group, number)
     joined.parent.mkdir(parents=True, exist_ok=True)
     joined.write_text(
         "".join(f'#line 1 "{unit}"\n{unit.read_text(encoding="utf-8")}' for unit in group), encoding="utf-8"
     )
-    for rules in rules_of(group[0])[:-1]:  # the last are above this folder, too
+    for rules in rules_of(group[0])[:-1]:  # the last one, the repository's, is above this folder, too
         shutil.copy(rules, BUILD / "tidy" / "joined" / rules.relative_to(ROOT))
     return joined
 
 
 def tidy_group(number: int, group: list[Path], *, commands: dict[Path, list[str]], fix: bool) -> str:
-    """What clang-tidy says of units: nothing if it says nothing of them as one, else what it says of each."""
+    """Findings of clang-tidy in units: none if it finds none in the joined file, else those of each unit by itself."""
     options = ("-p", str(BUILD / "tidy"), "--quiet", "--warnings-as-errors=*")
     if len(group) > 1 and not complaints("clang-tidy", *options, str(joined_file(group, number))):
         for unit in group:
@@ -255,7 +255,7 @@ def tidy_group(number: int, group: list[Path], *, commands: dict[Path, list[str]
 
 
 def tidy_unit(unit: Path, commands: list[str], *, fix: bool) -> str:
-    """What clang-tidy says of a unit; nothing if it, all that it includes and the rules are those of a clean run."""
+    """Findings of clang-tidy in a unit; none, without running it, if nothing has changed since a clean run."""
     clean = clean_mark(unit, commands)
     if clean.exists():
         return ""
@@ -267,7 +267,7 @@ def tidy_unit(unit: Path, commands: list[str], *, fix: bool) -> str:
 
 
 def clean_mark(unit: Path, commands: list[str]) -> Path:
-    """The file that is there if a unit was clean, as it is now, with all that it includes and these rules."""
+    """A file that exists if the unit was clean with the same text, includes, commands, rules and clang-tidy."""
     parts = [version_of("clang-tidy"), *commands]
     parts += [file.read_text(encoding="utf-8") for file in [*rules_of(unit), *sorted(includes(unit))]]
     return BUILD / "tidy" / hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -281,7 +281,7 @@ def rules_of(unit: Path) -> list[Path]:
 
 @cache
 def version_of(name: str) -> str:
-    """What a tool says of its version."""
+    """The output of a tool's --version."""
     return subprocess.run([tool(name), "--version"], check=True, capture_output=True, text=True).stdout
 
 

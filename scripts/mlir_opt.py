@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds an mlir-opt, which the tests parse the emitted MLIR with; where there is none, gets Debian's or Ubuntu's.
+"""Finds an mlir-opt, with which the tests parse the emitted MLIR; if there is none, gets Debian's or Ubuntu's.
 
 It is unpacked into build/mlir-opt/. Run it as `python -m scripts.mlir_opt`.
 """
@@ -14,16 +14,16 @@ from scripts.debian_packages import Apt, UnavailableError
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "mlir-opt"
 SYSTEM = Path("/usr/lib")
-OLDEST = 17  # LLVM's release that reads properties, `<{...}>`
+OLDEST = 17  # the first release of LLVM that reads properties, `<{...}>`
 
 
 def ours() -> Path:
-    """The one that `fetch` makes."""
+    """The path of the mlir-opt that `fetch` unpacks."""
     return FOLDER / "mlir-opt"
 
 
 def find() -> str | None:
-    """An mlir-opt that is new enough: of PATH, of Debian's folders, or the one that was fetched; the newest first."""
+    """An mlir-opt that is new enough: on PATH, in Debian's folders, or the fetched one, the newest first; or None."""
     names = ["mlir-opt", *(f"mlir-opt-{version}" for version in range(40, OLDEST - 1, -1))]
     folders = sorted(SYSTEM.glob("llvm-*/bin/mlir-opt"), key=lambda path: path.parts[3], reverse=True)
     found = [shutil.which(name) for name in names] + [str(path) for path in (*folders, ours()) if path.is_file()]
@@ -31,14 +31,14 @@ def find() -> str | None:
 
 
 def reason() -> str:
-    """What to say where `find` finds none."""
+    """Why there is no mlir-opt, or how to get one."""
     return debian_packages.reason(
         FOLDER, "there is no mlir-opt of LLVM 17 or newer: python -m scripts.mlir_opt gets Debian's"
     )
 
 
 def version_of(path: str) -> int:
-    """LLVM's release of an mlir-opt; 0 if it does not run."""
+    """An mlir-opt's release of LLVM; 0 if it does not run."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
@@ -61,7 +61,7 @@ def fetch() -> None:
         raise UnavailableError(f"mlir-opt is not installed, and apt knows none of LLVM {OLDEST} or newer")
     apt.unpack(*apt.missing(f"mlir-{releases[0]}-tools"))
     for program in (FOLDER / "root" / "usr" / "lib" / f"llvm-{releases[0]}" / "bin").iterdir():
-        if program.name != "mlir-opt":  # ten more, of which none is small
+        if program.name != "mlir-opt":  # ten more programs, all of them large
             program.unlink()
     write_wrapper(releases[0])
     apt.finish()
@@ -70,7 +70,7 @@ def fetch() -> None:
 
 
 def write_wrapper(release: int) -> None:
-    """A script that runs the unpacked mlir-opt with the libraries beside it."""
+    """Writes a script that runs the unpacked mlir-opt with the libraries beside it."""
     root = FOLDER / "root"
     libraries = [path for path in (*root.glob("usr/lib/*-linux-gnu*"), *root.glob("lib/*-linux-gnu*")) if path.is_dir()]
     libraries.append(root / "usr" / "lib" / f"llvm-{release}" / "lib")
@@ -83,7 +83,7 @@ def write_wrapper(release: int) -> None:
 
 
 def main() -> None:
-    """Makes sure of an mlir-opt, or says why there is none."""
+    """Gets an mlir-opt unless there is one, or says why it cannot be had."""
     debian_packages.make_sure(
         "mlir-opt", "for the tests of the emitted MLIR: about 70 MB", FOLDER, find=find, fetch=fetch
     )

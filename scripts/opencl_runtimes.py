@@ -3,10 +3,10 @@
 
     python -m scripts.opencl_runtimes pocl rusticl intel
 
-`pocl` is the environment's; `rusticl` is Mesa's, out of Debian's packages (some 150 MB, unpacked into
-build/opencl/rusticl/, but for libclc, which the system has to have); `intel` comes by pip (some 270 MB, unpacked into
-build/opencl/intel/). Each runs `flownpu selftest --device gpu`, whose report is then
-build/opencl/NAME/selftest/gpu/report.json. What runs on a CPU says nothing of a GPU's speed.
+`pocl` is that of this Python's environment; `rusticl` is Mesa's, from Debian's packages (some 150 MB, unpacked into
+build/opencl/rusticl/, except libclc, which must be installed); `intel` comes by pip (some 270 MB, unpacked into
+build/opencl/intel/). With each, `flownpu selftest --device gpu` is run; its report is
+build/opencl/NAME/selftest/gpu/report.json. Runs on a CPU say nothing about a GPU's speed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "opencl"
-# Mesa knows no other place, so that what is unpacked elsewhere is not found.
+# Mesa looks for libclc in this folder only, so it cannot be unpacked elsewhere.
 LIBCLC = Path("/usr/lib/clc")
-# The second is a dependency that the first's metadata lacks; pip finds the others.
+# The first package depends on the second, though its metadata does not say so; pip finds the other dependencies.
 INTEL = ("intel-opencl-rt", "intel-cmplr-lib-rt")
 
 
 def _first(folder: Path, pattern: str) -> Path:
-    """UnavailableError if there is no such file."""
+    """The first file below a folder that matches a pattern; raises UnavailableError if there is none."""
     found = sorted(folder.rglob(pattern))
     if not found:
         raise UnavailableError(f"{folder}: expected {pattern}, found none")
@@ -68,7 +68,7 @@ def _rusticl() -> dict[str, str]:
 def _intel() -> dict[str, str]:
     folder = FOLDER / "intel"
     if not (folder / "root").is_dir():
-        # `pip install --target` leaves out what wheels have for the environment's lib/, which is all of these.
+        # `pip install --target` leaves out files that go into an environment's lib/, and these wheels have only such.
         wheels = folder / "wheels"
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--dest", str(wheels)]
         if subprocess.run([*pip, *INTEL], check=False).returncode:
@@ -86,7 +86,7 @@ RUNTIMES: dict[str, Callable[[], dict[str, str]]] = {"pocl": _pocl, "rusticl": _
 
 
 def try_one(name: str) -> dict[str, Any]:
-    """The self-test's report.
+    """Runs the self-test with an implementation; returns its report.
 
     Raises:
         UnavailableError: the implementation cannot be had, or the self-test wrote no report.
@@ -110,7 +110,7 @@ def try_one(name: str) -> dict[str, Any]:
 
 
 def row(name: str, report: dict[str, Any]) -> str:
-    """A line of the table: what it is, what it has, and how many variants are right."""
+    """A line of the table: the implementation, its features, and how many variants are right."""
     facts, variants = report["opencl"], report["variants"]
     passed = [variant for variant in variants if variant["outcome"] == "passed"]
     largest = max((variant["share"] or 0 for variant in passed), default=0)
@@ -132,7 +132,7 @@ def row(name: str, report: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """0 if all variants were right on all of them."""
+    """Prints the table; the exit code is 0 if all variants were right on all implementations."""
     names = sys.argv[1:] or list(RUNTIMES)
     print("| implementation | version | has | variants right | largest error, of its bound | wrong |")
     print("|---|---|---|---|---|---|")

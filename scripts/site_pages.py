@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of MkDocs: the pages at the root of the repository are pages of the site, and links to sources lead to them."""
+"""Hooks of MkDocs: pages in the repository's root become pages of the site; links to sources lead to the repository."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-# Pages that lie in the repository's root, by their names in the site.
+# Pages in the repository's root, by their names in the site.
 PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md"}
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|!\[[^\]]*\]\([^)]*\))*)\]\(([^)\s]+)\)")
 IMAGE = re.compile(r'src="docs/')
@@ -31,7 +31,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Mends the links of a page in docs/ or in a folder of it."""
+    """Rewrites the links of a page in docs/ or a folder below it."""
     del files
     return (
         markdown
@@ -41,12 +41,12 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def in_site(text: str, folder: str, repository: str | None) -> str:
-    """A page's text with links as the site has them.
+    """A page's text with links for the site.
 
     Args:
         text: Markdown.
-        folder: of the repository in which the page is.
-        repository: where sources are shown; None: nowhere, and of a link to one the text stays.
+        folder: the folder of the repository in which the page is.
+        repository: address of the repository on the web; None: links to sources are replaced by their text.
     """
     here = posixpath.relpath(folder, "docs") if folder else "."  # in the site, whose root is docs/
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/use/command-line.md from the command line itself; a test sees to it that the page is up to date."""
+"""Writes docs/use/command-line.md from the command line itself; a test checks that the page is up to date."""
 
 import inspect
 import sys
@@ -54,13 +54,13 @@ def section(command: CommandInfo) -> str:
 
 
 def in_cell(text: str | None) -> str:
-    """A text in a cell of a table, which a bar would end."""
+    """A text for a cell of a table, with bars escaped, which would end the cell."""
     return str(text).replace("|", "\\|")
 
 
 def option_text(name: str, kind: Any, option: OptionInfo) -> str:
     """An option as it is typed: "`--prompt`, `-p` TEXT"."""
-    # typer keeps the first name where a default would be, as Annotated leaves no place for one.
+    # With Annotated, typer keeps an option's first name in `default`.
     given = [text for text in (option.default, *(option.param_decls or ())) if isinstance(text, str)]
     names = given or [f"--{name.replace('_', '-')}"]
     typed = ", ".join(f"`{name}`" for name in names)
@@ -73,7 +73,7 @@ def option_text(name: str, kind: Any, option: OptionInfo) -> str:
 
 
 def option_help(option: OptionInfo, default: object) -> str:
-    """What an option does, with its default unless that is nothing or told already."""
+    """An option's help, with its default unless that is empty or already in the help."""
     if default in (None, "", False) or "(default:" in (option.help or ""):
         return str(option.help)
     return f"{option.help} (default: {default})"

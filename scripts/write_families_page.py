@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the matrix in docs/use/families.md; a test sees to it that the page is up to date.
+"""Writes the matrix in docs/use/families.md; a test checks that the page is up to date.
 
-    python -m scripts.write_families_page              # of what is recorded
+    python -m scripts.write_families_page              # from the recorded results
     python -m scripts.write_families_page run          # runs all cells anew, some 20 minutes, and records them
     python -m scripts.write_families_page run qwen3 "llama with yarn"
 
-The cells, each run beside transformers with the same weights, are those of tests/families/.
+The cells are those of tests/families/; each compares with transformers on the same weights.
 """
 
 import re
@@ -32,7 +32,7 @@ _HEADINGS = {
 
 
 def page(text: str) -> str:
-    """The page's text with its matrix as it is recorded."""
+    """The page's text with the recorded matrix."""
     return _SECTION.sub(lambda found: f"{found[1]}{_matrix()}\n{found[2]}", text)
 
 
@@ -60,7 +60,7 @@ def _names(form: str) -> tuple[str, str]:
 
 
 def _text(cell: Cell, notes: dict[str, str]) -> str:
-    """What stands in the table: the error of the logits' spread, or the letters of a sentence."""
+    """A cell's text: the error in percent of the logits' spread, or the letters of the reason why there is none."""
     if cell.refused:
         return f"no ({notes.setdefault(cell.refused, _letters(len(notes)))})"
     return f"{100 * cell.error / cell.spread:.2g} %{f' within {cell.within}' if cell.within else ''}"
@@ -73,7 +73,7 @@ def _letters(number: int) -> str:
 
 
 def run(forms: list[str]) -> None:
-    """Runs the cells of these forms and records them; prints what is beyond its bound."""
+    """Runs the cells of these forms and records them; prints every outcome, and marks errors beyond their bounds."""
     flownpu.register()
     devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == "FlowNPUExecutionProvider"]
     packages = dict(line.split("==") for line in REQUIREMENTS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/gpu-model.md from the model itself; a test sees to it that the page is up to date."""
+"""Writes the tables of docs/gpu-model.md from the cost model itself; a test checks that the page is up to date."""
 
 import sys
 from collections.abc import Callable
@@ -15,7 +15,7 @@ CONTEXTS = (1024, 4096, 8192, 32768)
 
 
 def gpus() -> str:
-    """What is known of each GPU, and what follows."""
+    """The table of GPUs: their known properties, and the rates that follow."""
     lines = [
         "| GPU | lanes x clock | float, Tops | dots of integers, Tops | memory, GB/s | of which it reads |",
         "|---|---|---|---|---|---|",
@@ -29,12 +29,12 @@ def gpus() -> str:
 
 
 def decoding() -> str:
-    """Tokens a second, beside what memory alone allows."""
+    """The table of decoded tokens per second, and in brackets the memory roof."""
     return _table(lambda point: f"{_rate(point.decode_tokens_per_second)} ({_rate(point.roof)})")
 
 
 def prompts() -> str:
-    """Tokens of a prompt a second, and seconds to the first token."""
+    """The table of a prompt's tokens per second, and in brackets the seconds to the first token."""
     return _table(lambda point: f"{_rate(point.prefill_tokens_per_second)} ({_rate(point.ttft_seconds)} s)")
 
 

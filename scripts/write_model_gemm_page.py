@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/model-gemm.md from the model itself; a test sees to it that the page is up to date."""
+"""Writes the tables of docs/model-gemm.md from the cost model itself; a test checks that the page is up to date."""
 
 import re
 import sys
@@ -19,15 +19,15 @@ from flownpu.npu.models import MODELS, projections
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "model-gemm.md"
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
-_TOKENS = 512  # of a chunk
+_TOKENS = 512  # tokens of a chunk
 _GATED = {"geglu", "swiglu"}
 _WEIGHTS = (("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16"))
-# What every array had before there was a tuner: 64 x 64 tiles, as deep as L1 lets them be.
+# The tiles with which the tuner's are compared: 64 x 64, as deep as L1 permits.
 _BEFORE = {"none": {"m": 64, "k": 64, "e_y": 1, "e_x": 1}, "swiglu": {"m": 64, "k": 32, "e_y": 1, "e_x": 1}}
 
 
 def page(text: str) -> str:
-    """The page's text with its tables as they are now."""
+    """The page's text with its tables rewritten."""
     return _SECTION.sub(lambda found: f"{found[1]}{SECTIONS[found[2]]()}\n{found[3]}", text)
 
 
@@ -38,7 +38,7 @@ def _table(heading: str, lines: Iterable[Iterable[object]]) -> str:
 
 
 def parameters() -> str:
-    """Every parameter, of both generations."""
+    """The table of all parameters, for both generations of NPUs."""
     lines = []
     for name in dict.fromkeys(name for known in reversed(GEMM.values()) for name in known.table):
         field, _, kind = name.partition(" ")
@@ -55,7 +55,7 @@ def _parameter(name: str, held: dict[str, Parameter]) -> list[object]:
 
 
 def cores() -> str:
-    """The single-core programme beside table 1."""
+    """The optimal single-core kernels of the integer programme beside the paper's table 1."""
     lines = []
     for core in (core for core in CORES if core.source == "table 1"):
         known, kind, size = GEMM[core.target], PRECISIONS[core.precision], core.size
@@ -70,11 +70,11 @@ def cores() -> str:
 
 
 def tiles() -> str:
-    """The programme with each k of tables 2 and 3, and what the search finds best."""
+    """The programme's kernels for each k of tables 2 and 3, and the best kernel of the whole search."""
     lines = []
     for gemm in (gemm for gemm in GEMMS if gemm.l2):
         search, size = GemmSearch(gemm.target, gemm.precision), gemm.tiling.size
-        # The efficiency of the step before is a little higher than that of this kernel.
+        # The paper's search uses the efficiency of its previous step's kernel, a little higher than that of this one.
         found = [*search.kernels(size.k), *search.kernels(size.k, throughput=1.02 * gemm.macs_per_cycle)]
         programme = "the same" if size in found else " or ".join(map(str, found[:1]))
         saturated = search.with_k_mt(size)
@@ -92,7 +92,7 @@ def tiles() -> str:
 
 
 def validation() -> str:
-    """Every published number beside what is predicted of it."""
+    """The table of all published numbers and their predictions."""
     found = rows()
     others = left_out(found)
     lines, errors, apart = [], [], []
@@ -120,7 +120,7 @@ def _mean(values: list[float]) -> float:
 
 
 def elsewhere() -> str:
-    """What nothing was fitted to."""
+    """The table of published numbers to which nothing was fitted."""
     lines = []
     for gemm in OTHERS:
         of = predict_gemm(gemm.target, gemm.precision, *gemm.sizes, gemm.tiling)
@@ -132,7 +132,7 @@ def elsewhere() -> str:
 
 
 def defaults() -> str:
-    """The tiles of our own design: as they were, and as the tuner finds them."""
+    """The table of this project's own GEMM: 64 x 64 tiles, and the default tiles, which the tuner found."""
     lines = []
     for target, weights in _WEIGHTS:
         for epilogue, what in (("none", "one projection"), ("swiglu", "gate and up")):

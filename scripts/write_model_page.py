@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/model.md from the cost model itself; a test sees to it that the page is up to date."""
+"""Writes the tables of docs/model.md from the cost model itself; a test checks that the page is up to date."""
 
 import re
 import sys
@@ -21,16 +21,16 @@ from flownpu.predict.validation import markdown, validate
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "model.md"
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 _DEVICE = DEVICES["kraken-350"]
-_AIM = 1.15  # times the papers' tables
+_AIM = 1.15  # the aim, as a factor of the speeds in the papers' tables
 
 
 def fill(text: str, sections: Mapping[str, Callable[[], str]]) -> str:
-    """A page's text with its tables as they are now."""
+    """A page's text with its tables rewritten."""
     return _SECTION.sub(lambda found: f"{found[1]}{sections[found[2]]()}\n{found[3]}", text)
 
 
 def parameters() -> str:
-    """Every parameter."""
+    """The table of all parameters."""
     lines = ["| parameter | value | unit | source | fitted to |", "|---|---|---|---|---|"]
     for name, parameter in TABLE.items():
         source = f"{parameter.source} (read {parameter.date})"
@@ -41,17 +41,17 @@ def parameters() -> str:
 
 
 def validation() -> str:
-    """Every row that was left out, and what was predicted of it."""
+    """The tables of validation: every published row, predicted by a fit without its table."""
     return markdown(validate())
 
 
 def decoding() -> str:
-    """Tokens a second beside the published ones."""
+    """The table of predicted decode rates beside the published ones."""
     return _by_context(decoding_rows)
 
 
 def decoding_rows(model: str) -> list[str]:
-    """Those of a model: published, predicted, and what memory allows."""
+    """A model's rows in the table of decode rates: published, predicted, and the memory roof."""
     published, predicted, roof = list[str](), list[str](), list[str]()
     for point in _points(model):
         papers, later = (_of_role(point, "decode", role) for role in (Role.PAPER, Role.LATER))
@@ -64,12 +64,12 @@ def decoding_rows(model: str) -> list[str]:
 
 
 def prompts() -> str:
-    """Times to the first token beside the published ones."""
+    """The table of predicted times to the first token beside the published ones."""
     return _by_context(prompt_rows)
 
 
 def prompt_rows(model: str) -> list[str]:
-    """Those of a model."""
+    """A model's rows in the table of times to the first token."""
     published, predicted, changes = list[str](), list[str](), list[str]()
     for point in _points(model):
         papers, later = (_of_role(point, "ttft", role) for role in (Role.PAPER, Role.LATER))
@@ -98,7 +98,7 @@ def _rows(model: str, cells: dict[str, list[str]]) -> list[str]:
 
 
 def parts() -> str:
-    """What a prompt's time is made of."""
+    """The table of the parts of a prompt's time."""
     names = ["changes of array", "dispatches", "host", "dequant_engine", "gemm", "flow_qkv", "others"]
     lines = [f"| model | tokens | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
     for model in ("gemma3-1b", "gemma3-4b", "llama3.2-1b", "llama3.2-3b"):
@@ -127,7 +127,7 @@ _WORSE: dict[str, dict[str, float]] = {
 
 
 def sensitivity() -> str:
-    """Tokens a second and times to the first token where a parameter is another than assumed."""
+    """The table of decode rates and times to the first token if a parameter differs from its assumed value."""
     lines = [
         "| if | gemma3-1b, 1k: tok/s | first token, s | llama3.2-1b, 1k: tok/s | 8k: first token, s |",
         "|---|---|---|---|---|",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the table of contracts in docs/operators.md; a test sees to it that the page is up to date."""
+"""Writes the table of contracts in docs/operators.md; a test checks that the page is up to date."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ _MOST = 2**31
 
 
 def page(text: str) -> str:
-    """The page's text with its table as it is now."""
+    """The page's text with its table rewritten."""
     return _SECTION.sub(lambda found: f"{found[1]}{_table()}\n{found[2]}", text)
 
 

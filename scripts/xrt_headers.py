@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gets Debian's headers of XRT, against which the tests build the XRT runtime (ops/npu/xrt/), and its library.
+"""Gets Debian's XRT headers and library, against which the tests build the XRT runtime (ops/npu/xrt/).
 
-The headers of a Debian that is older than trixie's backports are of an XRT without NPUs; so where the machine's own
-sources have none that is new enough, a newer suite of its Debian mirror is looked at. All is unpacked into build/xrt/,
-where CMake looks for it. XRT as it is run in tests is scripts/xrt_runtime.py's. Run it as `python -m
-scripts.xrt_headers`.
+Before trixie's backports, Debian's XRT does not support NPUs; so if the machine's own package sources have none that is
+new enough, newer suites of its Debian mirror are tried. The files are unpacked into build/xrt/, where CMake looks for
+them. scripts/xrt_runtime.py gets the XRT on which tests run. Run it as `python -m scripts.xrt_headers`.
 """
 
 from __future__ import annotations
@@ -20,30 +19,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "xrt"
-OLDEST = (2, 19)  # what ops/npu/xrt/ is written for: xrt::ext::bo and runlists of NPUs
-# From the one with the smallest list of packages to the largest.
-SUITES = ("stable-backports", "testing", "unstable")  # backports with the suite that they are for
+OLDEST = (2, 19)  # ops/npu/xrt/ needs xrt::ext::bo and runlists of NPUs
+# From the suite with the shortest list of packages to the one with the longest.
+SUITES = ("stable-backports", "testing", "unstable")  # backports are used together with their suite
 
 
 def find() -> str | None:
-    """The folder of headers that was fetched."""
+    """The folder of the headers that were fetched; None if there are none."""
     folder = FOLDER / "root" / "usr" / "include"
     return str(folder) if (folder / "xrt" / "xrt_device.h").is_file() else None
 
 
 def reason() -> str:
-    """What to say where there are none."""
+    """Why there are no headers, or how to get them."""
     return debian_packages.reason(FOLDER, "there are no headers of XRT: python -m scripts.xrt_headers gets Debian's")
 
 
 def version_of(package_version: str) -> str:
-    """The XRT that a package is of: "2.25". One of 2022, and without NPUs, has 202210.2.13, and gives nothing."""
+    """The version of XRT in a package's version: "2.25". For 202210.2.13, an XRT of 2022 without NPUs, it is ""."""
     match = re.match(r"(?:\d+:)?(\d{1,2}\.\d+)", package_version)
     return match[1] if match else ""
 
 
 def is_new_enough(version: str) -> bool:
-    """Whether a package's version is of an XRT for NPUs."""
+    """Whether a package's version is that of an XRT for NPUs."""
     return tuple(map(int, version_of(version).split("."))) >= OLDEST if version_of(version) else False
 
 
@@ -66,25 +65,25 @@ def fetch() -> None:
     apt.finish()
     if find() is None:
         raise UnavailableError("Debian's libxrt-dev was unpacked, and there is no xrt/xrt_device.h in it")
-    (FOLDER / "root").touch()  # newer than what was built without it
+    (FOLDER / "root").touch()  # so that it is newer than what was built without it
 
 
 def use_suite_where(apt: Apt, is_wanted: Callable[[Apt], bool], what: str) -> None:
-    """Looks at the first suite of Debian's that has a wanted XRT.
+    """Makes apt use the first of Debian's suites that has a wanted XRT.
 
     Args:
-        apt: is to look there afterwards.
-        is_wanted: whether what it looks at has it.
-        what: is wanted, for messages: "2.25".
+        apt: the apt.
+        is_wanted: whether the suite that apt uses has it.
+        what: the wanted version for messages: "2.25".
 
     Raises:
-        UnavailableError: none has it.
+        UnavailableError: no suite has it.
     """
     problem = f"XRT is not installed, and none of Debian's suites {', '.join(SUITES)} has {what}"
     for suite in SUITES:
         try:
             apt.use_suite(suite)
-        except UnavailableError as error:  # a mirror need not have them all
+        except UnavailableError as error:  # a mirror may lack some suites
             problem = str(error)
             continue
         if is_wanted(apt):
@@ -93,7 +92,7 @@ def use_suite_where(apt: Apt, is_wanted: Callable[[Apt], bool], what: str) -> No
 
 
 def main() -> None:
-    """Makes sure of the headers, or says why there are none."""
+    """Gets the headers unless they are there, or says why they cannot be had."""
     debian_packages.make_sure(
         "headers of XRT", "for the tests of the XRT runtime: about 25 MB", FOLDER, find=find, fetch=fetch
     )

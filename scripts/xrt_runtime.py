@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gets Debian's XRT itself, on which the tests run the XRT runtime (ops/npu/xrt/), and the C library that it needs.
+"""Gets Debian's XRT, with which the tests run the XRT runtime (ops/npu/xrt/), and the C library that it needs.
 
 All is unpacked into build/xrt/run/ and runs from there under its own loader, so neither root nor a Debian as new as
-the packages is needed; only glibc as new as that of the tests' Python. Run it as `python -m scripts.xrt_runtime`.
+the packages is needed; only their glibc must be as new as that of the tests' Python. Run it as
+`python -m scripts.xrt_runtime`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FOLDER = xrt_headers.FOLDER / "run"
-# The tests' double of the kernel's driver (tests/npu/xdna_driver/) answers what the NPU part of this version asks, and
-# tests compare XRT's own words. Another one is for a person to try.
+# The tests' double of the kernel's driver (tests/npu/xdna_driver/) answers the requests of this version's NPU part, and
+# tests compare messages of XRT. To use another version, try it by hand first.
 VERSION = "2.25"
 # The runtime, its part for NPUs, and xclbinutil.
 PACKAGES = ("libxrt2", "libxrt-npu2", "libxrt-utils")
@@ -30,7 +31,7 @@ def _library_folder() -> Path | None:
 
 
 def find() -> str | None:
-    """The folder of XRT's libraries that were fetched."""
+    """The folder of XRT's libraries that were fetched; None if there are none."""
     folder = _library_folder()
     return str(folder) if folder and loader(folder) and xclbinutil() else None
 
@@ -41,18 +42,18 @@ def loader(folder: Path) -> Path | None:
 
 
 def xclbinutil() -> Path | None:
-    """What starts XRT's program that makes xclbins, with its libraries."""
+    """The script that runs XRT's xclbinutil, which makes xclbins; None if it was not fetched."""
     file = FOLDER / "xclbinutil"
     return file if file.is_file() else None
 
 
 def command(program: Iterable[str | Path], *, using: Path | None = None, without: Iterable[str] = ()) -> list[str]:
-    """A command as it is run with XRT's libraries.
+    """The command that runs a program with XRT's libraries.
 
     Args:
         program: the program's file, and its arguments.
         using: another copy of the loader; XRT looks for xrt.ini beside it.
-        without: beginnings of names of libraries that are not to be found.
+        without: beginnings of the names of libraries that must not be found.
 
     Raises:
         UnavailableError: there is no XRT here.
@@ -67,19 +68,19 @@ def command(program: Iterable[str | Path], *, using: Path | None = None, without
 
 
 def _copy_without(folder: Path, without: tuple[str, ...]) -> Path:
-    """A folder of the libraries, but for some."""
-    # XRT looks for its parts from where it was loaded, and doctor asks the kernel where that is: hard links.
+    """A folder with all libraries except some."""
+    # Hard links, not symbolic ones: XRT looks for its parts where it was loaded, and doctor asks the kernel for that.
     copy = FOLDER / ("lacking_" + "_".join(without)) / folder.relative_to(FOLDER / "root")
     copy.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():
         if file.is_file() and not file.name.startswith(without):
-            with contextlib.suppress(FileExistsError):  # of another test, which may run now
+            with contextlib.suppress(FileExistsError):  # another test may make it at the same time
                 (copy / file.name).hardlink_to(file)
     return copy
 
 
 def reason() -> str:
-    """What to say where there is none."""
+    """Why there is no XRT to run on, or how to get it."""
     return debian_packages.reason(FOLDER, "there is no XRT to run on: python -m scripts.xrt_runtime gets Debian's")
 
 
@@ -122,7 +123,7 @@ def _is_wanted(apt: Apt) -> bool:
 
 
 def main() -> None:
-    """Makes sure of XRT, or says why there is none."""
+    """Gets XRT unless it is there, or says why it cannot be had."""
     debian_packages.make_sure("XRT", "for the tests over it: about 20 MB", FOLDER, find=find, fetch=fetch)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 
-# Before onnxruntime is imported: no telemetry from test machines.
+# No telemetry from test machines; onnxruntime reads this when it is imported.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-# pytest-xdist gives each of its processes a width, which rich keeps from when the command line is imported.
+# pytest-xdist sets COLUMNS in each of its processes, and rich would keep this width when the command line is imported.
 os.environ.pop("COLUMNS", None)
-# As many processes as there are cores: a second thread of torch's in each would only spin for work.
+# There are as many processes as cores: a second thread of torch in each would only spin.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from tests.opencl_double import Double
 
 
-# What a shell starts in the background ignores Ctrl-C, and so do its children: tests of Ctrl-C would wait for ever.
+# Processes that a shell starts in the background ignore SIGINT, and so would the processes that tests of Ctrl-C start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _use_native_of(built: Path) -> None:
-    """Puts the build's flownpu._native in the place of the installed one, before anything imports that."""
+    """Loads the build's flownpu._native in place of the installed one, before anything imports it."""
     for file in built.glob("_native*.so"):
         spec = importlib.util.spec_from_file_location("flownpu._native", file)
         assert spec is not None
@@ -45,16 +45,16 @@ def _use_native_of(built: Path) -> None:
         spec.loader.exec_module(module)
 
 
-# The sanitized build, in which more is tested than the execution provider.
+# Set for the sanitized build, whose flownpu._native is tested, too, not only its execution provider.
 if folder := os.environ.get("FLOWNPU_TESTING_DIR"):
     _use_native_of(Path(folder))
 
 
 def _let_idle_threads_sleep() -> None:
-    """Sessions of ONNX Runtime's Python interface, unless told otherwise, have no threads that spin for work.
+    """Turns off spinning threads, by default, in sessions of ONNX Runtime's Python interface.
 
     A session's thread spins for a million pauses, tens of milliseconds, after its last task: with as many processes as
-    cores it takes the core from another, and a fifth of the CPU time of tests of single operators was that.
+    cores it takes the core from another process. That was a fifth of the CPU time of tests of single operators.
     """
     import onnxruntime
     from onnxruntime.capi import _pybind_state as state
@@ -65,7 +65,7 @@ def _let_idle_threads_sleep() -> None:
             self.add_session_config_entry("session.intra_op.allow_spinning", "0")
 
     onnxruntime.SessionOptions = SessionOptions
-    state.get_default_session_options = SessionOptions  # of sessions that are made without any
+    state.get_default_session_options = SessionOptions  # for sessions that are made without options
 
 
 _let_idle_threads_sleep()
@@ -76,17 +76,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--onnxruntime-headers", help="compare ep/abi.h with the headers in this folder")
 
 
-# The rooms whose files take longest, in the order in which they begin: with several processes none has a minute to do
-# when the rest are done.
+# The folders whose files take longest, in the order in which they begin, so that with several processes no long file
+# is left when the others are done.
 FIRST = ("tests/npu/run", "tests/rewrites", "tests/end_to_end", "tests/cli", "tests/npu", "tests/aie", "tests/fuzz")
-# A room whose fixtures, models that others' exporters write, take longer than its tests: one process makes them, and
-# does all of the room.
+# A folder whose fixtures, models that third-party exporters write, take longer than its tests: one process makes them
+# and runs all of its tests.
 TOGETHER = "tests/rewrites/"
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, quick ones last."""
+    """Sorts tests: files that take long come first."""
 
     def place(item: pytest.Item) -> int:
         return next((place for place, room in enumerate(FIRST) if item.nodeid.startswith(f"{room}/")), len(FIRST))
@@ -96,7 +96,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hands a file at a time to a process of pytest-xdist (`--dist loadfile`), and the files of TOGETHER to one."""
+    """With `--dist loadfile`, gives each of pytest-xdist's processes a file at a time, but all of TOGETHER to one."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -109,16 +109,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """Circles of objects are looked for less often: of tests that record plans, a sixth of the time was that."""
+    """Collects cyclic garbage less often: collections took a sixth of the time of tests that record plans."""
     gc.collect()
-    gc.freeze()  # modules, which stay
+    gc.freeze()  # modules are never garbage
     gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _only_own_circles() -> None:
-    """What earlier files left, such as caches of plans, is not looked through again: with it, a collection that a test
-    asks for took a second.
+    """Excludes what earlier test files left, such as caches of plans, from garbage collections.
+
+    Otherwise a collection that a test asks for took a second.
     """
     gc.collect()
     gc.freeze()
@@ -149,7 +150,7 @@ def ep_devices(library: Path) -> list[onnxruntime.OrtEpDevice]:
 
 @pytest.fixture(scope="session")
 def genai(library: Path) -> Any:
-    """ORT GenAI with FlowNPU registered, once for all tests: GenAI offers a device for each name it is given."""
+    """ORT GenAI with FlowNPU registered once for all tests: GenAI would offer a device for each registration."""
     og = pytest.importorskip("onnxruntime_genai", reason="needs the extra genai")
     from flownpu import registration
 
@@ -161,7 +162,7 @@ def genai(library: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Converts one of the checkpoints in tests/fixtures/, once for each set of options; tests change copies only."""
+    """Converts a checkpoint of tests/fixtures/, once for each set of options; tests must only change copies of it."""
     from flownpu.convert import convert
 
     checkpoints = Path(__file__).parent / "fixtures"
@@ -180,9 +181,9 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def opencl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """OpenCL on the CPU, from the environment's packages, set before the first test: a process loads one loader.
+    """Sets the environment for OpenCL on the CPU, before the first test: a process loads the OpenCL loader once only.
 
-    FlowNPU's cache of compiled kernels is one for all processes of a session. Nothing is set where there is no PoCL.
+    All processes of a session share FlowNPU's cache of compiled kernels. Nothing is set if there is no PoCL.
     """
     from tests import pocl as packages
 
@@ -202,7 +203,7 @@ def opencl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 
 @pytest.fixture(scope="session")
 def pocl(opencl: dict[str, str]) -> dict[str, str]:
-    """The environment variables by which FlowNPU finds PoCL; tests that need it are skipped where it is not there."""
+    """The environment variables by which FlowNPU finds PoCL; skips the test if PoCL is not there."""
     if "missing" in opencl:
         pytest.skip(opencl["missing"])
     return opencl
@@ -210,7 +211,7 @@ def pocl(opencl: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture
 def double(pocl: dict[str, str]) -> Iterator[Double]:
-    """The double of OpenCL's loader, which fails as it is told; nothing waits for ever for what it does not do."""
+    """The double of OpenCL's loader, which injects failures; checks that each wait for a hung call had a limit."""
     from tests.opencl_double import Double
 
     del pocl

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs decoders call by call, and says how far two computations of the same logits may be apart."""
+"""Runs decoders call by call; and the tolerance between two float32 computations of the same logits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PAST = "past_key_values."
-# GenAI's own slack of a cache that is as large as a window, for single tokens.
+# GenAI's default slack of a window-sized cache, for single tokens.
 SLACK = 16
 STORED = {
     "tensor(float)": (np.float32, onnx.TensorProto.FLOAT),
@@ -29,9 +29,9 @@ STORED = {
 
 
 class DecoderSession:
-    """A decoder's ONNX file in ONNX Runtime's CPU provider, or on other devices, with a cache that grows.
+    """A decoder's ONNX file on ONNX Runtime's CPU provider, or on other devices, with a KV cache that grows.
 
-    Where the folder's genai_config.json says that layers keep a cache of their window's size, they do.
+    Layers for which the folder's genai_config.json says so have a window-sized cache.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class DecoderSession:
     ) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        options.intra_op_num_threads = 1  # tiny models: a second thread would only wait
+        options.intra_op_num_threads = 1  # the models are too small for a second thread
         if profile is not None:  # for `dispatches_of`
             options.enable_profiling = True
             options.profile_file_prefix = str(profile)
@@ -56,14 +56,14 @@ class DecoderSession:
         self._inputs = {value.name for value in self.session.get_inputs()}
         self.cache_inputs = [value for value in self.session.get_inputs() if value.name.startswith(PAST)]
         window = config.get("sliding_window") or {"layers": []}
-        # An export's graph may have names of sizes there; optimum's has numbers, and no such file.
+        # These sizes may be symbolic in a graph. Optimum's exports have numbers there, and no genai_config.json.
         self._heads = config.get("num_key_value_heads"), config.get("head_size")
         self._capacity = {str(layer): window["window_size"] + SLACK for layer in window["layers"]}
         self.cache: list[onnxruntime.OrtValue] = []
         self._tokens = 0
 
     def __call__(self, ids: NDArray[np.int64], mask: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
-        """Logits [B, S or 1, V] of the next tokens, ids [B, S]; mask [B, tokens so far]: of ones, if none is given."""
+        """Computes the next tokens, ids [B, S]; returns logits [B, S or 1, V]. mask [B, all tokens]; None: all ones."""
         self._tokens += ids.shape[1]
         mask = np.ones((len(ids), self._tokens), np.int64) if mask is None else mask
         self.cache = self.cache or [self._empty(len(ids), value) for value in self.cache_inputs]
@@ -90,15 +90,16 @@ class DecoderSession:
 
 
 def dispatches_of(session: onnxruntime.InferenceSession) -> list[str]:
-    """The names of what a session with profiling has dispatched to an array, which ends its profiling."""
+    """Ends a session's profiling; returns the names of its dispatches to an array."""
     events = json.loads(Path(session.end_profiling()).read_text())
     return [event["name"] for event in events if event.get("args", {}).get("op_name") == "dispatch"]
 
 
 class PagedSession:
-    """A paged decoder's ONNX file, with a KV cache in blocks of 4 tokens, as GenAI's engine feeds it.
+    """A paged decoder's ONNX file, with a KV cache in blocks of 4 tokens, fed like by GenAI's engine.
 
-    On FlowNPU's devices the caches that come out are those that went in; in ONNX Runtime's CPU provider they are new.
+    On FlowNPU's devices the output caches are the input caches, updated in place; on ONNX Runtime's CPU provider they
+    are new arrays.
     """
 
     BLOCK = 4
@@ -117,13 +118,13 @@ class PagedSession:
             storage, kind = STORED[value.type]
             self._memory.append(np.zeros((blocks, self.BLOCK, value.shape[2], value.shape[3]), storage))
             self.cache.append(onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(self._memory[-1], kind))
-        # In an order in which blocks of a sequence are not neighbours.
+        # Blocks are taken in an order in which those of a sequence are not neighbours.
         self.free = [block * 37 % blocks for block in range(blocks)]
         self.tables: dict[str, list[int]] = {}
         self.tokens: dict[str, int] = {}
 
     def __call__(self, work: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float32]]:
-        """Logits [V] of the last new token of each sequence; `work`: the new ids of each, by a name."""
+        """Computes new tokens of some sequences (`work`: ids by sequence name); returns each one's last logits, [V]."""
         for name, ids in work.items():
             table = self.tables.setdefault(name, [])
             while len(table) * self.BLOCK < self.tokens.get(name, 0) + len(ids):
@@ -159,11 +160,11 @@ class PagedSession:
 def float32_tolerance(logits: NDArray[np.float32], layers: int, widest: int) -> float:
     """How far two float32 computations of the same logits may be apart.
 
-    A sum of K rounded products is off by about sqrt(K) u of its size, u = 2^-24. A token's path to the logits has at
-    most 8 such sums a layer (norms before and after, QKV, attention, gate/up, down), of at most `widest` terms. Their
-    errors are independent, and so are those of the two computations: they add up in quadrature. Measured against the
-    largest logit, a factor of 4 stands for what the nonlinear functions between them amplify, and for the largest of
-    many errors.
+    A sum of K rounded products has a relative error of about sqrt(K) u, u = 2^-24. A token's path to the logits has at
+    most 8 such sums per layer (norms before and after, QKV, attention, gate/up, down), of at most `widest` terms. Their
+    errors are independent, and so are those of the two computations: they add up in quadrature. The result is relative
+    to the largest logit; a factor of 4 covers amplification by the nonlinear functions between the sums, and that the
+    largest of many errors counts.
     """
     sums = 2 * (8 * layers + 1)
     return 4 * math.sqrt(sums * widest) * 2**-24 * float(np.abs(logits).max())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Linux says of the large pages of a process: /proc/self/smaps, proc(5)."""
+"""Large pages of this process, as Linux reports them in /proc/self/smaps (see proc(5))."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ __all__ = ["asks_for_large_pages", "has_large_pages"]
 
 
 def has_large_pages() -> bool:
-    """Whether a process may ask for them."""
+    """Whether processes of this system can get large pages."""
     enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     return enabled.exists() and "[never]" not in enabled.read_text()
 
 
 def asks_for_large_pages(address: int) -> bool:
-    """Whether the mapping that has this address was advised to be in large pages."""
+    """Whether large pages were asked for (MADV_HUGEPAGE) in the mapping at this address."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *words = line.split()

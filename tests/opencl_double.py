@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steers the double of OpenCL's loader (tests/ops/gpu/opencl_double/), which the tests' PoCL is reached through."""
+"""Controls the double of OpenCL's loader (tests/ops/gpu/opencl_double/), through which the tests use PoCL."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from enum import IntEnum
 from tests.aie.host_kernels import BUILT
 
 LIBRARY = BUILT / "libopencl_double.so"
-# An environment variable: the loader's file.
+# The environment variable with the path of the real loader.
 LOADER = "OPENCL_DOUBLE_OF"
 
 
 class Way(IntEnum):
-    """How a call fails: Way of faults.h."""
+    """How a call fails; see Way in faults.h."""
 
     ONCE = 1
     LOST = 2
@@ -23,7 +23,7 @@ class Way(IntEnum):
 
 
 class Double:
-    """The double that this process has loaded."""
+    """The double in this process."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(str(LIBRARY))
@@ -32,13 +32,13 @@ class Double:
         self.reset()
 
     def inject(self, call: str, nth: int, way: Way, code: int = 0) -> None:
-        """The nth call of that function from now on fails in this way, with this code of OpenCL's."""
+        """Makes the nth call of a function from now on fail in this way, with this error code of OpenCL."""
         self._library.opencl_double_inject(
             call.encode(), ctypes.c_int64(nth), ctypes.c_int32(way), ctypes.c_int32(code)
         )
 
     def reset(self) -> None:
-        """Nothing fails any more."""
+        """Removes all injected failures, and sets the counts to 0."""
         self._library.opencl_double_reset()
 
     def calls(self, call: str) -> int:
@@ -46,5 +46,5 @@ class Double:
         return int(self._library.opencl_double_calls(call.encode()))
 
     def endless_waits(self) -> int:
-        """How often somebody waited without a limit for what never ends."""
+        """How often something waited without a time limit for a call that never ends."""
         return int(self._library.opencl_double_endless_waits())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PoCL and an OpenCL loader out of the environment's packages, with nothing of the system."""
+"""PoCL and an OpenCL loader from the environment's Python packages, independent of the system's OpenCL."""
 
 from pathlib import Path
 
@@ -7,9 +7,9 @@ from flownpu.ops.opencl_loader import installed_packages
 from tests import opencl_double
 
 COMPILED = Path(__file__).resolve().parent.parent / "build" / "pocl"
-# Most of the time of a first run goes into compiling: not each kernel once more for launches of few work-groups.
+# Most of the time of a first run is compilation: this keeps PoCL from compiling kernels again for small launches.
 ONE_FOR_ALL_LAUNCHES = {"POCL_WORK_GROUP_SPECIALIZATION": "0"}
-# For kernels that run for milliseconds, and are compiled for as long as they run a hundred times.
+# For kernels that run for milliseconds, and whose compilation takes as long as a hundred runs.
 NOT_OPTIMISED = {"POCL_EXTRA_BUILD_FLAGS": "-cl-opt-disable"}
 
 
@@ -18,15 +18,15 @@ class MissingError(Exception):
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """What the environment has to say for FlowNPU to find PoCL, through the double of the loader (opencl_double.py).
+    """The environment variables by which FlowNPU finds PoCL, through the double of the loader (opencl_double.py).
 
-    PoCL keeps what it compiles, by source, options and its own version, for the next run of the tests.
+    PoCL keeps compiled kernels, by source, options and its own version, for the next run of the tests.
 
     Args:
-        folder: Where FlowNPU keeps compiled kernels.
+        folder: where FlowNPU keeps compiled kernels.
 
     Raises:
-        MissingError: The loader or PoCL is not there.
+        MissingError: the loader or PoCL is not installed.
     """
     found = installed_packages()
     if "OCL_ICD_VENDORS" not in found:

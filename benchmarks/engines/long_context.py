@@ -3,8 +3,8 @@
 
     python -m benchmarks.engines.long_context MODEL --depth 16384 --against llama.cpp,openvino
 
-`flownpu bench` reads the whole prompt anew for each repeat, which peers take minutes for. Here each engine, a process,
-reads it once; then they generate in turn, round after round, behind what they have read. MODEL is a folder that
+`flownpu bench` reads the whole prompt anew for each repeat, for which peers take minutes. Here each engine is a process
+that reads it once; then they generate in turn, round after round, behind what they have read. MODEL is a folder that
 `flownpu convert` or `flownpu make-model` wrote; environments and converted models are those of `flownpu bench`.
 """
 
@@ -28,7 +28,7 @@ _WORKER = Path(__file__).with_name("long_context_worker.py")
 
 @dataclass
 class Run:
-    """An engine behind its prompt: seconds of the prompt, and of each round."""
+    """An engine's process, the seconds of its prompt, and those of each round."""
 
     process: EngineProcess = field(repr=False)
     prompt_seconds: float = 0.0

@@ -34,7 +34,7 @@ def main() -> None:
     script, model = map(Path, sys.argv[1:3])
     threads, context, vocabulary = map(int, sys.argv[3:6])
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what engines print is no answer
+    os.dup2(2, 1)  # what engines print goes to stderr: stdout has answers only
 
     def say(**answer: float) -> None:
         print(json.dumps(answer), file=answers, flush=True)

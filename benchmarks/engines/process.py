@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine in a process of its own, which answers each line that it is asked with one JSON object."""
+"""An engine in a process of its own, which answers each line on its stdin with one JSON object."""
 
 import json
 import subprocess
@@ -9,17 +9,17 @@ from typing import Any
 
 
 class EngineProcess:
-    """A running worker: one JSON object a line, on its stdin and on its stdout."""
+    """A running worker: its stdin and stdout have one JSON object per line."""
 
     def __init__(self, name: str, command: Sequence[str | Path]) -> None:
         self.name = name
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def answer(self) -> dict[str, Any]:
-        """The next line that the engine says.
+        """The next object that the engine writes.
 
         Raises:
-            RuntimeError: it ended.
+            RuntimeError: the engine ended.
         """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -30,7 +30,7 @@ class EngineProcess:
         return dict(json.loads(line))
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """Asks for one measurement and waits for what it found.
+        """Asks for one measurement and waits for its result.
 
         Raises:
             RuntimeError: the engine ended.
@@ -41,7 +41,7 @@ class EngineProcess:
         return self.answer()
 
     def finish(self) -> dict[str, Any]:
-        """Ends the engine; returns what it says at the end."""
+        """Ends the engine; returns the last object that it writes."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         last = self.answer()

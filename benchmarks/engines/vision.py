@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times pictures to the first token: FlowNPU's CPU device beside ONNX Runtime's CPU provider and OpenVINO GenAI.
+"""Times from a picture to the first token: FlowNPU's CPU device, ONNX Runtime's CPU provider and OpenVINO GenAI.
 
     python -m benchmarks.engines.vision --layers 27
 
 makes a Gemma3 of random weights with the public models' vision tower (`vision_checkpoint`), converts it with `flownpu
 convert` and, for OpenVINO, exports it with optimum-intel, in an environment that is made once and kept. Each engine is
-a process; they load one after the other and are then asked in turn, so that whatever else the machine does meets all of
+a process; they load one after the other and are then asked in turn, so that disturbances of the machine affect all of
 them. Models and environment are kept in the folder of `flownpu bench`'s peers.
 """
 
@@ -28,14 +28,14 @@ from flownpu.peers import openvino_genai
 from flownpu.peers.environment import cache_folder, finished_folder, make_environment, run
 
 _WORKER = Path(__file__).with_name("vision_worker.py")
-# transformers reads pictures without torchvision too, and torch's wheels for CPUs have none beside them.
+# Without torchvision: transformers can read pictures without it, and there is none for torch's CPU wheels.
 _OPENVINO = (*openvino_genai.REQUIREMENTS, "optimum-intel==2.2.0", "nncf==3.4.0", "torch==2.13.0", "pillow")
 ENGINES = ("flownpu", "ort-cpu", "openvino")
 
 
 @dataclass
 class Engine:
-    """A running engine and what it took, in seconds and bytes."""
+    """A running engine, its times in seconds, and the sizes of its weights and memory in bytes."""
 
     name: str
     weights: int
@@ -50,11 +50,11 @@ class Engine:
 
 
 def prepare(layers: int, weight_format: str) -> dict[str, tuple[Path, Path]]:
-    """Each engine's interpreter and model folder, made unless they are there.
+    """Each engine's Python interpreter and model folder, made unless they are there.
 
     Args:
-        layers: of the tower.
-        weight_format: of OpenVINO's weights, "int8" or "fp16" (computed in bf16 where the processor has it).
+        layers: layers of the vision tower.
+        weight_format: format of OpenVINO's weights, "int8" or "fp16" (computed in bf16 where the processor has it).
     """
     root = cache_folder() / "vision" / f"{layers}-layers"
     with finished_folder(root / "checkpoint", layers) as folder:
@@ -75,7 +75,7 @@ def prepare(layers: int, weight_format: str) -> dict[str, tuple[Path, Path]]:
 
 
 def start(name: str, python: Path, folder: Path, threads: int) -> Engine:
-    """An engine that has loaded its model and run once."""
+    """Starts an engine, which loads its model and runs once to warm up."""
     process = EngineProcess(name, [python, _WORKER, name, folder, str(threads)])
     weights = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in {".data", ".bin"})
     engine = Engine(name, weights, process)

@@ -3,8 +3,8 @@
 
     python -m benchmarks.engines.vision_checkpoint FOLDER --layers 27
 
-Pictures of 896 x 896 pixels, 4096 patches, 27 layers of 16 heads of 72, 256 tokens a picture. The text part has few
-layers, so that the time to the first token is the tower's.
+Pictures have 896 x 896 pixels, 4096 patches and 256 tokens; the tower has 27 layers with 16 heads of size 72. The text
+part has few layers, so that the time to the first token is mostly the tower's.
 """
 
 from pathlib import Path
@@ -49,8 +49,8 @@ def write_checkpoint(folder: Path, layers: int) -> None:
     """Writes weights in bfloat16, tokenizer and processor files.
 
     Args:
-        folder: where to; is made.
-        layers: of the tower; the public models have 27.
+        folder: gets the files; it is made if it does not exist.
+        layers: layers of the vision tower; the public models have 27.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_file(str(_TOKENIZER))
@@ -66,7 +66,7 @@ def write_checkpoint(folder: Path, layers: int) -> None:
     )
     torch.manual_seed(0)
     model = transformers.Gemma3ForConditionalGeneration(config)
-    with torch.no_grad():  # transformers begins with zeros, which nothing would come out of
+    with torch.no_grad():  # transformers initialises it with zeros, so that features would be zeros, too
         projection = model.model.multi_modal_projector.mm_input_projection_weight
         projection.normal_(std=projection.shape[0] ** -0.5)
     model.bfloat16().save_pretrained(folder)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs in an engine's own environment: from a picture to the first token, as often as it is asked.
+"""Runs in an engine's own environment: times from a picture to the first token, as often as it is asked.
 
     python vision_worker.py flownpu|ort-cpu|openvino FOLDER THREADS
 
-Each line on stdin asks for one measurement; each answer is a JSON object on stdout, {"seconds"}, the first, when the
-model is loaded, {"load_seconds"}. At the end of stdin comes {"peak"}, the most bytes that were resident.
+Each line on stdin asks for one measurement; each answer is a JSON object on stdout, {"seconds"}. Before them, when the
+model is loaded, comes {"load_seconds"}; at the end of stdin {"peak"}, the most bytes that were resident.
 """
 
 import json
@@ -26,7 +26,7 @@ def _picture() -> Any:
 
 
 def _genai(folder: Path, provider: str, threads: int) -> Callable[[], None]:
-    """ORT GenAI's own loop, on FlowNPU's provider or ONNX Runtime's."""
+    """A run of ORT GenAI, on FlowNPU's provider or ONNX Runtime's."""
     import io  # noqa: PLC0415
 
     import onnxruntime_genai as genai  # noqa: PLC0415 each engine's environment has its own
@@ -64,7 +64,7 @@ def _genai(folder: Path, provider: str, threads: int) -> Callable[[], None]:
 
 
 def _openvino(folder: Path, threads: int) -> Callable[[], None]:
-    """OpenVINO GenAI's pipeline of vision and language, as optimum-intel exports it."""
+    """A run of OpenVINO GenAI's vision-language pipeline, on a model that optimum-intel exported."""
     import openvino  # noqa: PLC0415
     import openvino_genai  # noqa: PLC0415
 
@@ -81,7 +81,7 @@ def main() -> None:
     """Loads the engine and answers stdin."""
     engine, folder, threads = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what engines print is no answer
+    os.dup2(2, 1)  # what engines print goes to stderr: stdout has answers only
 
     def say(**answer: float) -> None:
         print(json.dumps(answer), file=answers, flush=True)

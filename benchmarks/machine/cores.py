@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The products of a step on n cores: measured where there are as many, and a model of it beyond.
+"""The time of a step's products on n cores: measured, if the machine has as many, and predicted by a model.
 
     python -m benchmarks.machine.cores gemma3-1b --rows 1,8,32 --cores 1,2,4,8,16,32,64 --read 200
 
@@ -7,10 +7,10 @@ runs at the root of the repository, with the module flownpu_testing (`make test`
 
     max(bytes / min(n read_1, read), operations / rate_1 * ceil(T / n) / T) + (n - 1) job
 
-with the rate at which one core reads memory (read_1) and multiplies weights that are in its caches (rate_1), and what
-handing a job to a second thread and waiting for it costs (job), all measured here; and --read, the rate of
-the memory of the machine that is asked about. What the model leaves out: clocks that fall when more cores compute,
-caches and memory of several sockets, and whatever is not a product.
+where read_1 is the rate at which one core reads memory, rate_1 that at which it multiplies weights in its caches, and
+job the cost of handing a job to a further thread and waiting for it; all are measured on this machine. read is the
+memory's rate on the machine to be predicted (--read). The model leaves out clocks that fall when more cores compute,
+caches and memory of several sockets, and everything that is not a product.
 """
 
 from collections.abc import Sequence
@@ -33,20 +33,20 @@ from flownpu.ops import q4nx
 from tests.ops.device import ISAS, testing
 
 _JOBS = 5000
-# Microseconds: long enough for a thread that spins to see the job.
+# Microseconds of a task: long enough for a spinning thread to see the job.
 _TASK = 10
 _REPEATS = 5
 
 
 @dataclass(frozen=True)
 class Cores:
-    """What the model knows of a machine.
+    """The model's parameters of a machine.
 
     Attributes:
-        read: bytes a second that all cores read together.
-        read_alone: that one reads.
-        rate: operations a second of one core, weights in its caches.
-        job: seconds that a job costs for each thread but the first.
+        read: bytes per second that all cores read together.
+        read_alone: bytes per second that one core reads.
+        rate: operations per second of one core, with weights in its caches.
+        job: seconds that a job costs for each thread except the first.
     """
 
     read: float
@@ -56,21 +56,21 @@ class Cores:
 
 
 def predict(size: int, operations: int, tasks: int, cores: int, machine: Cores) -> float:
-    """Seconds of a product on so many cores; see the head of this file."""
+    """Seconds of a product on `cores` cores; the equation is at the top of this file."""
     memory = size / min(cores * machine.read_alone, machine.read)
     arithmetic = operations / machine.rate * ceil(tasks / cores) / tasks
     return max(memory, arithmetic) + (cores - 1) * machine.job
 
 
 def tasks_of(kernel: Kernel, cores: int) -> int:
-    """How many tasks a product is cut into for so many threads."""
+    """Number of tasks into which a product is cut for `cores` threads."""
     m = int(kernel.shape.split(" x ")[0])
     row_parts, block_parts = testing.matmul_plan(kernel.rows, -(-m // q4nx.BLOCK_ROWS), cores)
     return row_parts * block_parts
 
 
 def measure_job() -> float:
-    """Seconds that a job of one task a thread takes two threads longer than the task; 0 on one core."""
+    """Seconds that two threads need for a job of one task each, less the task's own time; 0 on one core."""
     if usable_cores() < 2:
         return 0.0
     pool = testing.ThreadPool(2)
@@ -78,14 +78,14 @@ def measure_job() -> float:
 
 
 def _step(kernels: Sequence[Kernel], layers: int, seconds: Sequence[float]) -> float:
-    """Seconds of all layers and the LM head."""
+    """Seconds of all layers and the LM head, from those of each product."""
     return sum(
         time * (1 if kernel.name == "LM head" else layers) for kernel, time in zip(kernels, seconds, strict=True)
     )
 
 
 def _rate(decoder: Decoder, rows: int) -> float:
-    """Operations a second of one core with a weight that its caches hold: that of the output projection."""
+    """Operations per second of one core with a weight in its caches, measured with the output projection."""
     (kernel,) = (k for k in products(decoder, rows, ISAS[0], "int8", 1, q4nx.SYMMETRIC, copies=1) if k.name == "output")
     return kernel.operations / measure_seconds(kernel)
 
@@ -111,7 +111,7 @@ def main(
             kernels = list(products(decoder, count, ISAS[0], "int8", n, q4nx.SYMMETRIC))
             plans = [(k.bytes, k.operations, tasks_of(k, n)) for k in kernels]
             total = _step(kernels, len(decoder.layers), [predict(*plan, n, asked) for plan in plans])
-            # As if tasks could be cut as one likes.
+            # The same if tasks could be divided evenly among the cores.
             even = [predict(size, operations, n, n, asked) for size, operations, _ in plans]
             jobs = (n - 1) * job * _step(kernels, len(decoder.layers), [1] * len(kernels))
             row = [f"{count}", f"{n}", f"{1e3 * total:.2f}", f"{jobs / total:.0%}"]

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times the CPU kernels one by one, beside what the machine can do at most, and checks each before it is timed.
+"""Times the CPU kernels one by one, beside the machine's limits; checks each kernel's result before it is timed.
 
     python -m benchmarks.machine.kernels gemma3-1b --isa avx512 --activations int8
 
-runs at the root of the repository, with the module flownpu_testing (`make test` builds it). Weights are repeated until
-no cache holds them, as in a model, where a weight is read once a step. Beside each time stands what reading the bytes
-and what doing the operations take at least; the share of the roof is the longer of both by the time measured.
+runs at the root of the repository, with the module flownpu_testing (`make test` builds it). Weights are copied until
+no cache holds all copies, as in a model, where a weight is read once per step. Beside each time stand the least times
+for reading the bytes and for the operations; the share of the roof is the longer of the two divided by the time.
 
     python -m benchmarks.machine.kernels gemma3-1b --activations int8 --contexts "" --symmetric --rows 1,2,4,8,16,32,64
 
-is what a step of so many sequences multiplies.
+times the products of decode steps for 1 to 64 sequences.
 """
 
 import json
@@ -37,11 +37,11 @@ from tests.ops.device import ISAS, Node
 # Four times the largest last-level cache of common desktop processors.
 _WORKING_SET = 256 << 20
 _REPEATS = 7
-# Rows for which the LM head is timed: a prompt has logits for one.
+# Most rows for which the LM head is timed: a prompt needs the logits of one row only.
 _SEQUENCES = 64
-# New tokens on top of a long context.
+# New tokens of a short second turn behind a long context.
 _TURN = 32
-# Rows of the result that are checked: enough to meet every thread's part.
+# Columns of the result that are checked.
 _CHECKED = 64
 
 
@@ -50,14 +50,15 @@ class Kernel:
     """One measurement to make.
 
     Attributes:
-        name: what it is in a model.
-        shape: for people.
+        name: the kernel's role in a model.
+        shape: its sizes, for people.
         rows: new tokens.
         isa: the kernels' instruction set.
-        activations: what products round activations to; "" where there are no products with weights.
-        bytes: that must be read.
+        activations: the type to which products round activations; "": no product with weights.
+        bytes: bytes that must be read.
         operations: multiplications and additions.
-        make: prepares it; returns what runs it once, which raises AssertionError if what came out is wrong.
+        make: prepares it and checks its result (AssertionError); returns functions that each run it once, on different
+            copies of its data.
     """
 
     name: str
@@ -72,7 +73,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Timing:
-    """A kernel's time, the median of several, beside the least that its bytes and its operations take."""
+    """A kernel's median time, beside the least times for its bytes and for its operations."""
 
     name: str
     shape: str
@@ -97,9 +98,9 @@ def products(
     *,
     copies: int | None = None,
 ) -> Iterator[Kernel]:
-    """Every product of a decoder's layer, and the LM head for as many rows as sequences may have.
+    """Every product of a decoder's layer, and the LM head for up to `_SEQUENCES` rows.
 
-    Each with so many weights in turn; None: with as many as no cache holds.
+    Each runs on `copies` copies of its weight in turn; None: on so many that no cache holds them.
     """
     heads, kv_heads = decoder.heads * decoder.head_size, decoder.kv_heads * decoder.head_size
     hidden, feed_forward = decoder.hidden_size, decoder.feed_forward_size
@@ -140,7 +141,7 @@ def _make_product(
 
 
 def _random_blocks(m: int, k: int, layout: q4nx.Layout, rng: np.random.Generator) -> np.ndarray:
-    """Weights of variance 1/k; see RandomWeights of `flownpu make-model`."""
+    """Blocks of random weights of variance 1/k; see RandomWeights of `flownpu make-model`."""
     codes = rng.integers(0, 16, (m, k), dtype=np.uint8)
     scale = rng.uniform(0.75, 1.25, (m, -(-k // q4nx.GROUP))) / (4.6 * k**0.5)
     scale = scale.astype(q4nx.BFLOAT16)
@@ -149,10 +150,10 @@ def _random_blocks(m: int, k: int, layout: q4nx.Layout, rng: np.random.Generator
 
 
 def _check_product(x: np.ndarray, blocks: np.ndarray, y: np.ndarray, m: int, k: int, activations: str) -> None:
-    """Bounds what rounding may do. tests/ops/cpu/test_q4nx_matmul.py is stricter, with each rounding as it is defined.
+    """Checks a product within a bound of its roundings; tests/ops/cpu/test_q4nx_matmul.py has tighter bounds.
 
-    bf16: half an ulp of an activation, 2^-8 of it. int8: half a step, 1/254 of the largest activation of the row, and
-    as much of a weight row's largest weight. Each with K + 4 float32 roundings.
+    bf16: an activation is off by half an ulp, 2^-8 of it. int8: by half a step, 1/254 of the row's largest activation,
+    and weights likewise, by 1/254 of a weight row's largest. Both have K + 4 float32 roundings.
     """
     count = min(m, _CHECKED) // q4nx.BLOCK_ROWS * q4nx.BLOCK_ROWS
     weights = q4nx.dequantize(blocks[: count // q4nx.BLOCK_ROWS], count, k).astype(np.float64)
@@ -169,7 +170,7 @@ def _check_product(x: np.ndarray, blocks: np.ndarray, y: np.ndarray, m: int, k: 
 
 
 def attentions(decoder: Decoder, rows: int, isa: str, context: int, threads: int) -> Iterator[Kernel]:
-    """The attention of each kind of layer with `context` tokens in the cache, `rows` of them new; bf16 cache."""
+    """The attention of each kind of layer, with `context` tokens in a bf16 cache, `rows` of them new."""
     operator = "FlowKVAttention" if rows == 1 else "FlowQKVAttention"
     g, d = decoder.kv_heads, decoder.head_size
     for window in sorted({layer.window or -1 for layer in decoder.layers}):
@@ -194,7 +195,7 @@ def _make_attention(
     h, g, d = decoder.heads, decoder.kv_heads, decoder.head_size
     rng = np.random.default_rng(0)
     query = rng.standard_normal((1, rows, (h + 2 * g) * d), dtype=np.float32)
-    # For a few tokens, as many caches as a model has layers that no cache holds together.
+    # For few tokens, several KV caches, up to one per layer, so that the processor's caches do not hold them.
     copies = max(1, min(len(decoder.layers), _WORKING_SET // (4 * context * g * d))) if rows <= _TURN else 1
     caches = [[rng.standard_normal((1, g, context, d), dtype=np.float32).astype(ml_dtypes.bfloat16) for _ in range(2)]]
     caches += [[array.copy() for array in caches[0]] for _ in range(copies - 1)]
@@ -216,10 +217,10 @@ def _make_attention(
 def _check_attention(
     query: np.ndarray, keys: np.ndarray, values: np.ndarray, output: np.ndarray, heads: int, window: int
 ) -> None:
-    """The last token's output by the definition, in float64.
+    """Checks the last token's output against the definition in float64.
 
-    Probabilities and queries may be rounded to bf16 (2^-8 of each); a score's error moves the output by twice as much
-    of the largest value.
+    Probabilities and queries may be rounded to bf16 (2^-8 of each); a score's error moves the output by at most twice
+    that error times the largest value.
     """
     _, groups, tokens, d = keys.shape
     first = 0 if window < 0 else max(0, tokens - window)
@@ -294,7 +295,7 @@ def main(
                 for count in counts:
                     kernels += products(decoder, count, name, rounding, threads, layout)
             for context in [int(part) for part in contexts.split(",") if part]:
-                # Decode, a short second turn, a slice of a prompt, and the whole of it.
+                # Decoding, a short second turn, a slice of a prompt, and a whole prompt.
                 for count in sorted({1, _TURN, max(counts), context}):
                     if count <= context:
                         kernels += attentions(decoder, count, name, context, threads)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine can do at most: bytes and operations a second, measured with all threads together."""
+"""This machine's limits: bytes and operations per second, measured with all threads together."""
 
 import ctypes
 import os
@@ -14,13 +14,13 @@ from flownpu.bench.roofline import read_bandwidth
 
 __all__ = ["Roofs", "measure_roofs"]
 
-# Rounds that take about a tenth of a second at 4 GHz: 12 or 16 instructions a round, at one or two a cycle.
+# Rounds that take about a tenth of a second at 4 GHz: 12 or 16 instructions per round, at one or two per cycle.
 _ROUNDS = 50_000_000
 
 
 @dataclass(frozen=True)
 class Roofs:
-    """Bytes or operations a second; 0 where the processor lacks the instruction."""
+    """Bytes (read) or operations per second; 0 if the processor lacks the instruction."""
 
     read: float
     int8_dot: float
@@ -46,7 +46,7 @@ def _rate(loop: "ctypes._NamedFuncPointer", threads: int) -> float:
     loop.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)]
     loop.restype = ctypes.c_int64
     with ThreadPoolExecutor(threads) as pool:
-        # ctypes lets go of the interpreter's lock.
+        # Threads run at the same time: ctypes releases Python's lock.
         started = time.perf_counter()
         operations = list(pool.map(lambda _: loop(_ROUNDS, ctypes.byref(ctypes.c_int64())), range(threads)))
         return sum(operations) * _ROUNDS / (time.perf_counter() - started)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How calls under way are waited for (ops/npu/xrt/waiting.h): how late an end is noticed, and what CPU time that takes.
+"""Compares ways to wait for a running call (ops/npu/xrt/waiting.h): how late its end is noticed, and the CPU time.
 
     python -m benchmarks.machine.waiting --milliseconds 20 --milliseconds 60
 
-runs at the root of the repository. A thread stands for the device, whose commands differ by 2 %. The ways take turns,
-some commands of each in every round; of each round it takes the medians, and shows the least, the median and the most
-of these. It needs a C++ compiler ($CXX, or c++), and says something on a quiet machine only.
+runs at the root of the repository. A thread plays the device; its commands' times vary by 2 %. The ways take turns,
+with some commands each in every round; shown are the minimum, median and maximum of the rounds' medians. It needs a C++
+compiler ($CXX, or c++), and an idle machine.
 """
 
 import ctypes
@@ -19,14 +19,14 @@ import numpy as np
 import typer
 
 ROOT = Path(__file__).parents[2]
-# As benchmarks/machine/waiting.cc numbers them.
+# In the order of their numbers in benchmarks/machine/waiting.cc.
 WAYS = ("woken by the kernel", "each 16th of the time so far", "each millisecond", "learnt, as it is done")
-# A dispatch is one of many: what is learnt of the first is not what is asked.
+# Commands that are not counted: the learning way still learns how long commands take.
 FIRST = 5
 
 
 def build(folder: Path) -> ctypes.CDLL:
-    """The loops, with the plugin's own waiting."""
+    """The measuring loops, compiled with the XRT runtime's own waiting."""
     library = folder / "waiting.so"
     sources = [Path(__file__).with_suffix(".cc"), ROOT / "ops/npu/xrt/waiting.cc"]
     options = ["-std=c++20", "-O2", "-shared", "-fPIC", "-pthread", f"-I{ROOT}"]
@@ -35,7 +35,7 @@ def build(folder: Path) -> ctypes.CDLL:
 
 
 def measure(loops: ctypes.CDLL, way: int, milliseconds: float, commands: int) -> tuple[float, float]:
-    """Medians in us: how late an end was noticed, and the wait's CPU time."""
+    """Medians over commands, in us: how late the end was noticed, and the wait's CPU time."""
     spread = np.random.default_rng(0).uniform(0.98, 1.02, commands + FIRST)
     durations = (spread * milliseconds * 1e6).astype(np.int64)
     late, cpu = np.zeros_like(durations), np.zeros_like(durations)
@@ -49,7 +49,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 7,
     commands: Annotated[int, typer.Option(min=1, help="Of each way in a round.")] = 25,
 ) -> None:
-    """Prints a table: of each way the least, the median and the most of the rounds."""
+    """Prints a table: for each way the minimum, median and maximum of the rounds."""
     with tempfile.TemporaryDirectory(prefix="flownpu-") as folder:
         loops = build(Path(folder))
         for length in milliseconds:

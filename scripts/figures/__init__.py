@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What draws docs/figures: pictures of real output, of the plans, and of the chat page."""
+"""Scripts that draw docs/figures: pictures of real output, of designs' plans, and of the chat page."""

@@ -22,12 +22,12 @@ from tests.fixtures.shapes_pictures import draw, random_scene
 FIGURES = Path(__file__).resolve().parent.parent.parent / "docs" / "figures"
 SIZE = ViewportSize(width=1000, height=760)
 COLOURS = 64
-SEED = 24  # of a picture with three shapes
+SEED = 24  # gives a picture with three shapes
 QUESTIONS = ("What is this?", "What color is the square?")
 
 
 def main(model: Path) -> None:
-    """Starts a server, talks with it in a browser, and takes its pictures."""
+    """Starts a server, chats with it in a browser, and saves screenshots."""
     command = [sys.executable, "-c", "from flownpu.cli import main; main()", "serve", str(model), "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
@@ -59,7 +59,7 @@ def talk(page: Page, picture: Path) -> None:
 
 
 def save(screenshot: bytes, file: Path) -> None:
-    """Writes a picture with few colours, a third of the size."""
+    """Writes a screenshot with few colours, which makes the file a third as large."""
     Image.open(io.BytesIO(screenshot)).convert("RGB").quantize(COLOURS).save(file, optimize=True)
 
 

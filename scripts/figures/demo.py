@@ -34,7 +34,7 @@ def main() -> None:
             console.print(Text(out), end="")
             console.print(Text(err, style="bright_black"), end="")
     svg = console.export_svg(title="FlowNPU")
-    # The fonts that rich would have a browser fetch from another site; the reader's own monospace does as well.
+    # Removes the fonts that a browser would fetch from another site; the reader's own monospace font serves as well.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
     PICTURE.write_text(svg, encoding="utf-8")
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def run(command: tuple[str, ...], folder: str) -> tuple[str, str]:
-    """What a command says on stdout and on stderr."""
+    """A command's stdout and stderr."""
     program = Path(sys.executable).parent / "flownpu"
     environment = os.environ | {"ORT_DISABLE_TELEMETRY": "1"}
     done = subprocess.run([program, *command], cwd=folder, env=environment, check=True, capture_output=True, text=True)

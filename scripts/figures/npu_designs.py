@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the pictures of docs/npu-designs.md, one a design, from their plans; a test compares them."""
+"""Draws the pictures of docs/npu-designs.md, one for each design, from their plans; a test compares them."""
 
 import sys
 from pathlib import Path
@@ -11,8 +11,8 @@ from flownpu.npu.catalogue import catalogue
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "docs" / "figures"
 TARGET = "npu2"
-# Whose shapes: its 8 heads share 4 KV heads, so that attention shows how heads are dealt to columns. Of the operators
-# on rows, which are all of one shape, one; and what belongs to images.
+# The model with whose shapes most designs are drawn: its 8 heads share 4 KV heads, so that the picture of attention
+# shows how heads are distributed to columns. One of the operators on rows stands for all, which look alike.
 MODEL = "gemma3-4b"
 OPERATORS = {
     "fused_dqp": MODEL,
@@ -27,7 +27,7 @@ OPERATORS = {
 
 
 def pictures() -> dict[Path, str]:
-    """The SVG of each file: of every operator the first call in the catalogue."""
+    """The SVGs by file; each shows the first call of an operator in the catalogue."""
     calls = {operator: catalogue(TARGET, [operator], [model])[0] for operator, model in OPERATORS.items()}
     plans = {operator: call.program(0).resolve_program(f"{call.array}.{call.name}") for operator, call in calls.items()}
     return {

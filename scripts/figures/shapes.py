@@ -8,7 +8,7 @@ from tests.fixtures.shapes_pictures import draw, random_scene
 
 PICTURE = Path(__file__).resolve().parent.parent.parent / "docs" / "figures" / "shapes.png"
 SIZE = 448
-SEED = 0  # training draws from seeds that are texts, tests from others
+SEED = 0  # the pictures of training have texts as seeds, those of tests other numbers
 
 
 def main() -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a release: wheels for old systems, what is looked at in them, and the list that a release goes through."""
+"""Scripts for a release: they build wheels for old systems, check what is in them, and run the steps of a release."""

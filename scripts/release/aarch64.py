@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds wheels for Linux on Arm, by Zig's clang with the functions of glibc 2.28 (zig.cmake).
+"""Builds wheels for Linux on Arm, with Zig's clang, for glibc 2.28 (zig.cmake).
 
-None of it has run on such a processor: emulated.py tries it where there is only an emulator.
+The wheels have not run on such a processor: emulated.py tries them with an emulator.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["FOLDER", "PLATFORM", "TARGET", "build_wheel", "find_objcopy"]
 TARGET = "aarch64-linux-gnu.2.28"
 PLATFORM = "manylinux_2_28_aarch64"
 FOLDER = "cmake-aarch64"
-"""CMake's, below the one in which wheels are built."""
+"""Name of CMake's folder, below the folder in which wheels are built."""
 
 
 def find_objcopy() -> str:
-    """The program that takes Arm's files apart; `aarch64-linux-gnu-strip` is of the same package (zig.cmake).
+    """The objcopy for Arm's files; `aarch64-linux-gnu-strip`, which zig.cmake uses, is in the same package.
 
     Raises:
         UnavailableError: there is none.
@@ -41,13 +41,13 @@ def find_objcopy() -> str:
 
 
 def build_wheel(python: Path, pythons: list[Path], source: Path, zig: Zig, work: Path, dist: Path) -> Path:
-    """Builds one wheel, with this machine's headers of Python: they say nothing that is otherwise on Arm.
+    """Builds one wheel, with this machine's headers of Python, which are the same on Arm.
 
     Args:
-        python: builds it, and is the one that it is for, but for its processor.
-        pythons: all that build.
+        python: the Python that builds it; the wheel is for the same version.
+        pythons: all Pythons that build wheels, see `prefix_maps`.
         source: the folder of sources.
-        zig: compiles.
+        zig: the compiler.
         work: FOLDER in it gets what is compiled.
         dist: gets the wheel.
     """
@@ -70,10 +70,10 @@ def build_wheel(python: Path, pythons: list[Path], source: Path, zig: Zig, work:
 
 
 def _compiler_rt(zig: Zig, work: Path) -> Path:
-    """The functions that clang's code calls, as Zig compiles them when it first links, without debug information.
+    """compiler-rt, the functions that clang's code calls, without debug information.
 
-    That names Zig's folder, which no option of clang's changes: they are in Zig. A link that finds them here takes none
-    of those that Zig adds.
+    Zig compiles it when it first links. Its debug information names Zig's folder, which no option of clang changes. A
+    link that is given this library takes none of the functions that Zig adds.
     """
     library = work / "libcompiler_rt.a"
     if library.is_file():
@@ -94,7 +94,7 @@ def _compiler_rt(zig: Zig, work: Path) -> Path:
     ]
     subprocess.run(link, env=variables, check=True)
     (theirs,) = cache.glob("o/*/libcompiler_rt.a")
-    functions = work / "compiler_rt.o"  # one file is all of it
+    functions = work / "compiler_rt.o"  # the library has this one file
     functions.write_bytes(subprocess.run([zig.program, "ar", "p", theirs], check=True, stdout=subprocess.PIPE).stdout)
     subprocess.run([find_objcopy(), "--strip-debug", functions], check=True)
     subprocess.run([zig.program, "ar", "crs", library, functions], check=True)

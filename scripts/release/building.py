@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all wheels are built with: Pythons, environments of theirs, the commit, and pip."""
+"""Parts that the builds of all wheels share: Pythons, their environments, the commit, and pip."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Pythons: the one that gets a wheel of its own, and those of which any builds the wheel for all since 3.12.
+# Versions of Python: the one with a wheel of its own, and those of which any can build the wheel for 3.12 and later.
 OWN_ABI, STABLE_ABI = "3.11", ("3.12", "3.13", "3.14")
 
 
 def pythons() -> list[Path]:
-    """The Pythons that the wheels are built with.
+    """The Pythons with which the wheels are built.
 
     Raises:
-        UnavailableError: names those that are missing.
+        UnavailableError: one is missing; the message names its versions.
     """
     found = []
     for versions in ((OWN_ABI,), STABLE_ABI):
@@ -51,7 +51,7 @@ def pythons() -> list[Path]:
 
 
 def _python(version: str) -> Path | None:
-    """A Python of a version: the one on the path, or pyenv's."""
+    """A Python of a version, with its headers: the one on the path, or pyenv's; None if there is none."""
     folders = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*"))
     script = "import sys, sysconfig; print(sys.version_info[:2], sysconfig.get_path('include'), sep='|')"
     wanted = str(tuple(map(int, version.split("."))))
@@ -72,7 +72,7 @@ def tools(*extras: str) -> list[str]:
 
 
 def environment(work: Path, python: Path, *extras: str) -> Path:
-    """An environment of a Python with what builds wheels, at pyproject.toml's versions; returns its Python."""
+    """Makes an environment of a Python with extras of pyproject.toml, unless it is there; returns its interpreter."""
     wanted = tools(*extras)
     version = subprocess.run([python, "-V"], check=True, capture_output=True, text=True).stdout.split()[1]
     folder = work / f"python{version}"
@@ -85,14 +85,14 @@ def environment(work: Path, python: Path, *extras: str) -> Path:
 
 
 def glibc_platforms(machine: str) -> list[str]:
-    """Each name of a platform that a system of glibc 2.28 understands, as pip wants them: for "x86_64", say."""
+    """The tags, for pip, of all platforms that a system with glibc 2.28 supports; `machine` is "x86_64", say."""
     names = [f"manylinux_2_{minor}" for minor in (28, 27, 26, 24, 17, 12, 5)]
     return [f"{name}_{machine}" for name in (*names, "manylinux2014", "manylinux2010", "manylinux1")]
 
 
 @cache
 def commit() -> tuple[str, int]:
-    """The commit that is built, with `-dirty` if there is more in the tree than that, and its time since 1970 in s."""
+    """The commit that is built, with `-dirty` if the tree has other changes, and its time in seconds since 1970."""
     name = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     when = ["git", "log", "-1", "--format=%ct"]
     said = [
@@ -103,7 +103,7 @@ def commit() -> tuple[str, int]:
 
 
 def reproducible() -> dict[str, str]:
-    """The environment of a build: what would write the time or this machine's habits into files is told otherwise."""
+    """Environment variables of a build that keep times and this machine's settings out of the files that it writes."""
     return os.environ | {
         "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH") or str(commit()[1]),
         "LC_ALL": "C.UTF-8",
@@ -113,11 +113,12 @@ def reproducible() -> dict[str, str]:
 
 
 def prefix_maps(folders: dict[Path | str, str], pythons: list[Path]) -> str:
-    """The compiler's options by which names of folders do not get into what it writes.
+    """The compiler's options that keep the names of folders out of its output.
 
     Args:
-        folders: those that are not Python's, and what is written instead.
-        pythons: of each of them, headers and nanobind's are written as such: the flags are then the same for all.
+        folders: folders that are not Python's, and what is written instead.
+        pythons: Pythons whose folders of headers and of nanobind are replaced; all of them, so that the flags are the
+            same for all wheels.
     """
     script = "import sys, sysconfig, nanobind; print(sysconfig.get_path('include'), nanobind.__path__[0], sep='|')"
     names = dict(folders)
@@ -129,10 +130,10 @@ def prefix_maps(folders: dict[Path | str, str], pythons: list[Path]) -> str:
 
 
 def forget_python(build: Path) -> None:
-    """Has CMake look for Python anew in a folder that was another's, and keeps what was compiled there.
+    """Makes CMake look for Python anew in a build folder that was another Python's, and keeps what was compiled there.
 
-    What CMake has found of one Python would be taken for the next one's. scikit-build-core, where its notes name
-    another environment than its own, removes all that was compiled; without notes it does not.
+    Otherwise CMake would use what it has cached of the other Python. And scikit-build-core removes all that was
+    compiled if its notes name another environment than its own; without notes it does not.
     """
     for name in ("CMakeCache.txt", ".skbuild-info.json"):
         (build / name).unlink(missing_ok=True)
@@ -144,19 +145,19 @@ def pip_wheel(
     """Builds the wheel of a folder of sources.
 
     Args:
-        python: builds it, in an environment with all that takes.
+        python: the Python that builds it, in an environment with all build requirements.
         source: the folder.
         build: CMake's folder; what was compiled in it for another Python is used again.
         dist: gets the wheel.
-        platform: the wheel's, "manylinux_2_28_x86_64".
+        platform: the wheel's platform tag, "manylinux_2_28_x86_64".
         defines: CMake's variables.
-        variables: the environment's, beside those that make builds reproducible.
+        variables: environment variables, beside those that make builds reproducible.
 
     Returns:
         The wheel.
 
     Raises:
-        subprocess.CalledProcessError: a step failed; it has said why.
+        subprocess.CalledProcessError: a step failed; it has printed why.
     """
     plain = build.with_name(f"{build.name}-wheel")
     shutil.rmtree(plain, ignore_errors=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a release goes through, step by step; it goes on after one that failed, and says at the end which did.
+"""Runs the steps of a release; goes on after a step that failed, and says at the end which ones did.
 
-Run it by hand on a quiet machine: `python -m scripts.release.checklist --model MODEL`, or some steps of it:
+Run it by hand on an idle machine: `python -m scripts.release.checklist --model MODEL`, or only some steps:
 `--only changelog,wheels`. It publishes nothing.
 """
 
@@ -28,22 +28,22 @@ __all__ = ["changelog", "main", "version"]
 ROOT = building.ROOT
 DIST = ROOT / "dist"
 WORK = ROOT / "build" / "release"
-# What is tested of a wheel: all that users start, and what the provider does in ONNX Runtime.
+# Tests that are run with a wheel: those of the commands, and of the provider in ONNX Runtime.
 TESTS = ("tests/cli", "tests/convert", "tests/end_to_end", "tests/ep", "tests/serve")
 BENCHMARK = ("--prompt", "1024", "--generate", "64", "--repeats", "5", "--against", "llama.cpp,openvino,ort-cpu")
 
 
 class FailedError(RuntimeError):
-    """Why a step failed, and what to do."""
+    """A step failed; the message says why, and what to do."""
 
 
 def version(project: str) -> str:
-    """The version in the text of a pyproject.toml, where it stands once."""
+    """The version in the text of a pyproject.toml."""
     return str(tomllib.loads(project)["project"]["version"])
 
 
 def changelog(text: str, released: str) -> None:
-    """Looks whether the newest part of the changes is this version's, with its day: `## 0.2.0 (2026-12-01)`.
+    """Checks that the first heading of the changelog is this version's, with its date: `## 0.2.0 (2026-12-01)`.
 
     Raises:
         FailedError: it is not.
@@ -118,7 +118,7 @@ def _run(*command: str | Path, folder: Path = ROOT) -> None:
 
 
 def main() -> None:
-    """Goes through the steps; the exit code is 1 if one failed."""
+    """Runs the steps; the exit code is 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="folder of the model of the benchmark table")
     parser.add_argument("--only", help="steps to take, with commas between them [all]")

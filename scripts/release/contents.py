@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in a wheel, held against what is to be: symbols of old systems, no symbol tables, licences, size.
+"""Checks what is in a wheel: only symbols of old systems, no symbol tables, the licences, the size.
 
-Run it as `python -m scripts.release.contents dist/*.whl`; what is wrong with a wheel is printed.
+Run it as `python -m scripts.release.contents dist/*.whl`; it prints what is wrong with a wheel.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ LIBRARIES = ("_native", "libflownpu_aie_xdna", "libflownpu_aie_xdna2", "libflown
 # Only machines of x86-64 have an NPU that XRT drives.
 ONLY_X86 = frozenset({"libflownpu_xrt"})
 LICENCES = ("LICENSE", "LICENSES.md", "nanobind.txt", "robin_map.txt")
-# Texts of the run times that Zig links in, by the platform's name (zig.cmake, licences.cmake).
+# Licences of the run-time libraries that Zig links in, by the end of the platform's name (zig.cmake, licences.cmake).
 LICENCES_OF_ZIG = {"aarch64": ("zig.txt", "llvm.txt"), "win_amd64": ("zig.txt", "llvm.txt", "mingw-w64.txt")}
-# XRT's library and what it brings itself are the system's; without them there is no NPU to drive, and the rest runs.
+# XRT's library and its dependency come from the system; without them there is no NPU to drive, and all else works.
 OF_THE_SYSTEM = frozenset({"libxrt_coreutil.so.2", "libuuid.so.1"})
 Version = tuple[int, ...]
 
 
 def faults(wheel: Path) -> list[str]:
-    """What is wrong with a wheel for Linux: nothing, if it may be released."""
+    """What is wrong with a wheel for Linux; empty if it may be released."""
     found = []
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -62,18 +62,18 @@ def faults(wheel: Path) -> list[str]:
 
 
 def libraries_of(platform: str) -> list[str]:
-    """The libraries that are to be in a wheel for a platform, whose name ends with that of the processor."""
+    """The libraries that a wheel must have for a platform, whose name ends with that of the processor."""
     return [name for name in LIBRARIES if name not in ONLY_X86 or platform.endswith("x86_64")]
 
 
 def licences_of(platform: str) -> tuple[str, ...]:
-    """The files of licences that are to be in a wheel for a platform, whose name ends with that of the processor."""
+    """The licence files that a wheel must have for a platform, whose name ends with that of the processor."""
     of_zig = (names for ending, names in LICENCES_OF_ZIG.items() if platform.endswith(ending))
     return LICENCES + next(of_zig, ())
 
 
 def platform_of(wheel: Path) -> str:
-    """The oldest platform that auditwheel finds a wheel fit for: "manylinux_2_28_x86_64", "linux_x86_64"."""
+    """The oldest platform for which auditwheel finds a wheel fit: "manylinux_2_28_x86_64", "linux_x86_64"."""
     try:
         information = analyze_wheel_abi(
             get_wheel_libc(wheel.name),
@@ -90,13 +90,13 @@ def platform_of(wheel: Path) -> str:
 
 
 def _glibc(platform: str) -> Version:
-    """The glibc that a platform's name asks for; nothing, if it asks for no particular one."""
+    """The version of glibc that a platform's name requires; () if it requires none."""
     match = re.fullmatch(r"manylinux_(\d+)_(\d+)_\w+", platform)
     return (int(match[1]), int(match[2])) if match else ()
 
 
 def newer_symbols(library: bytes, newest: Version) -> dict[str, Version]:
-    """The symbols that a library takes from a glibc newer than `newest`, (2, 28), with the version of each."""
+    """The symbols that a library needs from a glibc newer than `newest`, such as (2, 28), with the version of each."""
     file = ELFFile(io.BytesIO(library))
     needs = file.get_section_by_name(".gnu.version_r")
     table, indices = file.get_section_by_name(".dynsym"), file.get_section_by_name(".gnu.version")
@@ -137,7 +137,7 @@ def _has_symbols(library: bytes) -> bool:
 
 
 def _paths(library: bytes) -> list[str]:
-    """Paths of home and working folders in a library: of the machine that built it, and not of any other."""
+    """Paths of home and working folders in a library, which can only be those of the machine that built it."""
     return sorted({match.decode() for match in re.findall(rb"/(?:home|root|work|tmp|build)/[\w./+-]+", library)})
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tries the wheel for Linux on Arm where there is no such processor: QEMU runs Debian's Python for it, in user mode.
+"""Tries the wheel for Linux on Arm without such a processor: QEMU runs Debian's Python for Arm, in user mode.
 
-With each of three processors, one for each set of kernels: tests of the CPU's operators, and the text generated,
-which must be the one that this machine's FlowNPU generates. A processor runs the kernels of lesser ones, too: all tests
-on the best are those of each set, and on the others products show that nothing better is asked for. Run it by hand
-after `make wheels`: `python -m scripts.release.emulated`. It needs Debian 12 and its package qemu-user-static. It shows
-that all is computed rightly, and nothing of how fast.
+With each of three emulated processors, one for each set of kernels, it runs tests of the CPU's operators, and generates
+a text, which must be the one that this machine's FlowNPU generates. A processor also runs the kernels of lesser ones:
+on the best one all tests run, with every set of kernels; on the others tests of products show that no better
+instructions are used. Run it by hand after `make wheels`: `python -m scripts.release.emulated`. It needs Debian 12 and
+its package qemu-user-static. It shows that results are right, and nothing about speed.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = ["main"]
 
 FOLDER = ROOT / "build" / "release" / "emulated"
 WHEELS = ROOT / "build" / "release" / "wheels"
-# What calls the kernels that there are for each set of instructions.
+# Tests of the kernels that exist for each instruction set.
 PRODUCTS = tuple(f"tests/ops/cpu/test_{stem}.py" for stem in ("q4nx_matmul", "int8_rows", "dense_matmul"))
-# Kernels; a processor of QEMU's that has no better ones; what Linux says that it has for them; tests.
+# By the kernels' name: QEMU's processor that can run no better ones, Linux's names of its features for them, the tests.
 PROCESSORS = {
     "i8mm": ("max", "asimddp i8mm", ("tests/ops/cpu",)),
     "dotprod": ("neoverse-n1", "asimddp", PRODUCTS),
     "generic": ("cortex-a57", "", PRODUCTS),
 }
-# What else Linux says of a Neoverse N1.
+# /proc/cpuinfo of a Neoverse N1, with a place for these features.
 CPUINFO = """BogoMIPS\t: 243.75
 Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop {features}
 CPU implementer\t: 0x41
@@ -46,15 +46,15 @@ CPU variant\t: 0x3
 CPU part\t: 0xd0c
 CPU revision\t: 1
 """
-# Debian 12's.
+# Debian 12's Python.
 PYTHON = "3.11"
-# numpy and ONNX Runtime ask for the C++ run time.
+# numpy and ONNX Runtime need the C++ run-time library.
 PACKAGES = (f"python{PYTHON}-minimal", f"libpython{PYTHON}-stdlib", "libstdc++6")
 PYTEST = ("-p", "no:cacheprovider", "-p", "no:randomly", "-q")
 
 
 def main() -> None:
-    """Tries the wheel; the exit code is 1 if it does not do what it is to do."""
+    """Tries the wheel; the exit code is 1 if something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processors", default=",".join(PROCESSORS), help="kernels to try [all]")
     arguments = parser.parse_args()
@@ -82,13 +82,13 @@ def main() -> None:
 
 
 def faults(python: list[str], kernels: str, tests: tuple[str, ...], expected: str) -> list[str]:
-    """What a processor does not do as it is to: nothing, if all is well.
+    """What is wrong on a processor; empty if nothing is.
 
     Args:
-        python: the command of its Python.
-        kernels: that are to be chosen for it.
-        tests: files and folders.
-        expected: the text that is to be generated.
+        python: the command that runs Python on the emulated processor.
+        kernels: the kernels that must be chosen for it.
+        tests: files and folders of tests.
+        expected: the text that must be generated.
     """
     ask = "from flownpu import _native; print(_native.instruction_sets()[0])"
     said = subprocess.run([*python, "-c", ask], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
@@ -101,7 +101,7 @@ def faults(python: list[str], kernels: str, tests: tuple[str, ...], expected: st
 
 
 def find_emulator() -> str:
-    """The program that runs programs of Arm's.
+    """The path of QEMU for programs of Arm.
 
     Raises:
         UnavailableError: there is none.
@@ -124,9 +124,9 @@ def python() -> Path:
 
 
 def show(root: Path, features: str) -> None:
-    """Has programs find a processor with these features: below -L QEMU looks for files first.
+    """Shows programs a processor with these features, in /proc/cpuinfo below `root`, where QEMU (-L) looks first.
 
-    QEMU 7 shows them this machine's /proc/cpuinfo else, and ONNX Runtime ends where that is not Arm's.
+    Otherwise QEMU 7 shows them this machine's /proc/cpuinfo, and ONNX Runtime ends if that is not Arm's.
     """
     (root / "proc").mkdir(exist_ok=True)
     one = CPUINFO.format(features=features)
@@ -134,7 +134,7 @@ def show(root: Path, features: str) -> None:
 
 
 def installed(wheel: Path) -> Path:
-    """A folder with the wheel, what it requires, and what its tests do."""
+    """A folder with the wheel, its requirements, and those of its tests."""
     site = FOLDER / "site"
     shutil.rmtree(site, ignore_errors=True)
     pinned = [name for name in building.tools("test") if name.startswith(("onnxruntime==", "onnxruntime-genai=="))]
@@ -146,11 +146,11 @@ def installed(wheel: Path) -> Path:
 
 
 def build_tests() -> Path:
-    """Compiles the module through which tests call C++ with what the wheel was made of.
+    """Compiles the module through which tests call C++, from the same sources as the wheel.
 
     Returns:
-        A folder with it alone. Beside it CMake has flownpu._native of each Python, and tests take those that they find
-        beside it: here it is the wheel's that is tried.
+        A folder with this module alone. In CMake's folder there is also flownpu._native of each Python, and tests would
+        use it instead of the wheel's.
     """
     build = WHEELS / aarch64.FOLDER
     builder = building.environment(WHEELS, building.pythons()[0], "release", "zig")

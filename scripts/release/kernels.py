@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether two builds compute with the same instructions: those of the CPU kernels, object by object.
+"""Compares the instructions of two builds' CPU kernels, object by object.
 
-Equal instructions take equal time, which a benchmark on a machine that does other things as well cannot show to some
-percent. Run it as `python -m scripts.release.kernels build/testing`: that build beside the wheels'.
+Equal instructions take equal time, which a benchmark cannot show to a few percent on a machine that does other things,
+too. `python -m scripts.release.kernels build/testing` compares that build with the wheels'.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ WHEELS = Path("build/release/wheels/cmake")
 
 
 def differing(one: Path, other: Path) -> tuple[list[str], int]:
-    """The kernels' objects of which two CMake builds have other instructions, and how many instructions were compared.
+    """The kernels' objects whose instructions differ between two CMake builds, and the number of compared instructions.
 
     Raises:
-        RuntimeError: a build has no kernels, or not those of the other.
+        RuntimeError: a build has no kernels, or other ones than the other build.
     """
     names = [
         sorted(file.relative_to(build) for file in build.glob("CMakeFiles/kernels_*.dir/**/*.o"))
@@ -45,7 +45,7 @@ def instructions(file: Path) -> list[str]:
 
 
 def main() -> None:
-    """Compares; the exit code is 1 if something differs."""
+    """Compares two builds; the exit code is 1 if something differs."""
     found, count = differing(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else WHEELS)
     sys.stdout.write("".join(f"{name} differs\n" for name in found) or f"the same {count} instructions\n")
     sys.exit(bool(found))

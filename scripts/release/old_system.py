@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs a wheel into Debian 11, of glibc 2.31, without a compiler, and has it convert a model and generate there.
+"""Tries a wheel in Debian 11 (glibc 2.31) without a compiler: installs it, converts a model and generates text.
 
-Run it by hand, as root, for it makes the system (debootstrap, 1 GB) and lives in it (chroot), and compiles Python for
-it, Debian 11's own being too old: `python -m scripts.release.old_system dist/*.whl`. Some Pythons are built for old
-systems: `--python 3.12=FOLDER` copies such a one instead. What packages FlowNPU needs is fetched outside of it. The
-text must be the one that this machine's FlowNPU generates.
+Run it by hand and as root, for it makes the system (debootstrap, 1 GB) and runs commands in it (chroot):
+`python -m scripts.release.old_system dist/*.whl`. It compiles Python there, because Debian 11's own is too old; with
+`--python 3.12=FOLDER` it copies a Python that was built for old systems instead. The packages that FlowNPU needs are
+downloaded outside of it. The text must be the one that this machine's FlowNPU generates.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from scripts.release.building import ROOT, glibc_platforms
 __all__ = ["main"]
 
 FOLDER = ROOT / "build" / "release" / "old_system"
-# Suites of Debian that have the source of a Python: none had 3.12's for long.
+# Suites of Debian with the source of a version of Python; no current one has 3.12's.
 SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "testing"}
-# The Pythons that a wheel is tried with, by what its name says of them.
+# The versions of Python with which a wheel is tried, by the Python tag in its name.
 TRIED = {"cp311": ("3.11",), "cp312": ("3.12", "3.13", "3.14")}
 BUILD = ("gcc", "make", "libc6-dev", "zlib1g-dev", "libffi-dev", "libssl-dev", "libbz2-dev", "liblzma-dev")
-# What compilers are called by; there is none where the wheel is installed.
+# Names of compilers, none of which may be on the path where the wheel is installed.
 COMPILERS = ("gcc", "g++", "cc", "c++", "make", "cmake")
 EXTRAS = "genai,convert"
 FIXTURE = "tests/fixtures/gemma3-topics"
@@ -38,7 +38,7 @@ PROMPT = 'The "for" statement is used to'
 
 
 def main() -> None:
-    """Tries each wheel that was given; the exit code is 1 if one does not do what it does here."""
+    """Tries each given wheel; the exit code is 1 if one fails or generates another text than here."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
     what = "a Python for glibc 2.31, which is not compiled then"
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def generated(flownpu: list[str], fixture: Path | str, model: Path | str) -> str:
-    """The text that a command `flownpu` generates, greedily, of the small model that it converts."""
+    """Converts the small model with a command `flownpu`; returns the text that it generates greedily."""
     subprocess.run([*flownpu, "convert", str(fixture), str(model), "--force"], check=True, stdout=subprocess.DEVNULL)
     run = ["run", str(model), "--no-chat-template", "--prompt", PROMPT, "--max-new-tokens", "48", "--temperature", "0"]
     return subprocess.run([*flownpu, *run], check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -91,7 +91,7 @@ def system() -> Path:
 
 
 def python(root: Path, version: str, given: Path | None) -> None:
-    """Compiles a Python in the system, or copies the one that was given, if it has none of this version."""
+    """Compiles a Python in the system, or copies the given one; does nothing if the system has this version."""
     place = f"/opt/python{version}"
     if (root / place[1:] / "bin" / "pip3").is_file():
         return
@@ -111,7 +111,7 @@ def python(root: Path, version: str, given: Path | None) -> None:
 
 
 def tried(root: Path, version: str, wheel: Path) -> str:
-    """What the wheel generates in the system, in a new environment, with no compiler on the path."""
+    """The text that the wheel generates in the system, in a new environment, with no compiler on the path."""
     packages = root / "packages"
     shutil.rmtree(packages, ignore_errors=True)
     packages.mkdir()
@@ -133,7 +133,7 @@ def tried(root: Path, version: str, wheel: Path) -> str:
     flownpu = "/try/environment/bin/flownpu"
     inside(root, flownpu, "--version", path=path)
     inside(root, flownpu, "doctor", path=path)
-    # An exception of C++ has to find its way there, too.
+    # Exceptions of C++ must work there, too: a wrong option must become an error message.
     wrong = [flownpu, "run", "/try/model", "--prompt", "x", "--option", "threads=many"]
     text = generated([*_chroot(root, path), flownpu], "/try/fixture", "/try/model")
     done = subprocess.run([*_chroot(root, path), *wrong], check=False, capture_output=True, text=True)
@@ -143,7 +143,7 @@ def tried(root: Path, version: str, wheel: Path) -> str:
 
 
 def _requirements(wheel: Path, extra: str) -> list[str]:
-    """The packages that a wheel asks for, and those of one of its extras."""
+    """The packages that a wheel requires, and those of one of its extras."""
     import zipfile  # noqa: PLC0415
 
     with zipfile.ZipFile(wheel) as archive:
@@ -155,10 +155,10 @@ def _requirements(wheel: Path, extra: str) -> list[str]:
 
 
 def _chroot(root: Path, path: str) -> list[str]:
-    """How commands are run in the system, with its /proc."""
+    """The beginning of a command that runs another one in the system, with a /proc."""
     environment = ["env", "-i", f"PATH={path}", "HOME=/root", "LC_ALL=C.UTF-8", "ORT_DISABLE_TELEMETRY=1"]
     mount = 'mount -t proc proc "$0/proc" 2>/dev/null || mount --bind /proc "$0/proc" && exec chroot "$0" "$@"'
-    # The mount is gone with the last process of its name space.
+    # The mount ends with the last process of its namespace.
     return ["unshare", "--mount", "sh", "-c", mount, str(root), *environment]
 
 

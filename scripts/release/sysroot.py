@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gets the C library that wheels are linked to: Debian 11's, of glibc 2.31, with its headers and the kernel's.
+"""Gets the C library to which wheels are linked: Debian 11's glibc 2.31, with its headers and the kernel's.
 
 The machine's own g++ compiles with it (`--sysroot`), so that a wheel's kernels are the ones that were tested here; only
-what they are linked to is older. What g++'s own C++ run time wants of a newer glibc is in old_glibc.cc, and no symbol
-newer than 2.28 is let through (contents.py). Run it as `python -m scripts.release.sysroot`.
+the libraries to which they are linked are older. The functions of a newer glibc that g++'s C++ run-time library needs
+are in old_glibc.cc, and contents.py refuses wheels with symbols newer than 2.28. Run it as
+`python -m scripts.release.sysroot`.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ __all__ = ["FOLDER", "ROOT", "SUITE", "fetch", "find", "reason"]
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "build" / "release" / "sysroot"
 ROOT = FOLDER / "root"
-# Debian 10's glibc is 2.28 itself, but is no longer on the mirrors.
+# Debian 10, whose glibc is 2.28, is not on the mirrors.
 SUITE = "bullseye"
 PACKAGES = ("libc6", "libc6-dev", "linux-libc-dev", "libuuid1")
 
 
 def find() -> str | None:
-    """The folder that g++'s --sysroot is to be."""
+    """The folder for g++'s --sysroot; None if it is not there."""
     return str(ROOT) if (ROOT / "usr/include/stdio.h").is_file() else None
 
 
 def reason() -> str:
-    """What to say where there is none."""
+    """Why there is no old C library, or how to get it."""
     return debian_packages.reason(FOLDER, "there is no old C library: python -m scripts.release.sysroot gets Debian's")
 
 
@@ -53,7 +54,7 @@ def fetch() -> None:
 
 
 def main() -> None:
-    """Makes sure of the C library, or says why there is none."""
+    """Gets the C library unless it is there, or says why it cannot be had."""
     debian_packages.make_sure("glibc 2.31", "for wheels that old systems load: 6 MB", FOLDER, find=find, fetch=fetch)
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds what is released into dist/: sources, wheels for Linux of glibc 2.28 or newer, their debug information.
+"""Builds a release into dist/: sources, wheels for Linux with glibc 2.28 or newer, their debug information.
 
 The wheels are built from the source distribution: those for x86-64 by this machine's g++ with an old C library
-(sysroot.py), those for Arm by Zig's clang (aarch64.py). They are looked at when they are built (contents.py). Two
-builds of a commit with one compiler have the same bytes, whatever the folder. Run it as `python -m
-scripts.release.wheels`; it needs Python 3.11 for one of the wheels and a later one for the other.
+(sysroot.py), those for Arm by Zig's clang (aarch64.py). Their contents are checked (contents.py). Two builds of a
+commit with the same compiler have the same bytes, whatever the folder. Run it as `python -m scripts.release.wheels`;
+it needs Python 3.11 for one of the wheels and a later one for the other.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = ["build"]
 PLATFORM = "manylinux_2_28_x86_64"
 SHIMS = ROOT / "scripts" / "release" / "old_glibc.cc"
 LIBRARIES = f"-L{sysroot.ROOT}/usr/lib/x86_64-linux-gnu -L{sysroot.ROOT}/lib/x86_64-linux-gnu"
-# Extras of pyproject.toml with what builds.
+# Extras of pyproject.toml with the build requirements.
 EXTRAS = ("release", "zig")
 
 
 def build(work: Path, dist: Path) -> list[Path]:
-    """Builds all of it.
+    """Builds all files of a release.
 
     Args:
-        work: where it is built; kept, so that building again compiles what is new.
+        work: the build folder; it is kept, so that another build compiles only what has changed.
         dist: gets the files; older ones of FlowNPU in it are removed.
 
     Returns:
@@ -45,8 +45,8 @@ def build(work: Path, dist: Path) -> list[Path]:
 
     Raises:
         UnavailableError: the old C library cannot be had, or a Python or Arm's binutils are missing.
-        RuntimeError: a wheel is not what it is to be.
-        subprocess.CalledProcessError: a step failed; it has said why.
+        RuntimeError: something is wrong with a wheel.
+        subprocess.CalledProcessError: a step failed; it has printed why.
     """
     from scripts.release import contents  # noqa: PLC0415 what it imports is in the environment that `main` makes
 
@@ -60,12 +60,12 @@ def build(work: Path, dist: Path) -> list[Path]:
         old.unlink()
     environments = [environment(work, python, *EXTRAS) for python in found]
     source = _source(environments[0], work, dist)
-    # All in one folder for each processor, with the same flags: only what calls Python is compiled again.
+    # All wheels of a processor are built in one folder, with the same flags: only what calls Python is compiled again.
     for each in environments:
         _wheel(each, environments, work, dist)
     _debug_files(work / "cmake", dist / f"{source.name}-{PLATFORM}-debug.tar.xz", "objcopy")
     zig = Zig.of(environments[0], work, aarch64.TARGET)
-    for each in reversed(environments):  # so that what is left there is 3.11's, in which emulated.py tests
+    for each in reversed(environments):  # 3.11 comes last, for emulated.py uses what its build leaves
         aarch64.build_wheel(each, environments, source, zig, work, dist)
     _debug_files(work / aarch64.FOLDER, dist / f"{source.name}-{aarch64.PLATFORM}-debug.tar.xz", objcopy)
     made = sorted([*dist.glob("flownpu-*.tar.gz"), *dist.glob("flownpu-*.whl")])
@@ -76,7 +76,7 @@ def build(work: Path, dist: Path) -> list[Path]:
 
 
 def _source(python: Path, work: Path, dist: Path) -> Path:
-    """Writes the source distribution and unpacks it; returns that folder, which is new only where files differ."""
+    """Writes the source distribution and unpacks it; returns its folder, in which only files that differ are new."""
     script = "import sys, scikit_build_core.build as b; print(b.build_sdist(sys.argv[1]))"
     said = subprocess.run(
         [python, "-c", script, dist], cwd=ROOT, env=reproducible(), check=True, stdout=subprocess.PIPE, text=True
@@ -92,7 +92,7 @@ def _source(python: Path, work: Path, dist: Path) -> Path:
 
 
 def _update(new: Path, old: Path) -> None:
-    """Makes a folder equal to another, leaving files that are equal alone: what was compiled of them still holds."""
+    """Makes the folder `old` equal to `new`; equal files stay untouched, so that they are not compiled again."""
     wanted = {file.relative_to(new) for file in new.rglob("*") if file.is_file()}
     for file in [file for file in old.rglob("*") if file.is_file() and file.relative_to(old) not in wanted]:
         file.unlink()
@@ -107,7 +107,7 @@ def _wheel(python: Path, pythons: list[Path], work: Path, dist: Path) -> None:
     """Builds one wheel for x86-64."""
     (source,) = (work / "source").iterdir()
     xrt = Path(str(xrt_headers.find())).resolve()  # g++ writes where a link to system headers leads
-    folders: dict[Path | str, str] = {  # of several that fit, g++ takes the last
+    folders: dict[Path | str, str] = {  # if several match, g++ uses the last one
         ROOT: source.name,
         work / "cmake": "build",
         sysroot.ROOT: "sysroot",
@@ -115,7 +115,7 @@ def _wheel(python: Path, pythons: list[Path], work: Path, dist: Path) -> None:
         source: source.name,
     }
     flags = f"--sysroot={sysroot.ROOT} -g1 {prefix_maps(folders, pythons)}"
-    # By its contents: what was linked to another is linked again.
+    # Named by its contents, so that libraries are linked again if it changes.
     old_glibc = work / f"old_glibc-{hashlib.sha256(SHIMS.read_bytes()).hexdigest()[:12]}.o"
     compiler = os.environ.get("CXX", "g++")
     subprocess.run(
@@ -124,10 +124,10 @@ def _wheel(python: Path, pythons: list[Path], work: Path, dist: Path) -> None:
     )
     defines: dict[str, object] = {
         "CMAKE_CXX_COMPILER": shutil.which(compiler),
-        # None, whatever the environment says: a cache of objects may give one that was compiled in another folder.
+        # No launcher, whatever the environment says: a compiler cache may return objects compiled in another folder.
         "CMAKE_CXX_COMPILER_LAUNCHER": "",
         "CMAKE_CXX_FLAGS": flags,
-        # Before glibc 2.34 threads and the loader's functions were libraries of their own.
+        # Before glibc 2.34, threads and the loader's functions are in libraries of their own.
         "CMAKE_CXX_STANDARD_LIBRARIES": f"{old_glibc} -Wl,--no-as-needed -lpthread -ldl",
         # g++ looks for libraries beside itself before it looks in the sysroot, and the machine's own are there.
         "CMAKE_MODULE_LINKER_FLAGS": LIBRARIES,
@@ -141,9 +141,10 @@ def _wheel(python: Path, pythons: list[Path], work: Path, dist: Path) -> None:
 
 
 def _debug_files(build: Path, archive: Path, objcopy: str) -> None:
-    """Packs the debug information of libraries, as debuggers look for it: by build ID.
+    """Packs the debug information of libraries into files named by build ID, as debuggers look for them.
 
-    Unpacked into /usr/lib/debug, or where gdb's `debug-file-directory` is set to. `objcopy` is the processor's.
+    The archive is to be unpacked into /usr/lib/debug, or into gdb's `debug-file-directory`. `objcopy` is that of the
+    libraries' processor.
     """
     folder = build / "debug"
     shutil.rmtree(folder, ignore_errors=True)
@@ -167,7 +168,7 @@ def _debug_files(build: Path, archive: Path, objcopy: str) -> None:
 
 
 def main() -> None:
-    """Builds into dist/, and says what with its size and sum."""
+    """Builds into dist/, and prints each file with its size and SHA-256."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "release" / "wheels", help="where to build")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="what gets the files")

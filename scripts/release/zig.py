@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""clang as Zig brings it, from PyPI: it compiles for other systems, whose C libraries it has, and links libc++ in."""
+"""The clang in Zig's package on PyPI: it compiles for other systems, whose C libraries it has, and links libc++ in."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TOOLCHAIN = ROOT / "scripts" / "release" / "zig.cmake"
 
 @dataclass(frozen=True)
 class Zig:
-    """Zig of an environment.
+    """The Zig of a Python environment.
 
     Attributes:
-        program: its path.
-        target: what it compiles for, as Zig names it: "x86_64-windows-gnu".
-        work: gets its archiver, and what it has compiled, to be found again.
+        program: path of Zig.
+        target: Zig's name of the system for which it compiles: "x86_64-windows-gnu".
+        work: gets the archiver's script and Zig's cache.
     """
 
     program: str
@@ -31,7 +31,7 @@ class Zig:
 
     @classmethod
     def of(cls, environment: Path, work: Path, target: str) -> Zig:
-        """That of the environment of a Python."""
+        """The Zig in a Python's environment."""
         find = "import ziglang, pathlib; print(pathlib.Path(ziglang.__file__).with_name('zig'))"
         said = subprocess.run([environment, "-c", find], check=True, capture_output=True, text=True).stdout
         zig = cls(said.strip(), target, work)
@@ -42,19 +42,19 @@ class Zig:
 
     @property
     def archiver(self) -> Path:
-        """A program for what takes one word for it."""
+        """A script that runs `zig ar`, for tools that take an archiver as one word."""
         return self.work / "zig-ar"
 
     def variables(self) -> dict[str, str]:
-        """Variables of the environment, for Zig and for CMake, to which TOOLCHAIN is given."""
+        """Environment variables for Zig, and for CMake with TOOLCHAIN."""
         caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(self.work / "zig"))
-        # clang's own way to be given options behind others' backs: Zig compiles libc++ when it first links, in whatever
-        # folder that is, and the debug information would name it.
+        # CCC_OVERRIDE_OPTIONS adds options to every run of clang, also when Zig compiles libc++ at its first link:
+        # without them the debug information would name the folders of Zig and of that link.
         names = f"# +-ffile-prefix-map={Path(self.program).parent}=zig +-fdebug-compilation-dir=build"
         mine = {"ZIG": self.program, "ZIG_AR": str(self.archiver), "ZIG_TARGET": self.target}
         return caches | mine | {"CCC_OVERRIDE_OPTIONS": names}
 
     def link(self, *arguments: str | Path) -> None:
-        """Compiles and links one thing that is not CMake's."""
+        """Compiles and links one file without CMake."""
         command = [self.program, "c++", f"--target={self.target}", *arguments]
         subprocess.run(command, env=os.environ | self.variables(), check=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of random numbers, ordinary and extreme, of every element type; numbers are kept as kinds and seeds."""
+"""Arrays of random numbers, ordinary and extreme, of every element type; they are stored as a kind and a seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorPr
 SIGNED = (TensorProto.INT64, TensorProto.INT32, TensorProto.INT8, TensorProto.INT16)
 UNSIGNED = (TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64)
 INTEGERS = SIGNED + UNSIGNED
-# Those that FlowNPU's devices know (ops/nodes/tensor.h).
+# Types that FlowNPU's devices know (ops/nodes/tensor.h).
 KNOWN = (
     TensorProto.FLOAT,
     TensorProto.INT64,
@@ -31,7 +31,7 @@ KNOWN = (
     TensorProto.INT8,
     TensorProto.UINT8,
 )
-# Those that a run can be fed with; others come as constants.
+# Types that a run can be fed with; arrays of others are constants.
 FED = (*FLOATS, *INTEGERS, TensorProto.BOOL)
 
 ORDINARY = ("small integers", "normal", "zeros")
@@ -44,12 +44,12 @@ def numpy_type(kind: int) -> np.dtype[Any]:
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether numbers of it are floats, bfloat16 and the like included."""
+    """Whether a type is one of floats, including bfloat16 and the like."""
     return dtype.kind == "f" or (dtype.kind == "V" and dtype.names is None and "float" in dtype.name)
 
 
 def limits(dtype: np.dtype[Any]) -> Any:
-    """Its `min` and `max`, and of floats `eps` and `smallest_subnormal`."""
+    """The limits of a type: `min` and `max`, and for floats `eps` and `smallest_subnormal`."""
     of: Any = ml_dtypes.finfo if is_float(dtype) else ml_dtypes.iinfo
     return of(dtype)
 
@@ -85,7 +85,7 @@ def _integers(kind: str, rng: np.random.Generator, shape: tuple[int, ...], dtype
     if kind in ("zeros", "ones"):
         return np.full(shape, int(kind == "ones"), dtype)
     if kind in ("wide", "special") and dtype.itemsize > 0 and highest > 100:
-        # Numbers of all lengths in bits.
+        # Random numbers, shifted right by a random number of bits: all sizes occur.
         numbers = rng.integers(lowest, highest, shape, np.int64 if lowest else np.uint64, endpoint=True)
         return np.asarray(numbers >> rng.integers(0, 8 * dtype.itemsize, shape).astype(numbers.dtype)).astype(dtype)
     if kind == "extreme":
@@ -99,7 +99,7 @@ def _special(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[A
     tiny = float(info.smallest_subnormal)
     rare = [np.nan, np.inf, -np.inf, -0.0, tiny, -float(info.tiny), float(info.max), float(info.min), 0.0, 88.8, -104.0]
     numbers = rng.standard_normal(shape)
-    # A few rare numbers among a thousand, one or two among ten.
+    # The share of rare numbers: some 3 % of a thousand, one or two of ten.
     share = min(0.2, 8 / max(1, numbers.size) + 0.02)
     return np.where(rng.random(shape) < share, np.array(rare)[rng.integers(0, len(rare), shape)], numbers)
 
@@ -118,7 +118,7 @@ _FLOATS: dict[str, Callable[[np.random.Generator, tuple[int, ...], np.dtype[Any]
 
 
 def tensor(array: Array, kind: int, name: str) -> onnx.TensorProto:
-    """An initializer; of 4 and 2 bits packed, of strings as such."""
+    """An initializer; handles types of 4 and 2 bits, which are packed, and strings."""
     if kind == TensorProto.STRING:
         texts: Any = [str(text).encode() for text in array.reshape(-1)]
         return helper.make_tensor(name, kind, array.shape, texts)

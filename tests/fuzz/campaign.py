@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many cases in a row: hypothesis makes and shrinks them, in short runs of its own, so that one finding ends none.
+"""Runs many cases, which hypothesis makes and shrinks, in short runs of hypothesis, so that a finding does not end all.
 
-A run's seed follows from the campaign's and from its number: the same command runs the same cases.
+A run's seed follows from the campaign's seed and the run's number: the same command runs the same cases.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from tests.fuzz.oracle import Finding, Verdict
 
-# Cases of one run of hypothesis, which keeps all that it made in a tree, and shrinks what it found at a run's end.
+# Cases of one run of hypothesis, which keeps all cases of a run in a tree, and shrinks a finding at the run's end.
 CASES_OF_A_RUN = 200
-# hypothesis shrinks for five minutes; what it has by then is small enough.
+# hypothesis would shrink for up to five minutes; what it has after this time is small enough.
 SHRINK_SECONDS = 60.0
 
 
@@ -34,9 +34,9 @@ class _FoundError(Exception):
 
 @dataclass
 class Campaign:
-    """Runs cases and keeps what came of them.
+    """Runs cases, and counts verdicts and findings.
 
-    `judge`: of a case. `report`: hears of each shrunk finding. `advance`: hears how many cases have been run.
+    `judge` judges a case. `report` is called with each shrunk finding, `advance` with the number of cases so far.
     """
 
     strategy: SearchStrategy[Any]
@@ -48,7 +48,7 @@ class Campaign:
     cases: int = 0
 
     def run(self, cases: int, seed: int, minutes: float | None = None) -> None:
-        """Runs that many cases, or until time is up."""
+        """Runs `cases` cases, or stops when the time is up."""
         end = None if minutes is None else time.monotonic() + 60 * minutes
         number = 0
         while self.cases < cases and (end is None or time.monotonic() < end):
@@ -79,7 +79,7 @@ class Campaign:
                 if not known:
                     target.append(finding.signature)
                     shrink_until = time.monotonic() + SHRINK_SECONDS
-            # While one is shrunk, others do not count.
+            # While a finding is shrunk, findings with another signature do not count.
             if target and finding.signature == target[0]:
                 failing.append((case, finding))
                 raise _FoundError
@@ -97,7 +97,7 @@ class Campaign:
         try:
             hypothesis.seed(seed)(test)()
         except (_FoundError, hypothesis.errors.Flaky):
-            if not failing:  # flaky is what no case of ours should raise
+            if not failing:  # Flaky without a finding: an error in the strategy
                 raise
-            # The last one that failed is the smallest. Flaky: it does not always fail, or time was up.
+            # The last failing case is the smallest. Flaky is raised if it does not always fail, or if time was up.
             self.report(*failing[-1])

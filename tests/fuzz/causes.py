@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words by which findings of one cause are known, and whether a refusal has a reason."""
+"""Signatures by which findings of the same cause are recognised, and whether a refusal gives a reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.fuzz.worker import Ended
 
 
-# In a frame of a stack: our library, or our sources.
+# Matches stack frames in FlowNPU's library or sources.
 OURS = re.compile(r"flownpu|/(ops|ep|aie)/")
 
 
@@ -32,14 +32,14 @@ def has_a_reason(model: bytes, text: str) -> bool:
         return True
     if any(node.op_type in message for node in onnx.load_from_string(model).graph.node):
         return True
-    # What ONNX Runtime finds in a graph or a feed before it asks a provider; and what its kernels say of a node that
-    # was left to it, of which its optimiser may have made one without a name: it begins with a line of its sources.
+    # ONNX Runtime's own errors: those that it finds in a graph or a feed before it asks a provider, and those of its
+    # kernels, whose nodes may have no name after its optimiser: these begin with a line of its sources.
     its_own = r"/onnxruntime_src/|Status Message: \w+\.(?:h|cc):\d+ |INVALID_GRAPH|Load model|INVALID_ARGUMENT"
     return bool(re.search(its_own, message))
 
 
 def first_stack(report: str) -> str:
-    """The frames of the first stack of a sanitizer's report: where it happened."""
+    """The frames of the first stack in a sanitizer's report, where the error happened."""
     frames: list[str] = []
     for line in report[max(0, report.find("==ERROR")) :].splitlines():
         if re.match(r"\s+#\d+ ", line):
@@ -50,7 +50,7 @@ def first_stack(report: str) -> str:
 
 
 def is_elsewhere(ended: Ended) -> bool:
-    """Whether a sanitizer says that it happened in code that is not ours, or that we left a run to."""
+    """Whether a sanitizer's error is in code that is not FlowNPU's, or in a run that FlowNPU left to ONNX Runtime."""
     if "SUMMARY: " not in ended.report:
         return False
     ours = [
@@ -60,7 +60,7 @@ def is_elsewhere(ended: Ended) -> bool:
 
 
 def cause_of_end(ended: Ended, model: bytes) -> str:
-    """A sanitizer's kind of error and our function; without a sanitizer, the operators of the graph."""
+    """A signature: a sanitizer's kind of error and FlowNPU's function; without a sanitizer, the graph's operators."""
     report = ended.report
     if match := re.search(r"([\w/.]+:\d+):\d+: runtime error: (.*)", report):
         return f"UBSan {match[1]}: {words_of(match[2])}"

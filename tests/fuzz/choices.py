@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choices out of bytes that hypothesis draws.
+"""Choices that are read from bytes which hypothesis draws.
 
 A draw of hypothesis costs 0.15 ms, and a graph takes a hundred choices: so hypothesis draws one string of bytes for
-each node, and choices are read out of it. Smaller bytes are earlier options, which are the simpler ones, and where the
-bytes have run out it is the first: so hypothesis's shrinking of bytes is a shrinking of graphs.
+each node, and choices are read from it. Smaller bytes mean earlier options, which are the simpler ones, and when the
+bytes have run out, the first option is chosen: so when hypothesis shrinks bytes, it shrinks graphs.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Choices:
         return options[self.below(len(options))]
 
     def chance(self, percent: float) -> bool:
-        """Whether something happens that rarely happens."""
-        # The rare one has the large bytes: what is simple does not happen.
+        """Whether a rare event happens, which does in `percent` of all cases."""
+        # Large bytes mean that it happens, so that in shrunk cases it does not.
         return self._byte() >= 256 - 2.56 * percent
 
     def weighted(self, options: Sequence[tuple[int, T]]) -> T:
-        """One of the options, each after its weight."""
+        """One of the options, each as often as its weight says."""
         number = self.below(sum(weight for weight, _ in options))
         for weight, option in options:
             if number < weight:

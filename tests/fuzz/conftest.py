@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers with ONNX Runtime alone, and with the library that is tested."""
+"""Fixtures: a worker with ONNX Runtime alone, and one with the library under test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Workers: TypeAlias = tuple[Worker, Worker]
 
 @pytest.fixture(scope="session")
 def workers(library: Path) -> Iterator[Workers]:
-    """The reference and ours; under the sanitizers where the tests are."""
+    """The reference worker and FlowNPU's, which is under the sanitizers if the tests are."""
     sanitize = "libasan" in os.environ.get("LD_PRELOAD", "")
     with Worker() as reference, Worker(library, sanitize=sanitize) as ours:
         yield reference, ours

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases as files: NAME.onnx, and NAME.npz with what it is run with and how; of a finding NAME.txt as well."""
+"""Cases as files: NAME.onnx, NAME.npz with its inputs and options, and for a finding NAME.txt with its description."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.fuzz.worker import Worker
 
-HOW = "how"  # options and more, as JSON, among the arrays
+HOW = "how"  # key of NAME.npz with options and more, as JSON
 
 
 def save_case(case: Case | DecoderCase, stem: Path) -> None:
@@ -74,7 +74,7 @@ def load_case(path: Path) -> Case | DecoderCase:
 
 
 def judge_saved(case: Case | DecoderCase, reference: Worker, ours: Worker) -> Verdict:
-    """What comes of a case that was read."""
+    """Runs and judges a case that was loaded."""
     if isinstance(case, Case):
         return Oracle(reference, ours).judge(case)
     if case.options["device"] == "emulate":
@@ -84,7 +84,7 @@ def judge_saved(case: Case | DecoderCase, reference: Worker, ours: Worker) -> Ve
 
 
 def save_finding(case: Case | DecoderCase, finding: Finding, folder: Path) -> Path:
-    """Writes a finding; the path of its model."""
+    """Writes a finding's files; returns the path of its model."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", finding.signature)[:80].strip("-").lower()
     stem, number = folder / name, 1
     while stem.with_name(stem.name + ".onnx").exists():
@@ -99,7 +99,7 @@ def save_finding(case: Case | DecoderCase, finding: Finding, folder: Path) -> Pa
 
 
 def listing(case: Case) -> str:
-    """The model in ONNX's text syntax, shortened, and what it is run with."""
+    """The model in ONNX's text syntax, shortened, and its options and inputs."""
     lines = [f"options {case.options}, optimise {case.optimise}"]
     text = onnx.printer.to_text(onnx.load_from_string(case.model))
     lines.append(re.sub(r"=\s*\{[^{}]{160,}\}", "= {..}", text)[:6000])

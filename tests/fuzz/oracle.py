@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may come of a case, and what is a finding.
+"""Which outcomes of a case are right, and which are findings.
 
-ONNX Runtime's CPU provider runs the model as it is, unoptimised; ours runs it with a case's options. Then
+ONNX Runtime's CPU provider runs the model as it is, unoptimised; FlowNPU runs it with the case's options. Then
 
-    both give numbers    types and shapes are equal; ours lie within bounds (reference.bounds) or equal ONNX Runtime's
-    both refuse          at the session or at the run: ours with words that name a node or a value
-    ours alone refuses   with such words; with on_unsupported=cpu the same case gives numbers
-    ONNX Runtime alone   is not followed up: ours need not make every check that ONNX Runtime makes
+    both give numbers      types and shapes are equal; FlowNPU's are within bounds (reference.bounds) or equal ONNX
+                           Runtime's
+    both refuse            at the session or at the run; FlowNPU with a message that names a node or a value
+    FlowNPU alone refuses  with such a message; with on_unsupported=cpu the same case gives numbers
+    ONNX Runtime alone     is not examined: FlowNPU need not make every check that ONNX Runtime makes
     refuses
 
-and no process ends or hangs. Everything else is a finding. What ends ONNX Runtime's own process is none of ours.
+and no process ends or hangs. Everything else is a finding. A crash of ONNX Runtime alone is no finding.
 """
 
 from __future__ import annotations
@@ -35,30 +36,30 @@ if TYPE_CHECKING:
     from tests.fuzz.sessions import Arrays, Outcome
 
 REFERENCE_FAILED = ": the reference failed"
-# AddressSanitizer's word for what is a bad_alloc without it, and then an error of the run.
+# AddressSanitizer's message where without it there would be a bad_alloc, and an error of the run.
 OUT_OF_MEMORY = "allocator is out of memory"
 REFERENCE, OURS = "tests.fuzz.sessions:run_reference", "tests.fuzz.sessions:run_ours"
 
-# What ours refuses at a run, also with on_unsupported=cpu, and ONNX Runtime's provider takes: in what ours says.
+# Messages of runs that FlowNPU refuses even with on_unsupported=cpu, and that ONNX Runtime's provider takes.
 STATED = (
-    # What the largest of no elements and the mean of no integers are, ONNX leaves open.
+    # ONNX leaves open what the largest of no elements and the mean of no integers are.
     r"\[ArgMax .*expected elements along axis",
     r"\[ReduceMean .*expected elements, got none",
     # ONNX Runtime broadcasts an axis of no elements with any other, which ONNX forbids.
     r"expected shapes that broadcast, got .*\b0\b",
-    # Axes that there are not, of a scalar or of no elements, where ONNX Runtime does not look at them.
+    # Axes that do not exist, of a scalar or of no elements, which ONNX Runtime does not check.
     r"\[Reduce\w+ .*expected an index in \[-\d+, \d+\)",
     r"\[CumSum .*expected an index in",
-    # Other batches of indices than of data, which ONNX forbids: ONNX Runtime reads what it has.
+    # Batches of indices that differ from those of the data, which ONNX forbids, and ONNX Runtime reads nevertheless.
     r"\[GatherND .*expected data and indices to share",
-    # An index beyond a table is an error (docs/operators.md), and no zeros.
+    # An index beyond a table is an error (docs/operators.md); ONNX Runtime gives zeros.
     r"\[Q4NXGather .*expected indices in",
 )
 
 
 @dataclass
 class Finding:
-    """What is wrong. `signature`: the same for findings that seem to have one cause; `text`: all that is known."""
+    """Something wrong. Findings that seem to have one cause share a `signature`; `text` says all that is known."""
 
     signature: str
     text: str
@@ -66,7 +67,7 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """What came of a case."""
+    """The outcome of a case."""
 
     category: str
     finding: Finding | None = None
@@ -79,7 +80,7 @@ class Oracle:
         self._reference, self._ours = reference, ours
 
     def judge(self, case: Case) -> Verdict:
-        """Runs a case on both sides."""
+        """Runs a case on ONNX Runtime and on FlowNPU, and compares."""
         try:
             expected: Outcome = self._reference.call(REFERENCE, case.model, case.feeds)
         except Ended:
@@ -157,7 +158,7 @@ class Oracle:
         return Verdict(what + again.category)
 
     def _is_left(self, case: Case, finding: Finding) -> bool:
-        """Whether wrong numbers are of an operator that was left to ONNX Runtime's CPU provider."""
+        """Whether wrong numbers come from an operator that was left to ONNX Runtime's CPU provider."""
         try:
             strict = self._run(replace(case, options={**case.options, "on_unsupported": "error"}))
         except Ended:
@@ -166,7 +167,7 @@ class Oracle:
         return any(refusal is not None and _is_named(finding, refusal) for refusal in refusals)
 
     def _is_the_optimiser_s(self, case: Case, expected: Outcome, finding: Finding) -> bool:
-        """Whether ONNX Runtime's own provider, too, gives something else of the graph that its optimiser made."""
+        """Whether ONNX Runtime's own provider, too, gives another result after its optimiser has changed the graph."""
         try:
             optimised: Outcome = self._reference.call(REFERENCE, case.model, case.feeds, case.optimise)
         except Ended:
@@ -196,13 +197,13 @@ class Oracle:
         for name, array in theirs.items():
             found, expected, bound = ours[name], array, known.get(name)
             if found.shape != expected.shape and bound is None and _is_behind_reduction(model, name):
-                continue  # along axes of size 0 ONNX Runtime keeps sizes, where ONNX and numpy have 1 or none
+                continue  # a reduced axis of size 0 stays 0 in ONNX Runtime; ONNX and numpy make it 1 or remove it
             if (found.dtype, found.shape) != (expected.dtype, expected.shape):
                 if bound is None or (found.dtype, found.shape) != (bound.dtype, bound.shape):
                     what = f"{name}: expected {expected.dtype} {expected.shape}, got {found.dtype} {found.shape}"
                     where = self._locate(case, model, run, known) if locate else ""
                     return _finding(f"type or shape of {where or makers[name]}", what)
-                # ONNX Runtime's reductions of nothing keep a size of 0 where ONNX and numpy have 1.
+                # A reduced axis of size 0 stays 0 in ONNX Runtime, and becomes 1 in ONNX and numpy.
                 expected = np.zeros(found.shape, found.dtype)
             wrong = outside(found, expected, bound)
             if wrong.any():
@@ -213,7 +214,7 @@ class Oracle:
         return None
 
     def _locate(self, case: Case, model: onnx.ModelProto, run: int, known: dict[str, Bounds | None]) -> str:
-        """The first operator whose result is wrong where all of them are outputs; none where then all are right."""
+        """The first operator whose result is wrong when all results are outputs; "" if all are right then."""
         shown = replace(case, model=_with_all_outputs(model, known), feeds=case.feeds[: run + 1])
         try:
             result = self._run(shown)
@@ -251,7 +252,7 @@ def _with_all_outputs(model: onnx.ModelProto, known: dict[str, Bounds | None]) -
 
 
 def _is_named(finding: Finding, refusal: str) -> bool:
-    """Whether wrong numbers are of an operator that the refusal names: it ran on ONNX Runtime's CPU provider."""
+    """Whether wrong numbers come from an operator that the refusal names: it ran on ONNX Runtime's CPU provider."""
     operator = re.match(r"numbers of (\w+)", finding.signature)
     return operator is not None and re.search(rf"\b{operator[1]} '", refusal) is not None
 
@@ -271,9 +272,10 @@ def _is_text_of(finding: Finding, refusal: str | None) -> bool:
 
 
 def _has_nodes_of_ours(case: Case) -> bool:
-    """Whether there is no other provider for some of its nodes (docs/operators.md): a run's refusal is an error then.
+    """Whether the model has nodes of ai.flownpu, which no other provider runs.
 
-    What is refused of them ONNX Runtime may compute with their definitions, whose Concat and MatMul take more shapes.
+    A refused run is then an error (docs/operators.md). ONNX Runtime may still compute what is refused, with the nodes'
+    definitions, whose Concat and MatMul take more shapes.
     """
     return any(node.domain == DOMAIN for node in onnx.load_from_string(case.model).graph.node)
 

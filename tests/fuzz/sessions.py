@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers run: a model on ONNX Runtime's CPU provider alone, or on FlowNPU's."""
+"""Functions for workers: run a model on ONNX Runtime's CPU provider alone, or on FlowNPU's."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ LEVELS = {
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 SILENT = 4
-# Most elements of a run's outputs: what Expand and Range can make of a few large numbers is not sent to a process.
+# Most elements of a run's outputs: Expand and Range may make arrays too large to be sent to another process.
 MOST_ELEMENTS = 1 << 24
 TOO_LARGE = "the outputs are too large to compare"
 
 
 @dataclass
 class Outcome:
-    """What came of a session and its runs: `refusal` if there was no session, else for each run arrays or an error."""
+    """The outcome of a session and its runs: `refusal` if there was no session, else arrays or an error of each run."""
 
     refusal: str | None = None
     runs: list[Arrays | str] = field(default_factory=list)
@@ -55,17 +55,17 @@ def _session_options(optimise: str) -> onnxruntime.SessionOptions:
 
 
 def run_reference(model: bytes, feeds: Sequence[Arrays], optimise: str = "none") -> Outcome:
-    """On ONNX Runtime's CPU provider."""
+    """Runs a model on ONNX Runtime's CPU provider."""
     try:
         options = _session_options(optimise)
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001  (whatever it is, it is what ONNX Runtime says of the model)
+    except Exception as error:  # noqa: BLE001  (any error is a refusal)
         return Outcome(refusal=_text(error))
     return Outcome(runs=[_run(session, feed) for feed in feeds])
 
 
 def run_ours(model: bytes, feeds: Sequence[Arrays], provider: dict[str, str], optimise: str = "none") -> Outcome:
-    """On FlowNPU's provider, which was registered with this process."""
+    """Runs a model on FlowNPU's provider, which is registered in this process."""
     try:
         options = _session_options(optimise)
         options.add_provider_for_devices(_devices(), provider)
@@ -85,7 +85,7 @@ def _text(error: Exception) -> str:
 def _run(session: onnxruntime.InferenceSession, feed: Arrays) -> Arrays | str:
     try:
         names = [output.name for output in session.get_outputs()]
-        if any(array.dtype == object for array in feed.values()):  # texts, which OrtValues cannot be made of
+        if any(array.dtype == object for array in feed.values()):  # OrtValues cannot be made from texts
             return dict(zip(names, session.run(names, feed), strict=True))
         given = {name: _to_ort(array) for name, array in feed.items()}
         outputs = session.run_with_ort_values(names, given)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker answers, hands on what a function raises, and outlives crashes and hangs."""
+"""A worker answers, passes on exceptions, and survives crashes and hangs of what it runs."""
 
 from __future__ import annotations
 

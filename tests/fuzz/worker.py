@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process in which cases are run, so that a crash, a sanitizer's report or a hang is a finding and not the end.
+"""A process in which cases are run, so that a crash, a sanitizer's report or a hang is a finding and does not end all.
 
-Importing ONNX Runtime, under AddressSanitizer above all, takes longer than thousands of cases. A *server* does it once;
-a fork of it, the *runner*, answers calls until a case ends it, and then the server forks the next one. Over two pipes
-go pickled messages, each after its length. What a runner writes to its standard output and error during a call lies in
-a file, whose end is the report of a crash.
+Importing ONNX Runtime, above all under AddressSanitizer, takes longer than thousands of cases. So a *server* does it
+once; a fork of it, the *runner*, answers calls until a case ends it, and then the server forks the next one. Two pipes
+carry pickled messages, each after its length. What a runner writes to its standard output and error during a call goes
+to a file, whose end is the report of a crash.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 LENGTH = struct.Struct("<Q")
 NUMBER = struct.Struct("<q")
-# The end that is kept of what a process wrote: a report of AddressSanitizer with three stacks of Python has 30 KB.
+# Bytes that are kept from the end of a process's output: AddressSanitizer's report with three Python stacks is 30 KB.
 TAIL_BYTES = 65536
-# An absurd size must be refused, and not bring the machine down. AddressSanitizer reserves 16 TB of addresses for
-# itself, so that there the limit is on one allocation.
+# A limit on memory, so that absurd sizes are refused and do not bring the machine down. AddressSanitizer reserves 16 TB
+# of addresses for itself; there a single allocation is limited instead.
 ADDRESS_BYTES = 12 << 30
 SANITIZED_ALLOCATION_MB = 4096
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Raised(Exception):  # noqa: N818  (what happened, not an error of the worker)
-    """The function raised: the exception's type and its message, as words."""
+    """The function raised an exception; here are its type, its message and its traceback as text."""
 
     def __init__(self, kind: str, message: str, trace: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -53,7 +53,7 @@ class Raised(Exception):  # noqa: N818  (what happened, not an error of the work
 
 
 class Ended(Exception):  # noqa: N818
-    """The process did not answer; `report` is the end of what it wrote, with a sanitizer's report if there is one."""
+    """The process did not answer; `report` is the end of its output, with a sanitizer's report if there is one."""
 
     def __init__(self, reason: str, report: str) -> None:
         super().__init__(f"{reason}\n{report}" if report else reason)
@@ -61,16 +61,16 @@ class Ended(Exception):  # noqa: N818
 
 
 class Crashed(Ended):
-    """The process ended in a call, by a signal, an exit code or a sanitizer."""
+    """The process ended during a call, by a signal, an exit or a sanitizer."""
 
 
 class Hung(Ended):
-    """The process did not answer in time and was ended; its report has the Python stack, if it could still write it."""
+    """The process did not answer in time and was killed; its report has the Python stacks if it could write them."""
 
 
 @contextmanager
 def _all_addresses() -> Iterator[None]:
-    """What is started here has all addresses, whatever this process has: AddressSanitizer needs them."""
+    """Lifts this process's limit on addresses for processes started meanwhile: AddressSanitizer needs all addresses."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     try:
@@ -80,7 +80,7 @@ def _all_addresses() -> Iterator[None]:
 
 
 def sanitizers_environment(library: Path) -> dict[str, str]:
-    """What a Python needs that loads a library under the sanitizers, which must be there before Python is."""
+    """Variables for the environment of a Python that loads a sanitized library: sanitizers must be loaded before it."""
 
     def runtime(name: str) -> str:
         return subprocess.run(
@@ -98,9 +98,11 @@ def sanitizers_environment(library: Path) -> dict[str, str]:
 class Worker:
     """A process that calls functions by name; a context manager, started by the first call.
 
-    `library`: registered with ONNX Runtime before the first call; none: ONNX Runtime alone. `sanitize`: the library was
-    built under the sanitizers; none named: build/sanitize's. `environment`: added to this process's. `seconds`: until a
-    call that does not answer is a hang.
+    Args:
+        library: registered with ONNX Runtime before the first call; None: ONNX Runtime alone.
+        sanitize: whether the library was built with the sanitizers; `library` is then build/sanitize's by default.
+        environment: environment variables, added to this process's.
+        seconds: time after which a call without an answer is a hang.
     """
 
     def __init__(
@@ -117,10 +119,10 @@ class Worker:
         self.seconds = seconds
         self._limit = not sanitize
         self._environment = dict(os.environ)
-        # Where this process is under the sanitizers, only who needs them is as well.
+        # If this process is under the sanitizers, only workers that need them are, too.
         if "libasan" in self._environment.get("LD_PRELOAD", ""):
             del self._environment["LD_PRELOAD"]
-        # The server forks, which threads of its own would not outlive.
+        # The server forks, so it must have no threads of its own, which a fork would not have.
         self._environment |= {"ORT_DISABLE_TELEMETRY": "1", "OPENBLAS_NUM_THREADS": "1"}
         if sanitize:
             assert self.library is not None
@@ -140,16 +142,16 @@ class Worker:
         self._output.close()
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What `package.module:function` returns for the arguments; all of them can be pickled.
+        """What `package.module:function` returns for the arguments; it and they must be picklable.
 
         Raises:
             Raised: the function raised.
-            Crashed: the process ended; the next call starts another.
-            Hung: it did not answer in time; the next call starts another.
+            Crashed: the process ended; the next call starts another one.
+            Hung: the process did not answer in time; the next call starts another one.
         """
         if not self._runner:
             self._start()
-        # The runner appends to it, so that what it writes next is at its beginning.
+        # The runner appends to this file, so that its next output is at the beginning.
         self._output.truncate(0)
         try:
             _write(self._requests, pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL))
@@ -159,14 +161,14 @@ class Worker:
         except TimeoutError:
             raise self._hung() from None
         except BaseException:
-            self._end()  # An answer that nobody waited for must not be taken for the next one.
+            self._end()  # A late answer must not be taken for that of the next call.
             raise
         if not succeeded:
             raise Raised(*answer)
         return answer
 
     def stop(self) -> None:
-        """Ends the processes, if there are any."""
+        """Ends server and runner, if they run."""
         if self._runner:
             self._end()
         if self._server is not None:
@@ -210,7 +212,7 @@ class Worker:
             os.close(their_answers)
 
     def _told(self) -> int:
-        """A number from the server."""
+        """Receives a number from the server: a runner's process ID or its exit status."""
         assert self._control is not None
         told = self._control.recv(LENGTH.size)
         if not told:
@@ -218,7 +220,7 @@ class Worker:
         return int(NUMBER.unpack(told)[0])
 
     def _end(self) -> int:
-        """Ends the runner, unless it has ended; its status, negative if a signal ended it."""
+        """Kills the runner, unless it has ended; returns its exit status, negative if a signal ended it."""
         with suppress(ProcessLookupError):
             os.kill(self._runner, signal.SIGKILL)
         return self._status()
@@ -249,7 +251,7 @@ class Worker:
     def _receive(self, seconds: float) -> Any:
         end = time.monotonic() + seconds
         length = LENGTH.unpack(_read(self._answers, LENGTH.size, end))[0]
-        # From a process of ours that we started: a pickle of its own making.
+        # The pickle is safe to load: the process that wrote it was started here.
         return pickle.loads(_read(self._answers, length, end))  # noqa: S301
 
 
@@ -260,7 +262,7 @@ def _write(descriptor: int, message: bytes) -> None:
 
 
 def _read(descriptor: int, count: int, end: float | None = None) -> bytes:
-    """That many bytes. Raises EOFError where the other side is gone, TimeoutError when it is later than `end`."""
+    """Reads `count` bytes. Raises EOFError if the other side has ended, TimeoutError after the time `end`."""
     parts = []
     while count:
         if end is not None and not select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0]:
@@ -279,12 +281,12 @@ def _answer(request: bytes) -> bytes:
         module, function = name.split(":")
         result = getattr(importlib.import_module(module), function)(*arguments)
         return pickle.dumps((True, result), pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # noqa: BLE001  (all of them are answers)
+    except Exception as error:  # noqa: BLE001  (every exception is an answer)
         return pickle.dumps((False, (type(error).__name__, str(error), traceback.format_exc())))
 
 
 def _run(requests: int, answers: int) -> None:
-    """Answers calls until nobody is left to make them."""
+    """Answers calls until the other end of the pipes is closed."""
     _end_with_parent()
     try:
         while True:
@@ -296,13 +298,13 @@ def _run(requests: int, answers: int) -> None:
 
 def _serve(control: socket.socket, limit: bool, library: str) -> None:
     _end_with_parent()
-    # A core of a process under AddressSanitizer takes minutes.
+    # No core dumps: that of a process under AddressSanitizer takes minutes.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if limit:
         resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
-        faulthandler.enable()  # A sanitizer's own handlers tell more.
+        faulthandler.enable()  # Not with a sanitizer, whose own handlers report more.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    for stream in (1, 2):  # Appending, so that the file may be cut between calls.
+    for stream in (1, 2):  # Append mode, so that the file may be truncated between calls.
         fcntl.fcntl(stream, fcntl.F_SETFL, fcntl.fcntl(stream, fcntl.F_GETFL) | os.O_APPEND)
     import onnxruntime
 

@@ -26,7 +26,7 @@ def chosen(*names: str) -> list[str]:
         ("tests/ep/test_names.py", ["tests/ep/test_names.py"]),
         ("tests/ep/conftest.py", ["tests/ep"]),
         (".gitignore", []),
-        ("ops/no_such_file.cc", []),  # it was taken away
+        ("ops/no_such_file.cc", []),  # a file that was removed
     ],
 )
 def test_layers(changed: str, tests: list[str]) -> None:
@@ -102,7 +102,7 @@ def test_a_unit_that_was_clean_is_read_again_when_what_it_includes_changes(
         return len(read)
 
     said = "a finding"
-    assert [readings("c++"), readings("c++")] == [1, 1]  # what is wrong is said again
+    assert [readings("c++"), readings("c++")] == [1, 1]  # a unit with findings is read again
     said = ""
     assert [readings("c++"), readings("c++")] == [1, 0]
     assert readings("c++ -O3") == 1
@@ -113,7 +113,7 @@ def test_a_unit_that_was_clean_is_read_again_when_what_it_includes_changes(
 
 
 def test_units_are_read_as_one_where_that_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Not with another of the same names, nor what a macro, or a `using` of its words, would change in the next."""
+    """Units are not joined if they define the same names, or if a macro or a `using` of one would change another."""
     texts = {
         "one": "namespace {\nconstexpr int kSize = 1;\nint f(int x) { return x; }\n}\n",
         "two": "int g(int x) { return kOther; }\n",
@@ -151,7 +151,8 @@ def test_each_unit_is_read_if_something_is_said_of_them_as_one(
     monkeypatch.setattr(lint, "complaints", lambda *arguments: found.append(Path(arguments[-1]).name) or said)
     joined = lint.write_joined(units, 0)
     assert joined.read_text() == f'#line 1 "{units[0]}"\nint one;\n#line 1 "{units[1]}"\nint two;\n'
-    assert (joined.parent / ".clang-tidy").read_text() == "InheritParentConfig: true\n"  # nearest to it, as to them
+    # clang-tidy takes the rules nearest to the joined file: they must be the units' rules.
+    assert (joined.parent / ".clang-tidy").read_text() == "InheritParentConfig: true\n"
     commands = {unit: ["c++"] for unit in units}
     lint.tidy_group(0, units, commands=commands, fix=False)
     assert found == read

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How packages of Debian's come into a folder: what apt is asked, and what is said where it cannot do it."""
+"""Debian packages for the tests: the commands for apt, and the messages if it cannot get a package."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,7 @@ KEYS = "/usr/share/keyrings/some-archive.gpg"
 
 @pytest.fixture
 def tool(tmp_path, monkeypatch):
-    """A machine on whose path are the programs that are put there; each notes what it was asked."""
+    """A machine with only the programs that are added to its path; each records its arguments."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -94,7 +94,7 @@ def test_packages_are_unpacked_once(apt, tool, tmp_path):
 
 @pytest.mark.parametrize("signed", [f"Signed-By: {KEYS}", f"deb [arch=amd64 signed-by={KEYS}] here", "nothing"])
 def test_another_suite_of_the_machines_own_mirror(apt, tool, tmp_path, signed):
-    """Neither another vendor's source is taken, nor Debian's of security updates."""
+    """Only Debian's main archive is used as mirror: no other vendor's source, and not Debian's security updates."""
     source = tmp_path / "debian.sources"
     source.write_text(f"Types: deb\n{signed}\n")
     lines = [
@@ -156,7 +156,7 @@ def test_versions_of_xrt(version, enough):
 
 @pytest.fixture
 def fetched(tool, tmp_path, monkeypatch):
-    """A mirror where `testing` has XRT 2.25, and there is no stable-backports."""
+    """A Debian mirror whose `testing` has XRT 2.25, and which lacks stable-backports."""
     folder = tmp_path / "fetched"
     monkeypatch.setattr(xrt_headers, "FOLDER", folder)
     tool(
@@ -190,7 +190,7 @@ def test_xrt_is_of_the_first_suite_that_has_it(fetched, tmp_path, capsys):
 
 @pytest.mark.usefixtures("fetched")
 def test_xrt_itself(tool, tmp_path, monkeypatch, capsys):
-    """With the libraries that it needs, and theirs; another version than the tests know is not taken."""
+    """XRT is fetched with all libraries that it needs; a version other than the tests' is refused."""
     folder = tmp_path / "run"
     monkeypatch.setattr(xrt_runtime, "FOLDER", folder)
     depends = "echo '  Depends: libc6\n  Depends: python3'; case $* in *libc6*) echo '  PreDepends: zlib1g' ;; esac"

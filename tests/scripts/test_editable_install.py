@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pip install -e .`: the tree is what is imported, beside what was compiled."""
+"""`pip install -e .`: Python modules are imported from the tree, the compiled module from the installation."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# An editable install is a file that site reads where packages lie; here, in a folder of the test's own.
+# An editable install is a file that `site` reads in the folder of packages; here that folder is the test's own.
 START = "import site; site.addsitedir({folder!r}); "
 TREE = (
     "CMakeLists.txt",
@@ -23,7 +23,7 @@ TREE = (
     "ops",
     "python",
 )
-# In the place of minutes of compiling: one file that is installed where the native module is.
+# Replaces minutes of compiling by one file that is installed in place of the native module.
 BUILD = """
 cmake_minimum_required(VERSION 3.25)
 project(flownpu LANGUAGES NONE)
@@ -34,7 +34,7 @@ install(FILES ${CMAKE_BINARY_DIR}/_native.py DESTINATION flownpu)
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tree that nothing is compiled of, installed into `installed` beside it."""
+    """A copy of the tree, of which nothing is compiled, installed into the folder `installed` beside it."""
     pytest.importorskip("scikit_build_core", reason="needs the extra dev")
     folder = tmp_path_factory.mktemp("editable")
     tree = folder / "tree"
@@ -57,7 +57,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(tree: Path, code: str) -> str:
-    """What a Python prints that has only the editable install, and what this one has."""
+    """What code prints in a Python with the editable install, beside this Python's own packages."""
     start = START.format(folder=str(tree.parent / "installed"))
     done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=False, cwd="/")
     assert done.returncode == 0, done.stderr

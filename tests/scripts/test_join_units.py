@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which units are compiled and read as one."""
+"""Which units of C++ are joined and compiled as one."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_units_of_one_name_and_units_of_macros_are_apart(units: list[Path]) -> N
     names = [[unit.name for unit in group] for group in join_units.groups(units, most=16)]
     assert names == [
         ["sum.cc", "product.cc", "naming.cc", "elsewhere.cc", "heir.cc"],
-        ["lanes.cc", "named.cc"],  # the one has a name of sum.cc's, the other the word that naming.cc takes over
+        ["lanes.cc", "named.cc"],  # lanes.cc defines a name of sum.cc, named.cc has the word in naming.cc's using
         ["macro.cc"],
     ]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a release (scripts/release/): what may be in a wheel, functions for older glibcs, versions, the list."""
+"""Releases (scripts/release/): contents of wheels, functions for older glibcs, versions, the steps of a release."""
 
 import ctypes
 import errno
@@ -20,15 +20,15 @@ ROOT = Path(__file__).parents[2]
 SHIMS = {"arc4random", "_dl_find_object", "__libc_single_threaded", "pthread_cond_clockwait"}
 MACHINES = ("x86_64", "aarch64")
 OLD_GLIBC = ROOT / "scripts/release/old_glibc.cc"
-# What glibc had elsewhere before it got a new version: libpthread and libdl until 2.34, libc_nonshared.a until 2.33.
-# Wheels are linked to the older one. Waits by a clock of choice are new in 2.30 and 2.31.
+# Symbols that got a new version when glibc moved them: from libpthread and libdl in 2.34, from libc_nonshared.a in
+# 2.33. Wheels are linked to the older version. Not those that wait by a given clock, which are new in 2.30 and 2.31.
 MOVED = re.compile(
     r"(__)?pthread_(?!(cond|mutex|rwlock)_clock|clockjoin)\w+|dl(open|close|sym|addr|error)|[fl]?stat(at)?(64)?"
 )
 
 
 def compiled(folder, source, *flags, name="library.so"):
-    """A library of some C++."""
+    """Compiles C++ to a library; returns its path."""
     (folder / "source.cc").write_text(source)
     library = folder / name
     files = [folder / "source.cc", *(flag for flag in flags if isinstance(flag, Path))]
@@ -38,7 +38,11 @@ def compiled(folder, source, *flags, name="library.so"):
 
 
 def test_no_library_needs_what_old_systems_lack(tmp_path):
-    """The build that is tested here is linked to a newer glibc; what wheels are linked to must have all else."""
+    """Otherwise a wheel could not be loaded on an old system.
+
+    All symbols newer than glibc 2.28 must be moved ones or be defined in old_glibc.cc. (The build that is tested here
+    is linked to this machine's newer glibc.)
+    """
     subprocess.run(["g++", "-std=c++20", "-fPIC", "-c", OLD_GLIBC, "-o", tmp_path / "shims.o"], check=True)
     said = subprocess.run(
         ["nm", "--extern-only", "--defined-only", "--format=posix", tmp_path / "shims.o"],
@@ -65,7 +69,7 @@ def test_a_newer_symbol_is_found(tmp_path):
 
 @pytest.fixture
 def shims(tmp_path):
-    """A library that has the functions for older glibcs, and the C++ run time that calls them, in it."""
+    """A library that contains the functions for older glibcs, and the C++ run-time library that calls them."""
     source = """
 #include <chrono>
 #include <condition_variable>
@@ -127,8 +131,8 @@ def test_the_functions_for_older_glibcs(shims):
     library, loaded = shims
     taken = contents.newer_symbols(library.read_bytes(), (2, 28))
     assert SHIMS & set(taken) == set()
-    assert [loaded.caught(x) for x in (1, 3)] == [0, 3]  # the unwinder finds its table through ours
-    assert len({loaded.random_bits() for _ in range(4)}) > 1  # but for one of 2**96 times
+    assert [loaded.caught(x) for x in (1, 3)] == [0, 3]  # the unwinder finds its table through old_glibc.cc's function
+    assert len({loaded.random_bits() for _ in range(4)}) > 1  # fails by chance once in 2**96 runs
     # Eight waits of an eighth of a second: some carry a second and some do not.
     assert {loaded.expired() for _ in range(8)} == {errno.ETIMEDOUT}
     assert loaded.woken()
@@ -166,7 +170,7 @@ def test_wheels_for_arm_have_nothing_of_xrt():
 
 
 def test_wheels_have_the_licences_of_the_run_time_that_is_linked_in():
-    """Those that LICENSES.md names, each where it says so: of Zig's in wheels for Arm and Windows alone."""
+    """The licences in wheels are LICENSES.md's; Zig's run-time libraries are only in Arm's and Windows' wheels."""
     platforms = ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "win_amd64")
     of_gcc, of_arm, of_windows = (set(contents.licences_of(f"flownpu-1-cp312-abi3-{name}")) for name in platforms)
     assert of_gcc == set(contents.LICENCES)
@@ -189,7 +193,7 @@ def test_licences_name_what_is_compiled_in():
 
 
 def test_the_version_stands_in_one_place(ep_devices):
-    """The library has it from CMake, which reads pyproject.toml."""
+    """The library's version is that of pyproject.toml, which CMake reads; two versions could differ."""
     expected = checklist.version((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert {device.ep_metadata["version"] for device in ep_devices} == {expected}
 
@@ -236,7 +240,7 @@ def test_the_folder_of_sources_changes_where_they_do(tmp_path):
 
 
 def test_what_was_compiled_is_kept_for_the_next_python(tmp_path):
-    """scikit-build-core removes it where the environment is another, as those of two Pythons are."""
+    """Otherwise scikit-build-core would remove all that was compiled: the next Python has another environment."""
     from scikit_build_core.cmake import CMake, CMaker
 
     build = tmp_path / "build"

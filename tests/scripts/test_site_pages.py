@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation as a site: links of pages that are moved or lead to sources."""
+"""The documentation site: links of pages that have another place there, and links to sources."""
 
 import pytest
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients side by side: what a server of OpenAI's protocol gives each, and all together.
+"""A crowd: clients that ask a server of OpenAI's API at the same time, and how fast they are answered.
 
-Prompts are random tokens, as `/v1/completions` takes them. The first half of each is the beginning of one text that all
-have in common, as a system prompt is; the rest no other prompt has.
+Prompts are lists of random tokens for `/v1/completions`. The first half of each is the beginning of one text that all
+prompts share, like a system prompt; the second half is its own.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Crowd", "Service", "ask_all", "check_client", "first_model", "prompts_of"]
 
-# Tokens below are often control ones; what prompts say does not change the work.
+# Smallest random token: those below are often control tokens. What prompts say does not change the work.
 _FIRST_TOKEN = 8
-# An answer that takes longer has failed.
+# Timeout of an answer.
 _SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class Service:
-    """Where a model is asked."""
+    """A model on a server."""
 
     url: str
-    """The address of its API, "/v1" included."""
+    """The address of the server's API, "/v1" included."""
     model: str
-    """The name that the server knows it by."""
+    """The model's name on the server."""
 
 
 @dataclass(frozen=True)
@@ -46,45 +46,45 @@ class Crowd:
 
     clients: int
     prompts: tuple[int, ...]
-    """Tokens of each."""
+    """Lengths of the prompts in tokens."""
     generate: int
-    """Tokens of each answer, if no end of text comes before."""
+    """Most tokens of each answer; a token that ends the text may end it before."""
 
 
 @dataclass
 class Answer:
-    """One request. Times are seconds."""
+    """The answer to one request. Times are seconds."""
 
     prompt: int
-    """Tokens."""
+    """Tokens of the prompt."""
     first: float = 0.0
     """From the request to the first piece of the answer."""
     between: list[float] = field(default_factory=list)
     """From each piece to the next."""
     tokens: int = 0
-    """New ones, as the server counts them."""
+    """New tokens, as the server counts them."""
     cached: int = 0
-    """Tokens of the prompt that the server says it did not compute again."""
+    """Tokens of the prompt that the server took from its cache, as it says."""
     failure: str = ""
-    """What went wrong; empty: nothing."""
+    """What went wrong; empty if nothing did."""
 
 
 def check_client() -> None:
-    """Raises MissingDependencyError unless there is a client of OpenAI's API."""
+    """Raises MissingDependencyError unless the package openai is installed."""
     require("openai", extra="bench", purpose="flownpu bench --serve")
 
 
 def ask_all(service: Service, crowd: Crowd, *, vocabulary_size: int, seed: int) -> tuple[float, list[Answer]]:
-    """Asks as the crowd does.
+    """Asks a crowd's prompts and waits for all answers.
 
     Args:
-        service: who is asked.
-        crowd: what.
+        service: the model that is asked.
+        crowd: clients, prompts and answers.
         vocabulary_size: tokens are below it.
-        seed: of the prompts; with another one, all are other prompts.
+        seed: seed of the random prompts; another seed gives entirely different prompts.
 
     Returns:
-        Seconds from the first request to the last answer, and the answers. What fails is in them.
+        Seconds from the first request to the last answer, and the answers; failed requests have `failure` set.
     """
     return asyncio.run(_ask_all(service, prompts_of(crowd, vocabulary_size, seed), crowd.generate))
 
@@ -93,7 +93,7 @@ def first_model(url: str) -> str:
     """The name of the first model that a server has.
 
     Raises:
-        FlowNPUError: it does not answer, or has none.
+        FlowNPUError: the server does not answer, or has no model.
     """
     openai = require("openai", extra="bench", purpose="flownpu bench --serve")
     try:
@@ -107,7 +107,7 @@ def first_model(url: str) -> str:
 
 
 def prompts_of(crowd: Crowd, vocabulary_size: int, seed: int) -> list[list[Tokens]]:
-    """The prompts of each client, in its order."""
+    """The prompts of each client, in the order in which it asks them: int64 [length] each."""
     random = np.random.default_rng(seed)
 
     def draw(count: int) -> Tokens:
@@ -156,7 +156,7 @@ async def _ask(client: Any, error_type: type[Exception], model: str, prompt: Tok
                 answer.cached = (details.cached_tokens or 0) if details is not None else 0
             if not chunk.choices:
                 continue
-            if not last:  # of an answer that is empty, its end
+            if not last:  # the first piece; an empty answer has its end only
                 answer.first = now - started
             elif chunk.choices[0].finish_reason is None:
                 answer.between.append(now - last)
@@ -170,5 +170,5 @@ async def _ask(client: Any, error_type: type[Exception], model: str, prompt: Tok
 
 
 def _client(kind: Any, url: str, *, timeout: float) -> Any:
-    """OpenAI's client; its key is OPENAI_API_KEY's, and a server without one takes any."""
+    """OpenAI's client; its key is that of OPENAI_API_KEY, and servers that want none ignore it."""
     return kind(base_url=url, api_key=os.environ.get("OPENAI_API_KEY") or "none", max_retries=0, timeout=timeout)

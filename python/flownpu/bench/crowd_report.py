@@ -25,7 +25,7 @@ class CrowdReport:
         machine: where it was measured.
         model: the model's folder, as it was given.
         settings: the options of the command.
-        found: what was measured; the first server is the one that ratios are of.
+        found: what was measured; ratios compare the first server with each of the others.
     """
 
     machine: Machine
@@ -62,7 +62,7 @@ class CrowdReport:
         return ["clients", own, *(heading for peer in peers for heading in (peer, f"{own} / {peer}"))]
 
     def sections(self) -> Iterator[list[list[str]]]:
-        """Rows for each quantity: a line for each number of clients. Ratios are above 1 where the first is better."""
+        """The rows of each quantity, one for each number of clients. Ratios above 1: the first server is better."""
         yield self._rows(
             "new tokens/s", lambda runs: _median([run.rate for run in runs]), "{:.1f}", more_is_better=True
         )
@@ -86,7 +86,7 @@ class CrowdReport:
         return "\n".join([*lines, "", *rows, *([""] if self.footer() else []), *self.footer()]) + "\n"
 
     def json(self) -> dict[str, Any]:
-        """Everything but the single times."""
+        """Everything except the times of single requests."""
         return {
             "machine": asdict(self.machine),
             "model": self.model,
@@ -169,7 +169,7 @@ def _median(values: list[float]) -> float | None:
 
 
 def _percentile(values: list[float], percentile: int) -> float | None:
-    """In milliseconds."""
+    """A percentile of seconds, in milliseconds."""
     return 1e3 * float(np.percentile(values, percentile)) if values else None
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures engines side by side: each run in a process of its own, the engines in turn (A B C A B C ...).
 
-What disturbs a machine for some seconds then disturbs all of them, and none inherits another's memory or threads.
+A disturbance of some seconds then slows all engines alike, and none inherits another's memory or threads.
 """
 
 import json
@@ -26,7 +26,7 @@ WORKER = Path(__file__).parents[1] / "peers" / "worker.py"
 
 @dataclass(frozen=True)
 class Spread:
-    """What repeated measurements of one quantity gave."""
+    """Median and range of repeated measurements of one quantity."""
 
     median: float
     minimum: float
@@ -40,7 +40,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: with `depth` tokens read before, a prompt is read and then tokens are generated."""
+    """What is measured: after `depth` tokens, `prompt` tokens are read, then `generate` tokens are generated."""
 
     depth: int
     prompt: int
@@ -66,11 +66,11 @@ class Engine:
     """How to start an engine.
 
     Attributes:
-        name: what it is called in the results.
-        python: the interpreter of its environment.
+        name: the engine's name in the results.
+        python: the Python interpreter of its environment.
         script: the file with its class Engine.
-        model: the folder with the model in its form.
-        options: its own options.
+        model: the folder with the model in the engine's format.
+        options: options of the engine.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Engine:
 
 @dataclass
 class Measurement:
-    """What was measured of one engine; lists have one entry a run. Times in seconds, memory in bytes."""
+    """Measurements of one engine; lists have one entry for each run. Times in seconds, memory in bytes."""
 
     version: str = ""
     placement: str = ""
@@ -90,9 +90,9 @@ class Measurement:
     memory_before: list[int] = field(default_factory=list)
     """Resident before the model was opened: Python and its libraries."""
     memory_resident: list[int] = field(default_factory=list)
-    """Resident at the end; pages of the model's file that were read count, as the kernel counts them."""
+    """Resident at the end, including mapped pages of the model's file that were read."""
     memory_anonymous: list[int] = field(default_factory=list)
-    """The part of it that no file backs: buffers, the KV cache, copies of weights."""
+    """The part of `memory_resident` that no file backs: buffers, the KV cache, copies of weights."""
     memory_peak: list[int] = field(default_factory=list)
     prefill: dict[Case, list[float]] = field(default_factory=dict)
     """From the prompt's first token to the logits of its last."""
@@ -102,12 +102,12 @@ class Measurement:
     """From the first new token to the last: generate - 1 steps."""
 
     def prefill_rate(self, case: Case) -> Spread | None:
-        """Tokens of the prompt a second; None if it was not measured."""
+        """Tokens of the prompt per second; None if the case was not measured."""
         times = self.prefill.get(case)
         return Spread.of([case.prompt / time for time in times]) if times else None
 
     def decode_rate(self, case: Case) -> Spread | None:
-        """New tokens a second; the first is left out, for the prefill computed it."""
+        """New tokens per second, without the first, which the prefill computes; None if the case was not measured."""
         times = self.decode.get(case)
         return Spread.of([(case.generate - 1) / time for time in times]) if times else None
 
@@ -125,18 +125,18 @@ class Measurements:
     cases: list[Case]
     engines: dict[str, Measurement]
     bandwidth: list[float] = field(default_factory=list)
-    """Bytes a second that all threads read together, one entry a round.
+    """Bytes per second that all threads read together, one entry for each round.
 
-    The mean of what was measured before and after the first engine's turn.
-    Where memory is shared with other machines it moves within minutes.
+    An entry is the mean of measurements before and after the first engine's turn: on a virtual machine, which shares
+    its memory's bandwidth, it changes within minutes.
     """
     failures: dict[str, str] = field(default_factory=dict)
-    """What an engine said that could not go on."""
+    """The error messages of engines that failed, by the engine's name."""
     interrupted: bool = False
 
 
 Progress = Callable[[str, int, int], None]
-"""Hears which engine runs, and how many cases of how many are measured."""
+"""Called with the name of the engine that runs, the number of measured cases and that of all cases."""
 
 
 def measure(
@@ -153,15 +153,15 @@ def measure(
     Every process reads the same random tokens, after a short run to warm up.
 
     Args:
-        engines: who is measured; the first must not fail.
-        cases: what is measured of each.
-        repeats: rounds.
-        threads: that each engine may use.
+        engines: the engines; the first must not fail.
+        cases: what is measured of each engine.
+        repeats: number of rounds.
+        threads: threads that each engine may use.
         vocabulary_size: tokens are drawn from 0..vocabulary_size - 1.
-        progress: hears how far it is.
+        progress: called when an engine starts, and after each case.
 
     Raises:
-        FlowNPUError: the first engine failed; the message is what it said.
+        FlowNPUError: the first engine failed; the message is that of the engine.
     """
     found = Measurements(cases, {engine.name: Measurement() for engine in engines})
     request = {
@@ -219,10 +219,10 @@ def _answers(engine: Engine, request: dict[str, Any]) -> Iterator[dict[str, Any]
     with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
         path = Path(scratch) / "request.json"
         path.write_text(json.dumps(request), encoding="utf-8")
-        # -P: the folder of the worker holds files that have the names of packages.
+        # -P keeps the worker's folder out of sys.path: its files have the names of packages.
         command: list[str | Path] = [engine.python, "-P", WORKER, engine.script, "measure", path]
         with (Path(scratch) / "stderr").open("w+", encoding="utf-8", errors="replace") as errors:
-            # Ctrl-C is ours to handle.
+            # In a process group of its own the engine gets no SIGINT on Ctrl-C, which this process handles.
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, **NEW_GROUP)
             assert process.stdout is not None
             try:

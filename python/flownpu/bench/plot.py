@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws tokens a second against the context's length, as SVG: decode rates of all engines, and the roof."""
+"""Draws tokens per second over the context's length, as SVG: decode rates of all engines, and the memory roof."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["check_plotting", "draw", "plot"]
 
 Points = list[tuple[float, float]]
 
-# Okabe and Ito's colours, which the colour-blind can tell apart.
+# Colours by Okabe and Ito, which colour-blind people can tell apart.
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00")
 _ROOF_COLOUR = "#777777"
 _INCHES = (7.5, 4.0)
 
 
 def check_plotting() -> None:
-    """Says at once, before minutes of measuring, if there is nothing to draw with.
+    """Checks before minutes of measuring that a plot can be drawn.
 
     Raises:
         MissingDependencyError: Matplotlib is not installed.
@@ -31,7 +31,7 @@ def check_plotting() -> None:
 
 
 def plot(report: BenchReport) -> str:
-    """The drawing. A decode rate stands where its generation begins; the x axis is logarithmic.
+    """The plot as SVG. A decode rate stands at the context with which generation begins; the x axis is logarithmic.
 
     Raises:
         MissingDependencyError: Matplotlib is not installed.
@@ -46,7 +46,7 @@ def plot(report: BenchReport) -> str:
 
 
 def draw(title: str, curves: dict[str, Points], roof: Points) -> str:
-    """Curves of (tokens in the context, value), and memory's roof over them; empty ones are left out.
+    """An SVG of curves of (tokens in the context, value) and of the memory roof; empty ones are left out.
 
     Raises:
         MissingDependencyError: Matplotlib is not installed.
@@ -55,7 +55,7 @@ def draw(title: str, curves: dict[str, Points], roof: Points) -> str:
     from matplotlib import rc_context  # noqa: PLC0415 other commands need none of it
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    # Text stays text, and the same drawing has the same bytes.
+    # Text is written as text, not as paths; the same drawing always has the same bytes.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "flownpu"}):
         figure = Figure(_INCHES, layout="constrained")
         axes = figure.subplots()

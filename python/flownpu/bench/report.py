@@ -24,7 +24,7 @@ class BenchReport:
         model: the model's folder, as it was given.
         settings: the options of the command.
         traffic: what a decode step must read; None if that is not known.
-        found: what was measured; the first engine is the one that ratios are of.
+        found: what was measured; ratios compare the first engine with each of the others.
     """
 
     machine: Machine
@@ -117,12 +117,12 @@ class BenchReport:
         }
 
     def roof(self, case: Case) -> float | None:
-        """Tokens a second of a decode step that does nothing but read what it must, in the middle of the case."""
+        """The memory roof: tokens per second of a step that only reads the bytes it must, halfway in the case."""
         roofs = self._roofs(case)
         return median(roofs) if roofs else None
 
     def _roofs(self, case: Case) -> list[float]:
-        """In each round."""
+        """The memory roof in each round."""
         if self.traffic is None:
             return []
         step = self.traffic.bytes_at(case.context + case.generate // 2)
@@ -138,7 +138,7 @@ class BenchReport:
         return [name, _rate(own), *([roof] if self.traffic else []), *cells]
 
     def _share_of_roof(self, case: Case) -> str:
-        """The median of the rounds', each by the roof as it was then."""
+        """The median share of the memory roof; each round is compared with its own roof."""
         times = self._measurements[0].decode.get(case, [])
         # The roof of a round that was interrupted is missing.
         shares = [(case.generate - 1) / time / roof for time, roof in zip(times, self._roofs(case), strict=False)]
@@ -166,7 +166,7 @@ class BenchReport:
         for name, rate_of in rates.items():
             rate, ours = rate_of(measured, case), rate_of(own, case)
             document[f"{name}_rate"] = asdict(rate) if rate else None
-            # How many times as fast the first engine is.
+            # How many times faster than this engine the first one is.
             document[f"{name}_ratio"] = ours.median / rate.median if ours and rate else None
         return {**document, "first_token_seconds": _spread(measured.first_token[case]), "decode_roof": self.roof(case)}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bounds a decode step: the bytes that it must read, and how fast this machine reads memory."""
+"""The memory roof of a decode step: the bytes that it must read, and how fast this machine reads memory."""
 
 import time
 from collections.abc import Iterator
@@ -21,16 +21,17 @@ from flownpu.system import keep_on
 
 __all__ = ["DecodeTraffic", "decode_traffic", "graph_traffic", "read_bandwidth"]
 
-# Large against any cache (16 times 32 MiB of L3), small against memory.
+# Much larger than any cache (16 times 32 MiB of L3), small compared with memory.
 _BUFFER_BYTES = 512 << 20
-# How long it is read, each way: about as long as a measurement of decode, so that no short burst is taken for the
-# memory's speed.
+# Seconds of reading, with bound threads and with free ones: about as long as a measurement of decode, so that a short
+# burst is not taken for the memory's speed.
 _SECONDS = 0.5
-# Tables, of which a step reads a row.
+# Look-ups in tables, of which a step reads one row.
 _GATHERS = {"Gather", "Q4NXGather", "GatherBlockQuantized"}
 # Inputs that hold the weights of all experts.
 _EXPERTS = tuple(input_position("Q4NXMoE", name) for name in ("gate_up", "down"))
-# Where operators of attention have the keys of the past, which an encoder's do not have, and the two tables of RoPE.
+# Positions of two inputs of attention operators: the past keys, which an encoder's attention lacks, and the first of
+# the two tables of RoPE.
 _PLACES = {"PagedAttention": tuple(input_position("PagedAttention", name) for name in ("key_cache", "cos_cache"))}
 for _name in ("FlowQKVAttention", "FlowKVAttention", "GroupQueryAttention"):
     _PLACES[_name] = tuple(input_position("FlowQKVAttention", name) for name in ("past_key", "cos_cache"))
@@ -38,13 +39,13 @@ for _name in ("FlowQKVAttention", "FlowKVAttention", "GroupQueryAttention"):
 
 @dataclass(frozen=True)
 class DecodeTraffic:
-    """The bytes that one decode step cannot but read.
+    """The bytes that one decode step must read.
 
     Attributes:
-        weights: all weights that products and norms read, each once; of experts, as many as a token chooses.
-        kv_layers: bytes of a token's keys and values, and the window (-1: none), of each layer.
-        node_weights: bytes of the weights of each node that has any.
-        attentions: the nodes of the layers.
+        weights: bytes of all weights that products and norms read, each once; of experts, as many as a token chooses.
+        kv_layers: for each layer the bytes of one token's keys and values, and the window (-1: none).
+        node_weights: bytes of the weights of each node, by its name.
+        attentions: names of the attention nodes, in the order of `kv_layers`.
     """
 
     weights: int
@@ -53,7 +54,7 @@ class DecodeTraffic:
     attentions: tuple[str, ...]
 
     def bytes_at(self, tokens: int) -> int:
-        """The bytes of a step with that many tokens in the KV cache."""
+        """The bytes of a step with `tokens` tokens in the KV cache."""
         return self.weights + sum(_seen(layer, tokens) for layer in self.kv_layers)
 
     def node_bytes_at(self, node: str, tokens: int) -> int:
@@ -68,10 +69,10 @@ def _seen(layer: tuple[int, int], tokens: int) -> int:
 
 
 def decode_traffic(folder: Path) -> DecodeTraffic:
-    """Reads from a model folder's graph what its decode steps read.
+    """What decode steps of a model folder read, from its graph.
 
     Raises:
-        FlowNPUError: the folder is no model of GenAI.
+        FlowNPUError: the folder holds no GenAI model.
         MissingDependencyError: onnx_ir is not installed.
     """
     settings = read_genai_config(folder)
@@ -85,8 +86,8 @@ def graph_traffic(graph: Any, head_size: int = 0) -> DecodeTraffic:
     """What decode steps of a graph (onnx_ir's) read.
 
     Args:
-        graph: of FlowNPU's operators, or as GenAI's builder writes it.
-        head_size: of attentions that do not say it.
+        graph: a graph of FlowNPU's operators, or one that GenAI's model builder wrote.
+        head_size: head size of attention nodes that have no such attribute.
     """
     weights: dict[str, int] = {}
     node_weights: dict[str, int] = {}
@@ -125,7 +126,7 @@ def _layer(node: Any, past_key: Any, head_size: int) -> tuple[int, int]:
     heads = node.attributes["kv_num_heads"].as_int()
     size = node.attributes["head_size"].as_int() if "head_size" in node.attributes else head_size
     window = node.attributes.get("local_window_size")
-    # A row of an int8 cache has its scale behind the head's elements: what the graph says of it is its size.
+    # In an int8 cache a row has a scale behind the head's elements, so its size is the one that the graph declares.
     last = size if past_key.shape is None or len(past_key.shape) != 4 else past_key.shape[3]
     size = last if isinstance(last, int) else size
     # Keys and values.
@@ -133,12 +134,12 @@ def _layer(node: Any, past_key: Any, head_size: int) -> tuple[int, int]:
 
 
 def read_bandwidth(threads: int | None = None) -> float:
-    """Bytes a second at which this many threads (default: one a core) read memory together: the median of many reads.
+    """Bytes per second that `threads` threads (None: one per core) read from memory together, median of many reads.
 
     numpy's maximum of int32 is a loop of vector loads. It needs far fewer cycles than memory takes, and gives the rates
-    of a loop of AVX-512 loads in C++. It is measured with each thread on a core of its own, since a scheduler may leave
-    several on one core for the first tenth of a second, and with threads that go where the scheduler puts them, since a
-    core of this machine may be busy with something else. The better of the two is the roof.
+    of a loop of AVX-512 loads in C++. It is measured with each thread bound to a core of its own, since a scheduler may
+    leave several on one core for the first tenth of a second, and with unbound threads, since a core of this machine
+    may be busy with something else. The faster of the two counts.
     """
     cores = [processor.number for processor in _native.computing_processors(_native.processors())]
     parts = np.array_split(np.ones(_BUFFER_BYTES // 4, np.int32), threads or len(cores))
@@ -146,7 +147,7 @@ def read_bandwidth(threads: int | None = None) -> float:
 
 
 def _median_rate(parts: list[np.ndarray], cores: list[int] | None) -> float:
-    """Bytes a second with a thread for each part; thread i stays on core i (modulo their number), if they are given."""
+    """Bytes per second with a thread for each part; thread i is bound to core i (modulo their number), if given."""
 
     def bind(number: Iterator[int]) -> None:
         if cores is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures servers side by side: each is started for its turn and ended after it, the servers in turn (A B A B ...)."""
+"""Measures servers side by side, in turn (A B A B ...); each is started for its turn and ended after it."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from flownpu.system import NEW_GROUP, end_with_children
 __all__ = ["CrowdMeasurement", "CrowdMeasurements", "CrowdRun", "Server", "measure_servers", "resident", "running"]
 
 _WAIT_SECONDS = 600.0
-"""Until a server has loaded its model."""
+"""How long a server may take to load its model."""
 _STOP_SECONDS = 30.0
 PORT = "{port}"
-"""What stands for the port in a server's command."""
-# Asked before anything is measured: memory is mapped, threads are there, what is compiled at first use is.
+"""Placeholder for the port in a server's command."""
+# Asked before anything is measured, so that memory is mapped, threads run, and everything is compiled.
 _WARM_UP = Crowd(1, (32,), 4)
 
 
 @dataclass(frozen=True)
 class Server:
-    """How to start a server, or where one is.
+    """How to start a server, or the address of one that runs.
 
     Attributes:
-        name: what it is called in the results.
-        command: starts it; PORT in it becomes the port.
-        url: of OpenAI's API, "/v1" included, of a server that runs already; it is not ended.
-        version: of what answers.
+        name: the server's name in the results.
+        command: the command that starts it; PORT in it is replaced by the port.
+        url: address of a running server's API, "/v1" included; it is neither started nor ended.
+        version: name and version of the server's engine.
     """
 
     name: str
@@ -48,22 +48,22 @@ class Server:
 
 @dataclass
 class CrowdRun:
-    """One crowd in one round."""
+    """The answers to one crowd in one round."""
 
     seconds: float
     answers: list[Answer]
     resident: int = 0
-    """Bytes of the server's processes afterwards; 0 if it is none of ours."""
+    """Resident bytes of the server's processes afterwards; 0 if it was not started here."""
 
     @property
     def rate(self) -> float:
-        """New tokens a second of all clients, prompts and waiting included."""
+        """New tokens per second of all clients together; the time includes prompts and waiting."""
         return sum(answer.tokens for answer in self.answers) / self.seconds
 
 
 @dataclass
 class CrowdMeasurement:
-    """What one server gave: of each number of clients, a run for each round."""
+    """The runs of one server: for each number of clients, one for each round."""
 
     version: str = ""
     runs: dict[int, list[CrowdRun]] = field(default_factory=dict)
@@ -76,12 +76,12 @@ class CrowdMeasurements:
     crowds: list[Crowd]
     servers: dict[str, CrowdMeasurement]
     failures: dict[str, str] = field(default_factory=dict)
-    """What a server said that could not go on."""
+    """The error messages of servers that failed, by the server's name."""
     interrupted: bool = False
 
 
 Progress = Callable[[str, int, int], None]
-"""Hears which server is asked, and how many crowds of how many are done."""
+"""Called with the name of the server that is asked, the number of crowds that are done and that of all."""
 
 
 def measure_servers(
@@ -94,17 +94,17 @@ def measure_servers(
 ) -> CrowdMeasurements:
     """Asks the servers in turn, `repeats` times; Ctrl-C ends it and keeps what was measured.
 
-    All servers are asked the same; no prompt is asked twice of one that runs.
+    All servers are asked the same prompts; while a server runs, no prompt is repeated.
 
     Args:
-        servers: who is measured; the first must not fail.
-        crowds: what is asked of each.
-        repeats: rounds.
+        servers: the servers; the first must not fail.
+        crowds: what each server is asked.
+        repeats: number of rounds.
         vocabulary_size: tokens are drawn below it.
-        progress: hears how far it is.
+        progress: called when a server starts, and after each crowd.
 
     Raises:
-        FlowNPUError: the first server failed; the message is what it said.
+        FlowNPUError: the first server failed; the message says how.
     """
     found = CrowdMeasurements(crowds, {server.name: CrowdMeasurement(server.version) for server in servers})
     done, total = 0, repeats * len(servers) * len(crowds)
@@ -136,10 +136,10 @@ def measure_servers(
 
 @contextlib.contextmanager
 def running(server: Server) -> Iterator[tuple[Service, psutil.Process | None]]:
-    """A server that answers, and its process, if it was started here: it is ended afterwards.
+    """Starts a server, if it does not run, and ends it afterwards; yields its model and its process (None: it ran).
 
     Raises:
-        FlowNPUError: it ends, or does not answer in ten minutes; the message is the last that it said.
+        FlowNPUError: it ends, or does not answer in ten minutes; the message has the last line that it wrote.
     """
     if server.url:
         yield Service(server.url, first_model(server.url)), None
@@ -147,7 +147,7 @@ def running(server: Server) -> Iterator[tuple[Service, psutil.Process | None]]:
     port = _free_port()
     command = [part.replace(PORT, str(port)) for part in server.command]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-        # Ctrl-C is ours to handle.
+        # In a process group of its own the server gets no SIGINT on Ctrl-C, which this process handles.
         process = subprocess.Popen(command, stdout=said, stderr=said, **NEW_GROUP)
         try:
             _wait(server.name, f"http://127.0.0.1:{port}/health", process, said)
@@ -168,7 +168,7 @@ def _wait(name: str, url: str, process: subprocess.Popen[bytes], said: IO[str]) 
     end = time.monotonic() + _WAIT_SECONDS
     while process.poll() is None:
         with contextlib.suppress(httpx.HTTPError):  # it does not listen yet
-            if httpx.get(url, timeout=10, trust_env=False).is_success:  # while a model is loaded, some say 503
+            if httpx.get(url, timeout=10, trust_env=False).is_success:  # 503: it loads its model
                 return
         if time.monotonic() > end:
             raise FlowNPUError(f"{name} did not answer in {_WAIT_SECONDS:.0f} s; it said last: {_last(said)}")
@@ -182,7 +182,7 @@ def _last(said: IO[str]) -> str:
 
 
 def resident(process: psutil.Process | None) -> int:
-    """Resident bytes of a process and all below it; 0 of None."""
+    """Resident bytes of a process and all its descendants; 0 for None."""
     if process is None:
         return 0
     total = 0

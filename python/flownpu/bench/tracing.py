@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu trace`: ONNX Runtime's profile of a generation, with what the NPU's host dispatches and what its tiles do.
+"""`flownpu trace`: ONNX Runtime's profile of a generation, with the dispatches to the NPU and the work of its tiles.
 
 ONNX Runtime writes the profile; the provider adds its steps, its dispatches and what the host computes between these
-(ep/run/profiling.cc). This module adds, on the same clock, the lanes of the tiles: an estimate from the call's plan
-(`flownpu.aie.cost.timeline`), which begins where the dispatch began. The lanes say what waits for what; an emulated
-dispatch takes as long as this machine takes.
+(ep/run/profiling.cc). This module adds lanes of the tiles, on the same clock: an estimate from the call's plan
+(`flownpu.aie.cost.timeline`) that begins where the dispatch began. The lanes show what waits for what. The duration of
+an emulated dispatch is that of the emulation on this machine.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ if TYPE_CHECKING:
 __all__ = ["OperatorTime", "Profile", "Trace", "make_trace", "record", "write_trace"]
 
 _DISPATCH, _HOST_STEP = "dispatch", "host step"
-# In the place of an array, of a GPU's kernels (ops/gpu/opencl/observed_run.h).
+# What events of a GPU's kernels have in the field "array" (ops/gpu/opencl/observed_run.h).
 _OPENCL = "opencl"
 
 
 @dataclass
 class OperatorTime:
-    """What the steps or the dispatches of one operator took together.
+    """The total time of one operator's steps or dispatches.
 
     Attributes:
-        operator: of the graph (Q4NXMatMul), or the stem of a design (gemm) or of a program's step (rms_norm).
-        place: cpu, emulate or npu; "array (estimate)" for a design's estimated time; host: between dispatches; "gpu
-            kernel": one of a token's, by the device's clock.
+        operator: an operator of the graph (Q4NXMatMul), or the stem of a design (gemm) or of a program's step
+            (rms_norm).
+        place: cpu, emulate or npu: a step of the graph; "array (estimate)": a design's estimated time; host: computed
+            between dispatches; "gpu kernel": kernels of decoded tokens, by the device's clock.
         count: how many there were.
-        seconds: that they took.
-        bytes: that they cannot but read from and write to main memory, where that is known; else 0.
+        seconds: their total time.
+        bytes: bytes that they must read from and write to main memory; 0 if not known.
     """
 
     operator: str
@@ -59,18 +60,18 @@ class OperatorTime:
 
     @property
     def rate(self) -> float:
-        """Bytes a second."""
+        """Bytes per second; 0 if no time was measured."""
         return self.bytes / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A generation, profiled.
+    """The profile of a generation.
 
     Attributes:
-        events: in Chrome's format, as ONNX Runtime wrote them.
-        placement: the provider's report.
-        prompt_tokens: of the prompt; it was computed in one run.
+        events: ONNX Runtime's events, in Chrome's trace format.
+        placement: the provider's placement report.
+        prompt_tokens: tokens of the prompt, which was computed in one run.
     """
 
     events: list[dict[str, Any]]
@@ -80,19 +81,19 @@ class Profile:
 
 @dataclass
 class Trace:
-    """What `write_trace` writes, and the operators' times."""
+    """The document that `write_trace` writes, in Chrome's trace format, and the operators' times."""
 
     document: dict[str, Any]
     operators: list[OperatorTime]
     counts: dict[str, float] = field(default_factory=dict)
-    """Totals of all dispatches after the first run, per token."""
+    """Dispatches, and bytes between host and device, per decoded token."""
 
 
 def record(folder: Path, prompt: str, new_tokens: int, options: dict[str, str], threads: int | None = None) -> Profile:
-    """Generates with ONNX Runtime's profiler on.
+    """Generates greedily with ONNX Runtime's profiler on.
 
     Raises:
-        FlowNPUError: as `LanguageModel`.
+        FlowNPUError: the model cannot be opened, see `LanguageModel`.
     """
     with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
         prefix = Path(scratch) / "profile"
@@ -101,19 +102,19 @@ def record(folder: Path, prompt: str, new_tokens: int, options: dict[str, str], 
         for _ in model.complete(tokens, new_tokens, Sampling(temperature=0), Timing()):
             pass
         placement = model.placement
-        del model  # The session writes the profile when it ends.
+        del model  # The session writes the profile when it is deleted.
         (path,) = prefix.parent.glob(f"{prefix.name}*.json")
         return Profile(json.loads(path.read_text(encoding="utf-8")), placement, len(tokens))
 
 
 def make_trace(folder: Path, profile: Profile, artifacts: Path | None, tiles: int = 1) -> Trace:
-    """Adds lanes and sums to a profile.
+    """Adds the tiles' lanes and the operators' times to a profile.
 
     Args:
-        folder: the model's.
+        folder: the model's folder.
         profile: what `record` returned.
-        artifacts: where the device's compiled designs are; None for the cpu device.
-        tiles: of how many dispatches of each call the tiles' lanes are drawn.
+        artifacts: the folder of the device's compiled designs; None for the cpu device.
+        tiles: for how many dispatches of each call the tiles' lanes are drawn.
     """
     ours = [event for event in profile.events if event.get("args", {}).get("provider") == "FlowNPUExecutionProvider"]
     of_kind: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -151,7 +152,7 @@ def _table(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _steps(folder: Path, steps: list[dict[str, Any]], prompt_tokens: int) -> list[OperatorTime]:
-    """Times by operator, of decode steps only: what a prompt's steps read serves many tokens, and bounds nothing."""
+    """Times of decode steps by operator. A prompt's steps are left out: reading memory is not what limits them."""
     traffic = decode_traffic(folder)
     runs: defaultdict[str, int] = defaultdict(int)
     sums: dict[str, OperatorTime] = {}
@@ -169,7 +170,7 @@ def _steps(folder: Path, steps: list[dict[str, Any]], prompt_tokens: int) -> lis
 
 
 def _by_operator(events: list[dict[str, Any]], place: str) -> list[OperatorTime]:
-    """What the host computes between dispatches, or a GPU's kernels, by operator: labels begin with it."""
+    """Times of the host's work between dispatches, or of a GPU's kernels, by operator: their labels begin with it."""
     sums: dict[str, OperatorTime] = {}
     for event in events:
         operator = event["name"].partition(",")[0]
@@ -183,7 +184,7 @@ def _by_operator(events: list[dict[str, Any]], place: str) -> list[OperatorTime]
 
 
 class _Plans:
-    """The plans of the calls that a folder of artifacts has for a model."""
+    """The plans of a model's calls, for the target of a folder of artifacts."""
 
     def __init__(self, folder: Path, artifacts: Path) -> None:
         manifest = read_json(artifacts / "manifest.json")
@@ -194,7 +195,7 @@ class _Plans:
         self._lanes: dict[tuple[str, int], dict[str, Any]] = {}
 
     def _key(self, event: dict[str, Any]) -> Iterator[tuple[str, int]]:
-        """The calls of a dispatch: family's file and position."""
+        """The calls of a dispatch, as pairs of the call family's file and the position."""
         files, positions = (event["args"][key].split("; ") for key in ("files", "positions"))
         for file, position in zip(files, positions, strict=True):
             yield file, int(position) if self._calls[file].moves else 0
@@ -210,7 +211,7 @@ class _Plans:
         return self._lanes[key]
 
     def lanes(self, dispatches: list[dict[str, Any]], tiles: int) -> list[dict[str, Any]]:
-        """The tiles' lanes of the first dispatches of each call, as processes of their own."""
+        """The tiles' lanes for the first `tiles` dispatches of each call, as events of separate processes."""
         events: list[dict[str, Any]] = []
         named: set[tuple[int, int, str]] = set()
         drawn: defaultdict[str, int] = defaultdict(int)
@@ -239,12 +240,12 @@ class _Plans:
         return sorted(sums.values(), key=lambda total: -total.seconds)
 
 
-# Processes of tiles are numbered from here: above ONNX Runtime's, which are those of the system.
+# Tiles' process numbers begin here, above the process identifiers of the system that ONNX Runtime's events have.
 _FIRST_TILE_PROCESS = 1 << 23
 
 
 def _moved(events: list[dict[str, Any]], start: float, named: set[tuple[int, int, str]]) -> Iterator[dict[str, Any]]:
-    """The events of a call, begun at `start`; names of processes and threads once."""
+    """A call's events moved to begin at `start` (microseconds); names of processes and threads are given once only."""
     for event in events:
         moved = event | {"pid": event["pid"] + _FIRST_TILE_PROCESS}
         if event["ph"] == "M":
@@ -271,7 +272,7 @@ def _per_token(dispatches: list[dict[str, Any]]) -> dict[str, float]:
     """Dispatches, and bytes over the boundary between host and device, of one decoded token."""
     decoding = [event for event in dispatches if _is_of_token(event)]
     if decoding and decoding[0]["args"]["array"] != _OPENCL:
-        del decoding[0]  # It has what the prompt left to be read.
+        del decoding[0]  # The first one also moves what the prompt left to be read.
     if not decoding:
         return {}
     tokens = len({event["name"].rpartition("position ")[2] for event in decoding})

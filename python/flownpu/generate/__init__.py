@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from a model folder with ORT GenAI: what `flownpu run`, `chat` and `bench` share."""
+"""Text from a model folder with ORT GenAI: what `flownpu run`, `chat`, `bench` and `serve` share."""

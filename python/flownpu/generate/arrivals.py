@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How requests come to a worker's thread, whatever computes them there."""
+"""The queue through which requests come to a worker's thread; shared by both kinds of workers."""
 
 import queue
 import threading
@@ -13,17 +13,17 @@ __all__ = ["Arrivals"]
 
 
 class Arrivals:
-    """Requests, and what is said of them later, from any thread to one.
+    """Requests, cancellations and the closing, from any thread to the worker's.
 
-    `submit`, `cancel` and `close` are for any thread; all else is for the worker's.
+    `submit`, `cancel` and `close` may be called from any thread, everything else from the worker's only.
     """
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[Request, Deliver]] = deque()
-        """Those that have come and not begun, the first one first."""
+        """Requests that have come and not begun, in the order in which they came."""
         self._queue: queue.SimpleQueue[tuple[Request, Deliver] | Request | None] = queue.SimpleQueue()
         self._closed = False
-        self._lock = threading.Lock()  # of `_closed` together with what is put after it
+        self._lock = threading.Lock()  # so that nothing is queued behind the None of `close`
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         """See `Worker.submit`."""
@@ -37,20 +37,20 @@ class Arrivals:
         self._queue.put(request)
 
     def close(self) -> None:
-        """No request comes any more, and `take` says so."""
+        """Refuses further requests, and makes `take` return False."""
         with self._lock:
             self._closed = True
             self._queue.put(None)
 
     def take(self, cancel: Callable[[Request], None], *, idle: bool) -> bool:
-        """Takes what has come; one that waits and is cancelled ends, of others `cancel` is told.
+        """Takes what has come: requests into `waiting`; cancelled ones that wait there end at once.
 
         Args:
-            cancel: ends a request that has begun.
-            idle: there is nothing to compute: waits until something comes.
+            cancel: called with each cancelled request; ends it if it has begun.
+            idle: whether there is nothing to compute: then, if nothing waits either, blocks until something comes.
 
         Returns:
-            Whether to go on: False after `close`.
+            False after `close`, else True.
         """
         idle = idle and not self.waiting
         while True:
@@ -70,7 +70,7 @@ class Arrivals:
             cancel(arrival)
 
     def end_waiting(self) -> None:
-        """Ends those that have not begun."""
+        """Ends the requests that have not begun."""
         while self.waiting:
             _end(*self.waiting.popleft())
 

@@ -18,10 +18,10 @@ __all__ = ["Conversation"]
 
 @dataclass
 class Conversation:
-    """Computes only what a turn adds.
+    """A conversation whose turns compute only what they add.
 
-    At each turn the whole conversation is written in the model's chat template; what of it the KV cache does not hold
-    is computed.
+    At each turn the whole conversation is written in the model's chat template; of its tokens only those are computed
+    that the KV cache does not hold.
     """
 
     model: LanguageModel
@@ -29,10 +29,10 @@ class Conversation:
     context: int
     """Tokens that the conversation may grow to."""
     system: str = ""
-    """What the model is told beforehand."""
+    """The system message; empty: none."""
     messages: list[Message] = field(init=False)
     images: "list[PreparedImage]" = field(init=False)
-    """Those of all messages, in the order of their marks."""
+    """The images of all messages, in the order of their marks."""
     _held: HeldSequence = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,15 +46,15 @@ class Conversation:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the KV cache holds anything, which a turn with images would have computed anew."""
+        """Whether the KV cache holds anything; a turn with images would have it computed anew."""
         return self._held.generator is not None
 
     def reply(self, text: str, timing: Timing, images: "Sequence[PreparedImage]" = ()) -> Generator[str, None, None]:
-        """Yields the model's reply to `text` and `images`, a token at a time; remembers it as far as it came.
+        """Yields the model's reply to `text` and `images`, a token at a time; keeps the part that was yielded.
 
         Raises:
-            FlowNPUError: the conversation has outgrown its context, or the text marks places for other images; it
-                stays as it was before this turn.
+            FlowNPUError: the conversation has outgrown its context, or the marks in the text are not one for each
+                image; the conversation stays as it was before this turn.
         """
         content = mark_images(text, len(images)) if self.model.takes_images else text
         messages = [*self.messages, {"role": "user", "content": content}]
@@ -72,7 +72,7 @@ class Conversation:
                 pieces.append(piece)
                 yield piece
         finally:
-            # Also when the reader stops listening. A turn without a reply is as if it had not been said.
+            # This runs also when the caller stops iterating. A turn without any reply is dropped.
             if pieces:
                 self.messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
                 self.images = shown

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker for paged models: GenAI's engine, which computes all requests' next tokens in one run of the model."""
+"""The worker for paged models: GenAI's engine computes the next tokens of all requests in one run of the model."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ from flownpu.generate.worker import Deliver, Failed, Finished, FinishReason, Pie
 
 __all__ = ["EngineWorker"]
 
-# Events that one run may give; a run of the most sequences that a folder's settings allow gives one each.
+# Capacity of the buffer for a run's events: enough for one event from each of the most sequences that folders allow.
 _EVENTS = 256
 # GenAI's names for what LanguageModel calls search options.
 _SETTERS = {
@@ -28,8 +28,8 @@ _SETTERS = {
 }
 
 
-# New tokens for which a request that can be interrupted has room when it begins: interruptions then are rare, and those
-# who ask for far more tokens than they take do not keep others waiting.
+# Room for new tokens that a request which can be interrupted must find before it begins. It makes interruptions rare,
+# and a request whose limit is far above what it generates does not keep others waiting.
 _ROOM = 128
 
 
@@ -40,17 +40,17 @@ class _Turn:
     request: Request
     deliver: Deliver
     limit: int
-    """The most new tokens."""
+    """Most new tokens."""
     stops: StopTexts
     text_of: Callable[[int], str]
     genai_request: Any = None
-    """None: it was interrupted, and waits to go on."""
+    """GenAI's request; None: it was interrupted, and waits to go on."""
     number: int = 0
-    """GenAI's, of the turn of its request."""
+    """GenAI's number of the turn in its request."""
     tokens: list[int] = field(default_factory=list)
-    """New ones so far."""
+    """New tokens so far."""
     ending: FinishReason | None = None
-    """Why it was ended from here: the engine still has to say that it has let go of it."""
+    """Why this worker ended the request; the engine has yet to report that the turn is finished."""
     cached_tokens: int = 0
     new_tokens: int = 0
 
@@ -59,13 +59,13 @@ class _Turn:
 
     @property
     def can_be_interrupted(self) -> bool:
-        """Whether it can go on from its tokens alone: a grammar and a seeded choice have a state beside them."""
+        """Whether it can go on from its tokens alone: a grammar and a seeded choice have a state of their own."""
         sampling = self.request.sampling
         return self.request.guidance is None and (sampling.seed is None or sampling.temperature == 0)
 
     @property
     def reach(self) -> int:
-        """Tokens for which there must be room, of the prompt and new ones."""
+        """Tokens, of the prompt and new ones, for which there must be room before the request begins or goes on."""
         new = min(len(self.tokens) + _ROOM, self.limit) if self.can_be_interrupted else self.limit
         return len(self.request.tokens) + new
 
@@ -73,17 +73,18 @@ class _Turn:
 class EngineWorker:
     """Answers as many requests at a time as the folder's settings allow, all of them in each run of the model.
 
-    Requests join and leave between two runs. The beginning of a prompt that an earlier one had, in whole blocks, is
-    taken from the KV cache while that has it; requests that come together and begin alike wait for the first of them.
+    Requests join and leave between two runs. Whole blocks at the beginning of a prompt that an earlier prompt had, too,
+    are taken from the KV cache while it holds them; of requests that come together and begin alike, the first computes
+    these blocks and the others wait for it.
 
-    A request is begun when there are blocks for its prompt and some new tokens. Where requests have grown into all
-    blocks, GenAI 0.18 has each wait for another's, for ever: then the one that began last is interrupted, and goes on
-    from its tokens when others have ended. One that could not (with guidance, or sampled with a seed) is begun when
-    there are blocks for all that it may come to.
+    A request begins when there are blocks for its prompt and some new tokens. When requests have grown into all
+    blocks, GenAI 0.18 would let them wait for one another for ever: the one that began last is then interrupted, and
+    goes on from its tokens when others have ended. A request that cannot be interrupted (with guidance, or sampled with
+    a seed) begins when there are blocks for the most tokens that it may have.
 
     Args:
-        model: opened; paged.
-        context: tokens of a prompt and its answer together, at most.
+        model: the model, which must be paged.
+        context: most tokens of a prompt and its answer together.
 
     Raises:
         FlowNPUError: the model is not paged.
@@ -91,7 +92,7 @@ class EngineWorker:
     """
 
     gives_likelihoods = False
-    """GenAI 0.18 samples inside of its engine: events have tokens, and nothing hands out the logits."""
+    """GenAI 0.18 samples inside its engine: events have tokens, and there is no access to the logits."""
 
     def __init__(self, model: LanguageModel, *, context: int) -> None:
         self.model = model
@@ -111,7 +112,7 @@ class EngineWorker:
             raise self._refused
         settings = model.dynamic_batching or {}
         self._block_size = int(settings.get("block_size", 256))
-        # Without a number GenAI takes what memory there is, and says how long a request may be.
+        # Without num_blocks GenAI takes the memory that there is, and tells how long a request may be.
         self._blocks = int(settings.get("num_blocks") or self._longest // self._block_size)
         self.slots = self._most_requests
         self.context_length = min(context, model.context_length, self._longest, self._blocks * self._block_size)
@@ -130,10 +131,10 @@ class EngineWorker:
         self._thread.join()
 
     def _run(self, ready: threading.Event) -> None:
-        """The engine's thread."""
+        """What the engine's thread runs."""
         try:
             self._open()
-        except Exception as error:  # noqa: BLE001 it is raised where the worker is made
+        except Exception as error:  # noqa: BLE001 it is raised in __init__
             self._refused = error
             ready.set()
             return
@@ -162,7 +163,7 @@ class EngineWorker:
                 self._end(turn, turn.finished("cancelled"))
 
     def _begin_waiting(self) -> None:
-        """Gives the engine those that were interrupted, then the requests that came first, while there is room."""
+        """Gives the engine interrupted requests, then waiting ones in the order they came, while there is room."""
         while self._interrupted and self._has_room(self._interrupted[-1]):
             turn = self._interrupted.pop()
             self._attempt(turn.deliver, lambda turn=turn: self._begin(turn))  # type: ignore[misc]
@@ -180,10 +181,10 @@ class EngineWorker:
             self._attempt(deliver, lambda turn=turn: self._begin_first(turn))  # type: ignore[misc]
 
     def _is_being_computed(self, request: Request) -> bool:
-        """Whether a prompt that is being computed begins as this one does, for more blocks than any that is computed.
+        """Whether this prompt shares more blocks with one that is still being computed than with any computed one.
 
-        GenAI looks for what the KV cache has of a prompt when the request begins, so these would all be computed again.
-        Waiting costs the request little: prompts that began before it are computed before it anyway.
+        GenAI looks up what the KV cache has of a prompt when the request begins, so begun now the request would compute
+        these blocks again. Waiting costs it little: prompts that began before it are computed before it anyway.
         """
 
         def most_blocks(turns: Iterable[_Turn]) -> int:
@@ -220,13 +221,13 @@ class EngineWorker:
             )
         unknown = [token for token in request.tokens if not 0 <= token < self.model.vocabulary_size]
         if unknown:
-            # The model would refuse it, and with it the whole run.
+            # The model would refuse such a token, and with it the run of all requests.
             raise FlowNPUError(f"expected tokens from 0 to {self.model.vocabulary_size - 1}, got {unknown[0]}")
         self._begin(turn)
         turn.deliver(Started())
 
     def _begin(self, turn: _Turn) -> None:
-        """Gives a request to the engine, with the new tokens that it has so far."""
+        """Gives a request to the engine: its prompt, and the new tokens that it has so far if it was interrupted."""
         if self._engine is None:
             self._open()
         request = turn.request
@@ -251,7 +252,7 @@ class EngineWorker:
         self._turns.append(turn)
 
     def _interrupt(self) -> None:
-        """Takes its blocks from the request that began last of those that can go on without them."""
+        """Frees the blocks of the request that began last among those that can be interrupted."""
         turn = next((turn for turn in reversed(self._turns) if turn.can_be_interrupted and turn.ending is None), None)
         if turn is None or len(self._turns) == 1:
             self._fail_all(RuntimeError("GenAI's engine has no block left, and no request that could give one"))
@@ -262,12 +263,12 @@ class EngineWorker:
         turn.genai_request = None
 
     def _step(self) -> None:
-        """One run of the model, of all requests that there are."""
+        """One run of the model for all requests."""
         if not self._turns:
             return
         try:
             events = self._engine.run(self._events)
-        except Exception as error:  # noqa: BLE001 it is the requests' answer
+        except Exception as error:  # noqa: BLE001 all requests are told
             self._fail_all(error)
             return
         codes = self._genai.EngineErrorCode
@@ -276,14 +277,14 @@ class EngineWorker:
             return
         for event in events:
             turn = next((turn for turn in self._turns if turn.genai_request is event.request), None)
-            if turn is not None:  # one that has just ended may have had another token
+            if turn is not None:  # None: a request that has just ended, which may have got another token
                 self._take(turn, event)
-        # An event of no request: none of them could go on.
+        # If all events say that there are no free blocks, no request can go on.
         if all(event.flags & self._genai.EngineEventFlags.CAPACITY_BLOCKED for event in events) and events:
             self._interrupt()
 
     def _cause(self) -> Exception:
-        """Why the engine takes no more: it says so to the next request only."""
+        """Why the engine has failed; it tells so only when the next request is created."""
         try:
             self._engine.create_request()
         except RuntimeError as error:
@@ -291,7 +292,7 @@ class EngineWorker:
         return RuntimeError("GenAI's engine failed, and did not say why")
 
     def _fail_all(self, error: Exception) -> None:
-        """An engine whose run has failed takes no more: its requests fail, and the next one gets a new engine."""
+        """Fails all requests and drops the engine, unusable after a failed run; the next request gets a new one."""
         delivers = [turn.deliver for turn in self._turns]
         self._turns.clear()
         self._engine = self._events = None
@@ -311,13 +312,13 @@ class EngineWorker:
             return
         turn.cached_tokens = min(int(event.usage.cached_prompt_tokens), len(turn.request.tokens) - 1)
         if turn.ending is None and event.finish_reason == reasons.EOS:
-            # The engine keeps the token that ended the answer to itself.
+            # There is no event for the token that ended the answer.
             self._add(turn, "", is_last=True)
             turn.ending = "stop"
         self._end(turn, turn.finished(turn.ending or "length"))
 
     def _add(self, turn: _Turn, text: str, *, is_last: bool) -> None:
-        """A new token's text; ends the answer where a stop text does."""
+        """Delivers a new token's text; ends the answer at a stop text."""
         turn.new_tokens += 1
         text = turn.stops.add(text)
         if is_last:
@@ -328,13 +329,13 @@ class EngineWorker:
 
     @staticmethod
     def _stop(turn: _Turn, reason: FinishReason) -> None:
-        """Has the engine let go of a request; it says so, with what it took from the cache, in its next run."""
+        """Cancels a request in the engine, which reports its end, with the tokens from the cache, in the next run."""
         if turn.ending is None:
             turn.ending = reason
             turn.genai_request.cancel_turn(turn.number)
 
     def _end(self, turn: _Turn, event: Finished | Failed) -> None:
-        """Gives the request's blocks back, and its last event to who asked."""
+        """Frees the request's blocks, and delivers its last event."""
         if turn.genai_request is None:
             self._interrupted.remove(turn)
         else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker for models that are not paged: GenAI generators for a few conversations, a step of each in turn."""
+"""The worker for models that are not paged: a GenAI generator for each of a few conversations, stepped in turn."""
 
 import threading
 from collections.abc import Generator
@@ -22,11 +22,11 @@ __all__ = ["GeneratorWorker"]
 
 @dataclass(eq=False)
 class _Slot:
-    """A place for one conversation, which stays when its request has ended."""
+    """A place for one conversation, which is kept when its request has ended."""
 
     held: HeldSequence | None = None
     used: int = 0
-    """When it was last begun, in requests."""
+    """The number of the request that used it last, counted from 1."""
     busy: bool = False
 
 
@@ -48,16 +48,16 @@ class _Answer:
 class GeneratorWorker:
     """Answers up to `slots` requests at a time, a token of each in turn.
 
-    A request takes the free slot whose sequence has the longest beginning in common with it, if that is at least half
-    of the prompt or of what the slot holds: else more of another conversation would be lost than won. Otherwise it
-    takes the slot that was used longest ago. Only a slot with the same sampling and guidance can be gone on with, for
-    GenAI's generators have one of each for life; and a request that is sampled with a seed begins anew, for its tokens
-    depend on how many the generator has drawn before.
+    A request takes the free slot whose sequence shares the longest beginning with it, if that is at least half of the
+    prompt or of the slot's sequence: with less, more of another conversation would be lost than gained. Otherwise it
+    takes the least recently used slot. A sequence can be continued only with the same sampling and guidance, which
+    GenAI's generators cannot change; and a request that is sampled with a seed begins anew, for its tokens depend on
+    how many random numbers the generator has drawn before.
 
     Args:
-        model: opened; this worker's thread alone calls its generators.
-        context: tokens of a prompt and its answer together; each slot's KV cache is of this size.
-        slots: requests at a time, and conversations that are kept.
+        model: the model; only this worker's thread calls its generators.
+        context: most tokens of a prompt and its answer together; each slot's KV cache has this size.
+        slots: requests that are computed at a time, and conversations that are kept.
     """
 
     gives_likelihoods = True
@@ -114,7 +114,7 @@ class GeneratorWorker:
             self._answers.append(answer)
 
     def _slot_for(self, request: Request) -> _Slot:
-        """A free slot, with a sequence that the request can go on with."""
+        """A free slot that holds a sequence: one that the request continues, or a new one."""
         free = [slot for slot in self._places if not slot.busy]
         best = max(free, key=lambda slot: self._held_tokens(slot, request))
         common = self._held_tokens(best, request)
@@ -122,13 +122,13 @@ class GeneratorWorker:
             return best
         slot = min(free, key=lambda slot: slot.used)
         if not self._held_tokens(slot, request):
-            # Its KV cache goes before the next one comes.
+            # Frees the slot's KV cache before the next one is allocated.
             slot.held = HeldSequence(self.model, self.context_length, request.sampling, _guidance(request))
         return slot
 
     @staticmethod
     def _held_tokens(slot: _Slot, request: Request) -> int:
-        """Tokens of the prompt that a slot holds, if the request can use its generator."""
+        """How many of the prompt's first tokens a slot holds; 0 if the request cannot use its generator."""
         held = slot.held
         if held is None or _depends_on_seed(request):
             return 0
@@ -153,7 +153,8 @@ class GeneratorWorker:
             self._end(answer)
 
     def _end(self, answer: _Answer) -> None:
-        # It has the generator, and the answer it: a circle that would keep a KV cache until Python looks for such.
+        # The answer refers to `events`, whose frame refers to the answer and to the KV cache's generator: unless it is
+        # closed, this cycle keeps the cache until Python's garbage collection.
         answer.events.close()
         answer.slot.busy = False
         self._answers.remove(answer)
@@ -171,7 +172,7 @@ class GeneratorWorker:
         steps = self.model.steps(generator)
         reason: FinishReason | None = None
         while reason is None:
-            # Before the step: guidance and sampling work in the same memory.
+            # Read before the step: guidance and sampling change the logits in place.
             logarithms = _logarithms(generator.get_logits()) if request.alternatives is not None else None
             token, text = next(steps)
             answer.new_tokens += 1
@@ -188,7 +189,7 @@ class GeneratorWorker:
         yield answer.finished(reason)
 
     def _likelihoods(self, logarithms: "NDArray[np.float64]", token: int, alternatives: int) -> tuple[Likelihood, ...]:
-        """Those of the token that was taken, and of the likeliest ones."""
+        """The likelihoods of the token that was chosen, and of the `alternatives` likeliest tokens."""
         likeliest = np.argsort(-logarithms, kind="stable")[:alternatives].tolist()
         return tuple(
             Likelihood(index, self.model.text_of_token(index), float(logarithms[index]))
@@ -205,7 +206,7 @@ def _depends_on_seed(request: Request) -> bool:
 
 
 def _logarithms(logits: "NDArray[np.float32]") -> "NDArray[np.float64]":
-    """Logarithms of each token's probability, float64 [vocabulary]; the logits may be of any shape with as many."""
+    """The natural logarithm of each token's probability, float64 [V], from logits [V], [1, 1, V] or the like."""
     values: NDArray[np.float64] = logits.reshape(-1).astype(np.float64)
     values -= values.max()
     values -= np.log(np.exp(values).sum())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images in a prompt: where they stand in it, and how they reach ORT GenAI's generator.
 
-For the models that GenAI calls gemma3. A prompt marks the place of an image with `IMAGE`, as Gemma's chat template
-does; each mark becomes the tokens that transformers' Gemma3Processor and GenAI's processor write there, of which the
-vision model's features replace `TOKENS_PER_IMAGE`.
+For the models that GenAI calls gemma3. A prompt marks the place of an image with `IMAGE`, like Gemma's chat template;
+each mark becomes the tokens that transformers' Gemma3Processor and GenAI's processor write there. The embeddings of
+`TOKENS_PER_IMAGE` of these are replaced by the vision model's features.
 """
 
 import time
@@ -27,9 +27,9 @@ __all__ += ["read_image_data", "read_images"]
 IMAGE = "<start_of_image>"
 SOFT = "<image_soft_token>"
 TOKENS_PER_IMAGE = 256
-"""What GenAI's gemma_image_processor.cpp has, which knows no other number."""
+"""The fixed number in GenAI's gemma_image_processor.cpp."""
 
-# The names that GenAI's processor gives to what transformers calls by Pillow's.
+# Pillow's names of interpolations, which transformers uses, by those of GenAI's processor.
 INTERPOLATIONS = {"NEAREST": "NEAREST", "LINEAR": "BILINEAR", "CUBIC": "BICUBIC", "LANCZOS": "LANCZOS"}
 
 
@@ -46,14 +46,14 @@ def read_images(folder: Path, paths: Iterable[Path]) -> "list[PreparedImage]":
 
 
 def read_image_data(folder: Path, contents: Mapping[str, bytes]) -> "list[PreparedImage]":
-    """Like `read_images`, of images whose files are in memory, by what errors call them."""
+    """Like `read_images`, for files in memory; `contents` has them by the names that errors call them."""
     size = image_size(folder)
     images = require("flownpu.generate.images", extra="genai", purpose="Reading images")
     return [images.read_image(Path(name), size, content) for name, content in contents.items()]
 
 
 def image_size(folder: Path) -> "ImageSize":
-    """What the folder's processor resizes images to.
+    """The size to which the folder's processor resizes images.
 
     Raises:
         FlowNPUError: the folder holds no model that takes images, or says nothing of their size.
@@ -74,7 +74,7 @@ def image_size(folder: Path) -> "ImageSize":
     try:
         operations = [item["operation"] for item in read_json(path)["processor"]["transforms"]]
         resize = next(operation["attrs"] for operation in operations if operation["type"] == "Resize")
-        # The default is GenAI's.
+        # CUBIC is GenAI's default.
         interpolation = INTERPOLATIONS[resize.get("interpolation", "CUBIC")]
         size: ImageSize = images.ImageSize(int(resize["width"]), int(resize["height"]), interpolation)
     except (KeyError, TypeError, ValueError, StopIteration) as error:
@@ -88,7 +88,7 @@ def mark_images(text: str, count: int) -> str:
     """A user's text with a mark for each image: where the user put them, or before the text.
 
     Raises:
-        FlowNPUError: the text has marks, and not one for each image.
+        FlowNPUError: the text has marks, but their number is not `count`.
     """
     marks = text.count(IMAGE)
     if marks == 0:
@@ -102,7 +102,7 @@ def mark_images(text: str, count: int) -> str:
 
 
 def expand_images(text: str) -> str:
-    """A prompt with the tokens of an image at each mark."""
+    """A prompt's text with the texts of an image's tokens in place of each mark."""
     return text.replace(IMAGE, f"\n\n{IMAGE}{SOFT * TOKENS_PER_IMAGE}<end_of_image>\n\n")
 
 
@@ -113,7 +113,7 @@ class ImageProcessor:
         genai: the module onnxruntime_genai.
         model: its Model, of type gemma3 with a vision model.
         tokenizer: its Tokenizer.
-        features: the vision model's output, as genai_config.json names it.
+        features: name of the vision model's output in genai_config.json.
     """
 
     def __init__(self, genai: Any, model: Any, tokenizer: Any, features: str) -> None:
@@ -126,16 +126,17 @@ class ImageProcessor:
         """Computes a prompt; with images it must be the generator's first.
 
         Args:
-            generator: GenAI's. GenAI 0.18 drops the vision model when it has computed a prompt, and would pass over
-                images that come later in silence.
-            tokens: the prompt, its marks expanded.
+            generator: GenAI's generator. GenAI 0.18 drops the vision model when it has computed a prompt, and would
+                silently ignore images that come later.
+            tokens: the prompt, with its marks expanded.
             images: one for each mark.
 
         Returns:
-            The seconds until the images' features were computed, their decoding included; None if GenAI did not tell.
+            The seconds until the images' features were computed, including the decoding of the images; 0 without
+            images; None if GenAI did not tell.
 
         Raises:
-            FlowNPUError: the prompt holds other image tokens than those of its images.
+            FlowNPUError: the number of image tokens in the prompt is not that of its images.
         """
         self._check(tokens, images)
         if not images:
@@ -160,12 +161,13 @@ class ImageProcessor:
             )
 
     def _listen(self, generator: Any, inputs: Any) -> dict[str, float]:
-        """Computes a prompt; returns what GenAI's log said, and when.
+        """Computes a prompt; returns the lines of GenAI's log, each with its time by time.perf_counter().
 
-        GenAI runs the vision model, the embedding model and the decoder in one call, and logs the outputs' shapes of
-        each, the name of a model's output when the model is done.
+        GenAI runs the vision model, the embedding model and the decoder in one call, and logs names and shapes of a
+        model's outputs when the model is done.
         """
-        # The callback is no Python code: there Ctrl-C would be raised, and be lost on its way through GenAI.
+        # The callback is a method written in C. In a Python function Ctrl-C would raise KeyboardInterrupt, which GenAI
+        # would swallow.
         said: defaultdict[str, float] = defaultdict(time.perf_counter)
         self._genai.set_log_callback(said.__getitem__)
         self._genai.set_log_options(enabled=True, model_output_shapes=True)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Image files of any size and mode, made into what a vision model takes: upright, opaque, RGB, of one size.
 
-Pillow decodes and resizes, by the method that transformers' image processors use, so that the pixels are theirs. A file
-is decoded within `DECODING_MEMORY`: what needs more is reduced while it is decoded where its format allows that (JPEG),
-and refused where it does not. Pillow is an optional dependency: import this module with `flownpu.errors.require`.
+Pillow decodes and resizes by the method that transformers' image processors use, so that the pixels are the same. A
+file is decoded within `DECODING_MEMORY`: one that needs more is reduced while it is decoded if its format allows that
+(JPEG), else refused. Pillow is an optional dependency: import this module with `flownpu.errors.require`.
 """
 
 import io
@@ -19,44 +19,45 @@ from flownpu.errors import FlowNPUError
 __all__ = ["ImageSize", "PreparedImage", "read_image"]
 
 DECODING_MEMORY = 400 * 2**20
-"""Bytes that the pixels of one file may take: of the 600 MB that a run may use beyond the weights, two thirds."""
+"""Bytes that decoding one file may take: two thirds of the 600 MB that a run may use beyond the weights."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF")
-# Bytes a pixel that Pillow 13 takes until a file is decoded. Four are its picture, in every mode of several channels;
-# the other decoders keep a frame or two of their own (WebP's animation decoder two of four bytes, then a copy), TIFF's
-# a strip, which may be the whole file at 16 bits a channel, and the file (tests/cli/generate/test_images.py).
+# Peak bytes per pixel of Pillow 13 while it decodes a file. Four are the picture itself, in every mode of several
+# channels. Some decoders hold more: a frame or two of their own (WebP's animation decoder two of four bytes per pixel,
+# then a copy), TIFF's a strip, which may be the whole picture at 16 bits per channel, and the file
+# (tests/cli/generate/test_images.py).
 PICTURE_BYTES = 4
 DECODER_BYTES = {"WEBP": 17, "AVIF": 16, "TIFF": 16}
-# The coefficients of a progressive JPEG, of each channel: they are all held, whatever size is asked for.
+# Bytes per pixel and channel of a progressive JPEG's coefficients: all are held, even if the JPEG is reduced.
 COEFFICIENT_BYTES = 2
-# The EXIF orientations that exchange rows and columns.
+# The EXIF orientations that swap width and height.
 EXCHANGED = range(5, 9)
-# Rows are made RGB a few at a time, so that no step has a copy of the whole picture.
+# Pixels that are converted to RGB at a time, so that no step needs a copy of the whole picture.
 BAND_PIXELS = 2**20
 
 
 @dataclass(frozen=True)
 class ImageSize:
-    """What a model's vision encoder takes."""
+    """The size in pixels of the images that a model's vision encoder takes."""
 
     width: int
     height: int
     interpolation: str = "BILINEAR"
-    """Pillow's name of the method by which transformers resizes for this model."""
+    """Pillow's name of the interpolation with which transformers resizes for this model."""
 
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """One image in the size of the model."""
+    """One image, resized for the model."""
 
     path: Path
     width: int
-    """Pixels of the file, as it is to be looked at: turned by its EXIF orientation."""
+    """Width of the file's picture in pixels, after it is turned by its EXIF orientation; so is `height`."""
     height: int
     kind: str
     """The file's format, such as "JPEG"."""
     png: bytes
-    """The image in the model's size, RGB, as a PNG file: without loss, and what ORT GenAI's decoder reads."""
+    """The resized image, RGB, as a PNG file: lossless, and ORT GenAI's decoder reads it."""
 
 
 def read_image(path: Path, size: ImageSize, content: bytes | None = None) -> PreparedImage:
@@ -68,16 +69,17 @@ def read_image(path: Path, size: ImageSize, content: bytes | None = None) -> Pre
     Args:
         path: the file.
         size: what the model takes.
-        content: what the file holds, if it is not to be read; `path` is then its name in errors.
+        content: what the file holds; then no file is read, and `path` is only its name in errors.
 
     Raises:
-        FlowNPUError: the file is missing, is no image, is damaged or takes more than `DECODING_MEMORY`; names the file.
+        FlowNPUError: the file is missing, is no image, is damaged or takes more than `DECODING_MEMORY`; the message
+            names the file.
     """
     if content is None:
         _check_file(path)
     try:
         with warnings.catch_warnings():
-            # Pillow warns of sizes within our own limit, and of broken metadata, of which only the orientation matters.
+            # Pillow warns of sizes within DECODING_MEMORY, and of broken metadata; only the orientation is used.
             warnings.simplefilter("ignore")
             with Image.open(path if content is None else io.BytesIO(content), formats=FORMATS) as source:
                 return _prepare(source, path, size)
@@ -114,10 +116,10 @@ def _prepare(source: Image.Image, path: Path, size: ImageSize) -> PreparedImage:
     shown = source.size
     scale = _fit_in_memory(source, path, size)
     source.load()
-    # Only now: of some formats Pillow decodes the pixels to find it, and a TIFF it turns by itself.
+    # Asked only after load(): in some formats Pillow decodes the pixels to find it, and a TIFF is turned by load().
     orientation = source.getexif().get(ExifTags.Base.Orientation, 1)
     picture = _rgb(source, (shown[0] / scale, shown[1] / scale), path, size)
-    source.close()  # gives its memory back before the picture is turned
+    source.close()  # frees its memory before the picture is turned
     upright = _upright(picture, orientation)
     if orientation in EXCHANGED:
         shown = shown[::-1]
@@ -128,13 +130,13 @@ def _prepare(source: Image.Image, path: Path, size: ImageSize) -> PreparedImage:
 
 
 def _fit_in_memory(source: Image.Image, path: Path, size: ImageSize) -> int:
-    """Has a large JPEG reduced while it is decoded.
+    """Makes Pillow reduce a large JPEG while it decodes it.
 
     Returns:
-        By how much: 1, 2, 4 or 8.
+        The factor by which width and height are reduced: 1, 2, 4 or 8.
 
     Raises:
-        FlowNPUError: a picture does not fit in DECODING_MEMORY.
+        FlowNPUError: the picture does not fit in DECODING_MEMORY.
     """
     pixels = source.width * source.height
     decoder = DECODER_BYTES.get(source.format or "", PICTURE_BYTES)
@@ -162,13 +164,16 @@ def _is_large(source: Image.Image) -> bool:
 
 
 def _rgb(source: Image.Image, extent: tuple[float, float], path: Path, size: ImageSize) -> Image.Image:
-    """The decoded picture, opaque and in RGB; one that was or is reduced at twice the model's size.
+    """The decoded picture, opaque and in RGB.
+
+    A large picture is reduced by whole factors. If these, or those of the decoder, do not divide its size, the result
+    is resized to twice the model's size, without the part of the last row and column that is padding.
 
     Args:
-        source: the decoded picture; all of it but the rest of a last block that was filled up.
-        extent: width and height of what it shows, in its pixels.
-        path: for errors.
-        size: the model's.
+        source: the decoded picture; a reduced JPEG may have padding in its last row and column.
+        extent: width and height without the padding, in pixels of `source`.
+        path: the file's name for errors.
+        size: the model's size.
     """
     across, down = 1, 1
     if _is_large(source):
@@ -186,15 +191,15 @@ def _rgb(source: Image.Image, extent: tuple[float, float], path: Path, size: Ima
 
 
 def _opaque(band: Image.Image, path: Path) -> Image.Image:
-    """A picture in RGB, on white where it is transparent."""
+    """A picture in RGB, on a white background where it is transparent."""
     if band.mode in {"I", "F"}:
         raise FlowNPUError(
             f"{path} holds numbers of 32 bits, and nothing says which is black and which is white: save it with 8 or "
             "16 bits a channel"
         )
-    mode: str = band.mode  # of which Pillow's type names fewer than there are
+    mode: str = band.mode  # Pillow's type hints lack some modes
     if mode.startswith("I;16"):
-        # Pillow's own conversion makes everything above 255 white. 65535 = 255 * 257.
+        # Pillow's own conversion makes everything above 255 white. This one rounds: 65535 = 255 * 257.
         gray = (np.asarray(band).astype(np.uint32) + 128) // 257
         band = Image.fromarray(gray.astype(np.uint8))
     if band.has_transparency_data:
@@ -204,6 +209,6 @@ def _opaque(band: Image.Image, path: Path) -> Image.Image:
 
 
 def _upright(picture: Image.Image, orientation: int) -> Image.Image:
-    """The picture turned and mirrored as its EXIF orientation, 1 to 8, says."""
+    """The picture turned and mirrored according to its EXIF orientation, 1 to 8."""
     picture.getexif()[ExifTags.Base.Orientation] = orientation
     return ImageOps.exif_transpose(picture)

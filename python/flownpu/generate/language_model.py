@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model folder opened in ORT GenAI: what `flownpu run`, `chat` and `bench` share.
+"""A model folder opened in ORT GenAI: what `flownpu run`, `chat`, `bench` and `serve` share.
 
-Generator, tokenizer, sampling and chat template are GenAI's own; this module opens the model on the provider that was
-asked for, and takes the times.
+Generator, tokenizer, sampling and chat template are GenAI's own; this module opens the model on the wanted provider,
+and measures times.
 """
 
 import json
@@ -34,7 +34,7 @@ CPU_PLACEMENT: dict[str, Any] = {"summary": "Every node runs on ONNX Runtime's o
 
 Tokens = NDArray[np.int32]
 Message = dict[str, str]
-"""One turn of a conversation: its "role" ("user", "assistant", "system") and its "content", images marked in it."""
+"""One turn of a conversation: its "role" ("user", "assistant", "system") and its "content", with marks for images."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Timing:
     new_tokens: int = 0
     images: int = 0
     vision: float | None = 0.0
-    """From the images to the features that their tokens stand for; None: not told apart from the prefill."""
+    """Decoding the images and computing their features; None: not known, and part of the prefill."""
     prefill: float = 0.0
     """From the prompt's first token to the logits of its last."""
     first_token: float = 0.0
@@ -77,11 +77,11 @@ class Timing:
     decode: float = 0.0
     """From the first new token to the last: new_tokens - 1 steps, or fewer with candidates."""
     steps: int = 0
-    """Runs of the model after the prompt, where there are candidates."""
+    """Runs of the model after the prompt, if it decodes with candidates; else 0."""
     candidates: int = 0
-    """Tokens that were proposed."""
+    """Tokens that were proposed as candidates."""
     kept: int = 0
-    """Those of them that became the text's."""
+    """Candidates that became part of the text."""
 
     @property
     def prefill_rate(self) -> float:
@@ -90,7 +90,7 @@ class Timing:
 
     @property
     def decode_rate(self) -> float:
-        """New tokens per second; the first is left out, for the prefill computed it."""
+        """New tokens per second, without the first, which the prefill computes."""
         return (self.new_tokens - 1) / self.decode if self.decode > 0 else 0.0
 
 
@@ -102,8 +102,8 @@ class LanguageModel:
         provider: "flownpu", or "cpu" for ONNX Runtime's own CPU provider.
         options: options of FlowNPU's provider by key, such as {"device": "cpu"}.
         threads: threads of the CPU kernels; None leaves the number to the provider.
-        profile: the beginning of the path to which ONNX Runtime writes its profile when the model is deleted; None:
-            none is written.
+        profile: prefix of the path to which ONNX Runtime writes its profile when the model is deleted; None: none is
+            written.
         speculation: where candidates for the next tokens come from. The text is the same with and without them.
 
     Raises:
@@ -135,7 +135,7 @@ class LanguageModel:
         self._samples = bool(search.get("do_sample", False))
         self._cache_grows = not search.get("past_present_share_buffer", False)
         self.dynamic_batching: dict[str, Any] | None = configuration.get("engine", {}).get("dynamic_batching")
-        """GenAI's settings of a paged model: one that its engine runs, and its generators do not."""
+        """GenAI's settings of a paged model, which only GenAI's engine runs; None: the model is not paged."""
         self.has_chat_template = has_chat_template(folder)
         ending = settings.get("eos_token_id", [])
         self.ending_tokens = frozenset(ending if isinstance(ending, list) else [ending])
@@ -143,8 +143,8 @@ class LanguageModel:
         options = dict(options or {})
         graph = self._verifying_graph(configuration, options, speculation) if speculation else None
         with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
-            # GenAI keeps the session to itself; the provider says what runs where in a file of our choice.
-            # A model with images has three sessions.
+            # GenAI gives no access to its sessions, so the provider writes where nodes run to files in this folder: one
+            # for each session, of which a model with images has three.
             started = time.perf_counter()
             config = self._configure(options, threads, f"{scratch}/")
             if profile is not None:
@@ -154,7 +154,7 @@ class LanguageModel:
             self._model = self._genai.Model(config)
             self._tokenizer = self._genai.Tokenizer(self._model)
             self.load_seconds = time.perf_counter() - started
-            # "summary" is one line: what runs where, and why.
+            # "summary" in it is one line on which device computes which nodes, and why.
             self.placement = _placement(Path(scratch), settings["decoder"], in_memory=graph is not None)
             self.vision_placement = _placement(Path(scratch), settings["vision"]) if "vision" in settings else None
         self._image_processor: ImageProcessor | None = None
@@ -162,7 +162,7 @@ class LanguageModel:
             features = settings["vision"].get("outputs", {}).get("image_features", "image_features")
             self._image_processor = ImageProcessor(self._genai, self._model, self._tokenizer, features)
         self.speculative: SpeculativeModel | None = None
-        """What makes the generators, if there are candidates."""
+        """Makes the generators if the model decodes with candidates; else None."""
         if speculation and graph is not None:
             self.speculative = self._speculative(configuration, speculation, graph, options, threads)
 
@@ -200,7 +200,7 @@ class LanguageModel:
 
     def _configure(self, options: dict[str, str], threads: int | None, reports: str) -> Any:
         config = self._genai.Config(str(self.folder))
-        # Takes the providers away and leaves their options, so that those of the folder still hold.
+        # Removes the folder's providers and leaves their options, so that these still apply.
         config.clear_providers()
         if self.provider == "flownpu":
             register()
@@ -227,8 +227,8 @@ class LanguageModel:
         """The tokens of a conversation in the model's chat template, up to where the model's next reply begins.
 
         Args:
-            messages: the turns; a template may read more of them than a `Message` has.
-            tools: functions that the model may call, as OpenAI's API describes them; for templates that know tools.
+            messages: the turns; they may have more fields than a `Message`, for templates that read them.
+            tools: functions that the model may call, as OpenAI's API describes them; for templates that write tools.
         """
         # The template writes the special tokens itself.
         self._tokenizer.update_options(add_special_tokens="false")
@@ -240,7 +240,7 @@ class LanguageModel:
         return self._encode(text)
 
     def tokens_of_conversation(self, messages: list[Message]) -> Tokens:
-        """Like `tokens_of_messages`; a model that was never taught turns continues what has been said so far."""
+        """Like `tokens_of_messages`; for a model without a chat template, the tokens of the messages' lines."""
         if self.has_chat_template:
             return self.tokens_of_messages(messages)
         return self.tokens_of_text("\n".join(message["content"] for message in messages))
@@ -252,7 +252,7 @@ class LanguageModel:
         return np.asarray(self._tokenizer.encode(text), dtype=np.int32)
 
     def text_of_token(self, token: int) -> str:
-        """What a token stands for by itself; a part of a character is a replacement character."""
+        """The text of a token by itself; part of a character becomes the replacement character, U+FFFD."""
         return str(self._tokenizer.decode(np.array([token], dtype=np.int32)))
 
     @property
@@ -261,15 +261,20 @@ class LanguageModel:
         return self._image_processor is not None
 
     def has_image_tokens(self, tokens: Tokens) -> bool:
-        """Whether any of the tokens stands for a part of an image."""
+        """Whether any of the tokens stands for part of an image."""
         return self._image_processor is not None and self._image_processor.count_tokens(tokens) > 0
 
     def generator(
         self, max_length: int, sampling: Sampling, *, min_length: int = 0, guidance: tuple[str, str] | None = None
     ) -> Any:
-        """A GenAI generator of one sequence of up to `max_length` tokens, the prompt's included, or one like it.
+        """A generator of one sequence: GenAI's, or with candidates a `SpeculativeGenerator`, which is used alike.
 
-        `guidance` is what the new text must be an instance of: GenAI's name of the kind, and the schema or grammar.
+        Args:
+            max_length: most tokens of the sequence, including the prompt.
+            sampling: how tokens are chosen.
+            min_length: tokens before which the sequence cannot end.
+            guidance: GenAI's name of a kind of grammar, such as "json_schema", and the grammar that the new text must
+                follow.
 
         Raises:
             FlowNPUError: GenAI does not understand the guidance, or the model is paged.
@@ -305,7 +310,7 @@ class LanguageModel:
             raise FlowNPUError(f"the {guidance[0]} is not one that GenAI's guidance understands: {error}") from error
 
     def engine(self) -> Any:
-        """A GenAI engine, which computes many requests at a time; to be used on the thread that this is called on.
+        """A GenAI engine, which computes many requests at a time; it may only be used on the calling thread.
 
         Raises:
             FlowNPUError: the model is not paged.
@@ -317,7 +322,7 @@ class LanguageModel:
         return self._genai.Engine(self._model)
 
     def text_stream(self) -> Callable[[int], str]:
-        """Takes a new sequence's tokens one by one, and gives the text that each adds."""
+        """A function that takes a new sequence's tokens one by one, and returns the text that each adds."""
         decode: Callable[[int], str] = self._tokenizer.create_stream().decode
         return decode
 
@@ -325,7 +330,10 @@ class LanguageModel:
         """Computes a prompt's tokens; images, one for each mark, must come with the generator's first prompt.
 
         Returns:
-            What `ImageProcessor.append` says of the vision model's time; 0 for a model without one.
+            The seconds of the vision model, see `ImageProcessor.append`; 0 if the model takes no images.
+
+        Raises:
+            FlowNPUError: the images do not fit the prompt, or the model takes none.
         """
         if self._image_processor is not None:
             return self._image_processor.append(generator, prompt, images)
@@ -335,7 +343,7 @@ class LanguageModel:
         return 0.0
 
     def steps(self, generator: Any) -> Iterator[tuple[int, str]]:
-        """Generates token after token until the sequence ends; yields each and the text that it adds."""
+        """Generates tokens until the sequence ends; yields each token and the text that it adds."""
         text_of = self.text_stream()
         while not generator.is_done():
             generator.generate_next_token()
@@ -375,7 +383,7 @@ class LanguageModel:
         timing: Timing,
         images: "Sequence[PreparedImage]" = (),
     ) -> Iterator[str]:
-        """Yields the text that follows the prompt, with an image for each of its marks, a token at a time.
+        """Yields the text that follows the prompt, a token at a time; `images` has one image for each mark in it.
 
         Raises:
             FlowNPUError: the prompt leaves no room in the model's context.
@@ -390,8 +398,8 @@ class LanguageModel:
 
 
 def _placement(reports: Path, settings: dict[str, Any], *, in_memory: bool = False) -> dict[str, Any]:
-    """What the provider wrote of one of a folder's models."""
-    # ONNX Runtime's name of a model that it was given in memory.
+    """The provider's placement report on one of a folder's models; `settings` are those of genai_config.json."""
+    # "virtual_model" is ONNX Runtime's name of a model that it was given in memory.
     name = "virtual_model" if in_memory else Path(settings.get("filename", "model.onnx")).stem
     report = reports / f"{name}.json"
     placement: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else CPU_PLACEMENT
@@ -401,8 +409,8 @@ def _placement(reports: Path, settings: dict[str, Any], *, in_memory: bool = Fal
 def _can_rewind(configuration: dict[str, Any]) -> bool:
     """Whether GenAI's generator can forget its last tokens.
 
-    For a model with images, GenAI 0.18 takes them from the sequence and leaves the KV cache as it is. That is right
-    where the cache is one buffer of full length, in which the next tokens take their places.
+    For a model with images, GenAI 0.18 removes these tokens from the sequence but leaves the KV cache as it is. That is
+    right only where the cache is one buffer of full length, in which the next tokens overwrite the removed ones.
     """
     model = configuration["model"]
     shared = configuration.get("search", {}).get("past_present_share_buffer", False)

@@ -7,20 +7,20 @@ __all__ = ["StopTexts"]
 
 
 class StopTexts:
-    """Passes an answer on as far as no stop text can have begun.
+    """Passes an answer's text on, and holds back an end that may be the beginning of a stop text.
 
     Args:
-        stops: the texts; empty ones are passed over.
+        stops: the stop texts; empty ones are ignored.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
         self.found = False
-        """Whether one has come; what follows it is dropped."""
+        """Whether a stop text has come; it and what follows it are dropped."""
 
     def add(self, text: str) -> str:
-        """Takes the answer's next text; returns what of the answer may be passed on."""
+        """Takes the answer's next text; returns the text that may be passed on."""
         if self.found:
             return ""
         self._held += text
@@ -34,12 +34,12 @@ class StopTexts:
         return passed
 
     def rest(self) -> str:
-        """What was held back, when nothing more comes."""
+        """The text that was held back; for the end of the answer."""
         held, self._held = self._held, ""
         return held
 
     def _possible_beginning(self) -> int:
-        """Characters at the end of what is held that may be the beginning of a stop text."""
+        """How many characters at the end of the held text may be the beginning of a stop text."""
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-length:]) for stop in self._stops):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server asks of a model: requests, the events that answer them, and the worker that computes them.
+"""The interface between a server and a model: requests, the events that answer them, and the worker that computes them.
 
-A worker owns a model and one thread; only that thread calls GenAI's generators or its engine. Requests come from any
-thread, and their events go out from the worker's. Prompts are written and tokenised elsewhere, with the
-`LanguageModel`'s own tokenizer.
+A worker owns a model and one thread; only that thread calls GenAI's generators or its engine. Requests may come from
+any thread, and their events are delivered on the worker's. Prompts are written and tokenised by the caller, with the
+`LanguageModel`'s tokenizer.
 """
 
 from collections.abc import Callable
@@ -34,31 +34,31 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True)
 class Guidance:
-    """What the answer's text must be an instance of."""
+    """A schema, regular expression or grammar that the answer's text must follow."""
 
     kind: Literal["json_schema", "regex", "lark_grammar"]
-    """GenAI's name of it."""
+    """GenAI's name of the kind."""
     text: str
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One answer that is wanted. Two are the same only if they are the same object."""
+    """A request for one answer. Requests are compared by identity."""
 
     tokens: Tokens
     """int32 [tokens]: the prompt, at least one token."""
     max_new_tokens: int
-    """At least 1; the prompt and these fit in the worker's context."""
+    """At least 1; prompt and new tokens together must fit in the worker's context."""
     sampling: Sampling = field(default_factory=Sampling)
     images: "tuple[PreparedImage, ...]" = ()
     """One for each mark in the prompt."""
     stop: tuple[str, ...] = ()
-    """Texts that end the answer. Neither they nor what follows them is delivered, nor any beginning of one that may
-    still become one."""
+    """Texts that end the answer. Neither they nor what follows them is delivered; text that may be the beginning of one
+    is held back until it is clear."""
     guidance: Guidance | None = None
     alternatives: int | None = None
-    """How many of the likeliest tokens are told beside each token, with their log-probabilities; None: nor is the
-    token's own. Only a worker that `gives_likelihoods` takes it."""
+    """How many of the likeliest tokens are delivered beside each token, with their log-probabilities; None: not even
+    the token's own. Only for a worker that `gives_likelihoods`."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Likelihood:
 
     token: int
     text: str
-    """What the token stands for by itself."""
+    """The text of the token by itself."""
     logarithm: float
 
 
@@ -82,9 +82,10 @@ class Piece:
 
     text: str
     tokens: int
-    """How many new tokens this event is of."""
+    """How many new tokens the text is from."""
     likelihoods: tuple[tuple[Likelihood, ...], ...] = ()
-    """For each of these tokens itself, then the alternatives with the likeliest first; if they were asked for."""
+    """For each of these tokens its own likelihood, then those of the alternatives, the likeliest first; empty if they
+    were not asked for."""
 
 
 @dataclass(frozen=True)
@@ -92,19 +93,19 @@ class Finished:
     """The last event of an answer."""
 
     reason: FinishReason
-    """"stop": the model or a stop text ended it; "length": `max_new_tokens`, or the context is full."""
+    """"stop": the model or a stop text ended it; "length": `max_new_tokens` is reached, or the context is full."""
     prompt_tokens: int
     cached_tokens: int
-    """Those of the prompt that were not computed again."""
+    """Tokens of the prompt that were not computed again."""
     new_tokens: int
-    """With the token that ended the answer, if the model gave one."""
+    """Includes the token with which the model ended the answer, if it did."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The last event of a request without an answer, or without the rest of it.
+    """The last event of a request that failed, before or during its answer.
 
-    A `FlowNPUError` is the request's own fault, and its message is for who sent it. Anything else is the server's.
+    A `FlowNPUError` is the fault of the request, and its message is for the client. Any other error is the server's.
     """
 
     error: Exception
@@ -112,31 +113,31 @@ class Failed:
 
 Event = Started | Piece | Finished | Failed
 Deliver = Callable[[Event], None]
-"""Called on the worker's thread: returns at once, and raises nothing."""
+"""Called on the worker's thread: must return at once, and raise nothing."""
 
 
 class Worker(Protocol):
     """A model that answers requests. All methods may be called from any thread."""
 
     model: LanguageModel
-    """Opened; its tokenizer and chat template may be used by one other thread while the worker computes."""
+    """The model; one other thread may use its tokenizer and chat template while the worker computes."""
     context_length: int
-    """Tokens of a prompt and its answer together."""
+    """Most tokens of a prompt and its answer together."""
     slots: int
-    """Requests that are computed at the same time; further ones wait, the first come first."""
+    """Requests that are computed at the same time; further ones wait, first come, first served."""
     gives_likelihoods: bool
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         """Returns at once. `deliver` gets at most one Started, any number of Pieces, then one Finished or Failed.
 
-        A request that fails harms no other.
+        A request that fails does not affect others.
 
         Raises:
             FlowNPUError: the worker is closed.
         """
 
     def cancel(self, request: Request) -> None:
-        """Ends a request at the next step, with Finished("cancelled"); nothing if it has ended."""
+        """Ends a request at the next step, with Finished("cancelled"); does nothing if it has ended."""
 
     def close(self) -> None:
-        """Ends what is running as `cancel` does, and gives the model's memory back; returns when that is done."""
+        """Cancels all requests, and frees the model's memory; returns when that is done."""

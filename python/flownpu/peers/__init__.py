@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other engines that run 4-bit models on a CPU, to be measured beside this project's own.
+"""Peers: other engines that run 4-bit models on a CPU, to be measured beside this project's own.
 
-A peer is one file, with the packages that it takes, a converter and a class Engine; they run in an environment of the
-peer's own (`worker.py`), which knows nothing of this package. `export.py` writes a model in the form that all the
-converters read (`exported.py`).
+A peer is one file, with the packages that it needs, a converter and a class Engine. Converter and engine run in a
+Python environment of the peer's own (`worker.py`), where this package is not installed. `export.py` writes a model in
+the form that all the converters read (`exported.py`).
 """
 
 import hashlib
@@ -24,7 +24,7 @@ OWN = "flownpu"
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer's file, and the environment that it takes."""
+    """A peer's file, and what its environment is made of; see `make_environment`."""
 
     script: Path
     requirements: tuple[str, ...]
@@ -37,7 +37,7 @@ PEERS = {
     "llama.cpp": Peer(
         Path(llama_cpp.__file__), llama_cpp.REQUIREMENTS, llama_cpp.FROM_SOURCE, llama_cpp.BUILD_ENVIRONMENT
     ),
-    # To compare AVX2 with AVX2, on any processor: with `flownpu bench --option cpu_isa=avx2`.
+    # To compare with FlowNPU's AVX2 kernels on any processor: `flownpu bench --option cpu_isa=avx2`.
     "llama.cpp-avx2": Peer(
         Path(llama_cpp.__file__), llama_cpp.REQUIREMENTS, llama_cpp.FROM_SOURCE, llama_cpp.AVX2_BUILD_ENVIRONMENT
     ),
@@ -46,7 +46,7 @@ PEERS = {
 
 
 def own_engine(model: Path, *, provider: str, options: Mapping[str, str]) -> Engine:
-    """This project's engine, in this environment."""
+    """This project's engine, which runs in this environment; `options` are those of FlowNPU's provider."""
     script = Path(__file__).with_name("own.py")
     return Engine(OWN, Path(sys.executable), script, model, {"provider": provider, **options})
 
@@ -60,15 +60,15 @@ def prepare(
     peer: Peer | None = None,
     verb: str = "convert",
 ) -> Engine:
-    """A peer that is ready to measure: its environment and its form of the model are made, unless they are there.
+    """A peer that is ready to be measured: its environment and its form of the model are made, unless they are there.
 
     Args:
-        name: of the environment.
+        name: name of the environment.
         model: the folder that `flownpu convert` wrote.
-        say: hears what is being done.
-        progress: hears how many weights of how many are exported.
-        peer: None: PEERS[name].
-        verb: the converter's, as `worker.py` has them.
+        say: called with a line about what is being done.
+        progress: called with the number of exported weights and that of all.
+        peer: the peer; None: PEERS[name].
+        verb: the converter's function that `worker.py` calls: "convert" or "convert_served".
 
     Raises:
         FlowNPUError: a package cannot be installed, or the model not be converted.
@@ -83,9 +83,9 @@ def prepare(
     )
     key = model_key(model)
     root = cache_folder()
-    # By the converter, not by the peer: two builds of one engine read the same files.
+    # Named after the converter, not after the peer: two builds of one engine read the same files.
     converted = root / "models" / (peer.script.stem + verb.removeprefix("convert")) / key
-    # A converter that has changed converts again.
+    # The digests of the files that convert: if one changes, the model is converted again.
     exporter = [_digest(Path(str(module.__file__))) for module in (export, exported)]
     with finished_folder(converted, [*exporter, _digest(peer.script)]) as output:
         if output is not None:
@@ -100,7 +100,7 @@ def prepare(
 
 
 def remove_exported(model: Path) -> None:
-    """Removes what the peers' converters read, once they have."""
+    """Removes the exported weights of a model, which are needed only while the peers' converters run."""
     shutil.rmtree(cache_folder() / "exported" / model_key(model), ignore_errors=True)
 
 

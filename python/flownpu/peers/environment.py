@@ -16,25 +16,25 @@ from flownpu.errors import FlowNPUError
 
 __all__ = ["MARKER", "cache_folder", "finished_folder", "make_environment", "model_key", "run"]
 
-# Written last: what a complete folder was made of.
+# This file is written last, so it marks a complete folder; it says what the folder was made of.
 MARKER = "complete.json"
 
 
 def cache_folder() -> Path:
     """`flownpu/peers` in $XDG_CACHE_HOME, or in ~/.cache."""
     given = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification has relative paths ignored.
+    # The XDG specification says to ignore relative paths.
     base = Path(given) if given and Path(given).is_absolute() else Path.home() / ".cache"
     return base / "flownpu" / "peers"
 
 
 @contextmanager
 def finished_folder(folder: Path, contents: object) -> Iterator[Path | None]:
-    """Makes a folder, unless there is a complete one of the same contents: then None.
+    """Yields an empty folder to be filled, or None if a complete one with the same `contents` is there.
 
     Args:
-        folder: what was in it before is removed.
-        contents: what it is made of, as JSON has it; with other contents it is made anew.
+        folder: its path; what an incomplete or outdated one holds is removed.
+        contents: what the folder is made of, serialisable as JSON; if it differs from before, the folder is made anew.
     """
     marker = folder / MARKER
     wanted = json.dumps(contents, sort_keys=True)
@@ -58,14 +58,14 @@ def make_environment(
     """The Python interpreter of an environment with these packages, which is made if there is none.
 
     Args:
-        name: of the environment.
+        name: name of the environment.
         requirements: what pip installs.
         from_source: packages that are built here, for this processor, rather than installed ready-made.
         build_environment: environment variables of the build.
-        say: hears what is being done.
+        say: called with a line about what is being done.
 
     Raises:
-        FlowNPUError: pip failed; its last lines, and the file with all of them.
+        FlowNPUError: pip failed; the message has its error lines and the path of its whole output.
     """
     root = cache_folder() / name
     base = str(root / "environment")
@@ -77,7 +77,7 @@ def make_environment(
             log = root / "pip.log"
             install: list[str | Path] = [python, "-m", "pip", "install", "--disable-pip-version-check"]
             if from_source:
-                # pip would take a wheel that was built before, with whatever flags.
+                # Without --no-cache-dir pip might take a wheel that was built with other flags.
                 install += ["--no-cache-dir", *(f"--no-binary={package}" for package in from_source)]
             run([sys.executable, "-m", "venv", folder], log)
             run([*install, *requirements], log, build_environment or {})
@@ -85,7 +85,7 @@ def make_environment(
 
 
 def model_key(model: Path) -> str:
-    """What tells a model from others: of its graph's bytes, and its data's size and time."""
+    """A key that tells models apart: a hash of genai_config.json and of the ONNX files' names, sizes and times."""
     digest = hashlib.sha256((model / "genai_config.json").read_bytes())
     for path in sorted(model.glob("*.onnx*")):
         status = path.stat()
@@ -94,10 +94,10 @@ def model_key(model: Path) -> str:
 
 
 def run(command: Sequence[str | Path], log: Path, variables: Mapping[str, str] | None = None) -> None:
-    """Runs a command, with all it says in a file.
+    """Runs a command, whose output goes to the file `log`; `variables` are added to its environment.
 
     Raises:
-        FlowNPUError: it failed; its last line, and the file.
+        FlowNPUError: it failed; the message has its error lines or its last line, and the path of `log`.
     """
     with log.open("w", encoding="utf-8") as output:
         done = subprocess.run(

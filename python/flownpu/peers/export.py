@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the weights of a converted model in the one 4-bit form that every peer takes, for the peers' own converters.
 
-The peers' common ground is 4 bits and a scale for each 32 weights: w = scale * (code - 8). llama.cpp calls it Q4_0,
-ONNX Runtime MatMulNBits without zero points, OpenVINO a symmetric int4 weight with groups of 32. Symmetric Q4NX is that
-form, and its codes and scales are written as they are. Other Q4NX has minima besides (5 bits a weight, not 4.5), so its
+This form is 4 bits per weight and a scale for each 32 weights: w = scale * (code - 8). llama.cpp calls it Q4_0,
+ONNX Runtime MatMulNBits without zero points, OpenVINO a symmetric int4 weight with groups of 32. Symmetric Q4NX is the
+same, and its codes and scales are written as they are. Other Q4NX has minima, too (5 bits per weight, not 4.5), so its
 values are encoded again; what this costs in accuracy does not matter to a measurement of speed. All peers hold the same
 values, bit for bit.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ExportProgress", "encode", "export_model", "taken_over"]
 
 ExportProgress: TypeAlias = "Callable[[int, int], None]"
-"""Hears how many weights of how many are written."""
+"""Called with the number of weights that are written and that of all."""
 
 # Rows that are encoded at once: with 8192 columns, 34 MB of float32.
 _ROWS_AT_ONCE = 1024
@@ -52,7 +52,7 @@ def encode(weight: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.f
 
 
 def taken_over(weight: q4nx.Quantized) -> tuple[NDArray[np.uint8], NDArray[np.float16]] | None:
-    """The packed codes and scales that a weight has, if it is symmetric and float16 holds each scale; else None."""
+    """The packed codes and scales of a weight as they are, if it is symmetric and its scales fit float16; else None."""
     with np.errstate(over="ignore"):
         scale = weight.scale.astype(np.float16)
     if not q4nx.is_symmetric(weight) or (scale.astype(np.float32) != weight.scale.astype(np.float32)).any():
@@ -66,7 +66,7 @@ def export_model(model: Path, output: Path, *, progress: ExportProgress = lambda
     Args:
         model: a folder that `flownpu convert` made of a checkpoint, or `flownpu make-model`.
         output: an existing folder.
-        progress: hears how many weights of how many are written.
+        progress: called with the number of weights that are written and that of all.
 
     Raises:
         FlowNPUError: the graph is not one that `flownpu convert` writes, or a width is no multiple of 32.

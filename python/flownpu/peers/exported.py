@@ -4,11 +4,11 @@
     decoder.json            the fields of ExportedModel
     NAME.codes.npy          uint8 [rows, columns / 2]: column 2i in the low nibble, 2i + 1 in the high one
     NAME.scales.npy         float16 [rows, columns / 32]
-    NAME.npy                float32: a norm's weight as one multiplies by it, a router [experts, hidden size], or
-                            rotary.I, radians a position [d / 2]
+    NAME.npy                float32: a norm's weight, by which a value is multiplied as it is, a router
+                            [experts, hidden size], or rotary.I, radians per position [d / 2]
 
 A weight is w = scale * (code - 8). NAME is a checkpoint's, without ".weight" and "model.": "layers.0.mlp.up_proj". The
-experts of a mixture are one weight, "layers.0.mlp.experts.up_proj", an expert's rows below those of the one before.
+experts of a mixture are one weight, "layers.0.mlp.experts.up_proj", with the experts' rows one after another.
 """
 
 import json
@@ -30,21 +30,21 @@ class ExportedModel:
     family: str
     hidden_size: int
     feed_forward_size: int
-    """An expert's, where there are experts."""
+    """The size of one expert, if there are experts."""
     experts: int
-    """0: a feed-forward in their place."""
+    """Experts in a layer; 0: each layer has one plain feed-forward network."""
     experts_per_token: int
     normalized_experts: bool
-    """The weights of a token's experts have the sum 1."""
+    """Whether the weights of a token's experts are scaled to the sum 1."""
     heads: int
     kv_heads: int
     head_size: int
     vocabulary_size: int
     context_length: int
     windows: list[int]
-    """Positions that each layer's queries see, -1 for all."""
+    """How many positions the queries of each layer see; -1: all."""
     rotaries: list[int]
-    """Which of the rotary.I each layer takes."""
+    """For each layer the I of its rotary.I."""
     gating: str
     """"geglu" or "swiglu"."""
     norm_epsilon: float
@@ -54,7 +54,7 @@ class ExportedModel:
     embedding_scale: float
     qk_norm: bool
     norms_of_all_heads: bool
-    """With qk_norm: over all of a token's query heads at once, and all its key heads."""
+    """With qk_norm: one norm is over all of a token's query heads together, one over all its key heads."""
     sandwich_norms: bool
     tied_embeddings: bool
 
@@ -65,12 +65,12 @@ class ExportedModel:
         return cls(folder=folder, **fields)
 
     def check_dense(self) -> None:
-        """Raises ValueError where it has experts, or norms of all heads at once: not every converter writes them."""
+        """Raises ValueError for experts or norms of all heads together, for converters that do not write them."""
         if self.experts or self.norms_of_all_heads:
             raise ValueError("this converter writes no mixtures of experts, and no norms of all heads at once")
 
     def codes(self, name: str) -> Any:
-        """The packed codes of a weight, mapped: uint8 [rows, columns / 2]."""
+        """The packed codes of a weight, memory-mapped: uint8 [rows, columns / 2]."""
         return np.load(self.folder / f"{name}.codes.npy", mmap_mode="r")
 
     def scales(self, name: str) -> Any:
@@ -78,11 +78,11 @@ class ExportedModel:
         return np.load(self.folder / f"{name}.scales.npy")
 
     def vector(self, name: str) -> Any:
-        """A norm's weight or rotary frequencies: float32."""
+        """A norm's weight, a router or rotary frequencies: float32."""
         return np.load(self.folder / f"{name}.npy")
 
     def stacked(self, names: Iterable[str]) -> tuple[Any, Any]:
-        """Codes and scales of weights below one another."""
+        """Codes and scales of several weights, concatenated along their rows."""
         names = list(names)
         return np.concatenate([self.codes(n) for n in names]), np.concatenate([self.scales(n) for n in names])
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """llama.cpp on the CPU: Q4_0 weights, which it repacks for this processor when it loads them, and flash attention.
 
-It is built from llama-cpp-python's source package, with the compiler's native flags or for AVX2 and no more, and called
-through that package's ctypes bindings, so that random token ids can be fed as to all engines.
+It is built from llama-cpp-python's source package, with the compiler's native flags or for AVX2 only, and called
+through that package's ctypes bindings, so that it can be fed random token ids like all engines.
 
 `convert` and `Engine` run in this peer's own environment.
 """
@@ -22,14 +22,14 @@ REQUIREMENTS = ("numpy", "gguf==0.19.0", "llama-cpp-python==0.3.36")
 FROM_SOURCE = ("llama-cpp-python",)
 _LIBRARY_ALONE = "-DLLAMA_BUILD_TOOLS=OFF -DMTMD_BUILD=OFF -DLLAVA_BUILD=OFF"
 BUILD_ENVIRONMENT = {"CMAKE_ARGS": f"-DGGML_NATIVE=ON {_LIBRARY_ALONE}"}
-# What processors with AVX2 and without AVX-512 have, and nothing newer (AVX-VNNI).
+# The instruction sets of processors with AVX2 and without AVX-512, and nothing newer (AVX-VNNI).
 _AVX2 = " ".join(f"-DGGML_{name}=ON" for name in ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2"))
 _NEWER = " ".join(f"-DGGML_{name}=OFF" for name in ("NATIVE", "AVX_VNNI", "AVX512"))
 AVX2_BUILD_ENVIRONMENT = {"CMAKE_ARGS": f"{_NEWER} {_AVX2} {_LIBRARY_ALONE}"}
 
 _GROUP = 32
 _FILE = "model-q4_0.gguf"
-# By family, and whether it has experts.
+# llama.cpp's architectures, by family and by whether the model has experts.
 _ARCHITECTURES = {
     ("gemma3_text", False): "gemma3",
     ("llama", False): "llama",
@@ -37,11 +37,12 @@ _ARCHITECTURES = {
     ("qwen3", False): "qwen3",
     ("qwen3", True): "qwen3moe",
 }
-# Architectures of experts: whether llama.cpp gives the weights of a token's experts the sum 1, which no file says.
+# Architectures with experts: whether llama.cpp scales the weights of a token's experts to the sum 1; no field of a file
+# says so.
 _NORMALIZED = {"olmoe": False, "qwen3moe": True}
-# Tokens of a call of llama_decode, and of a graph that it computes: what llama-bench takes.
+# Most tokens of one call of llama_decode, and of one graph that it computes: llama-bench's defaults.
 _BATCH, _MICRO_BATCH = 2048, 512
-# By what llama.cpp calls the parts of a layer.
+# A checkpoint's names of a layer's weights, by llama.cpp's names.
 _ATTENTION = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -53,7 +54,7 @@ _EXPERTS = {f"{name}_exps": source.replace("mlp.", "mlp.experts.") for name, sou
 
 
 def q4_0(codes: Any, scales: Any) -> Any:
-    """The blocks of GGUF's Q4_0, uint8 [rows, columns / 32 * 18].
+    """Packed codes and scales as blocks of GGUF's Q4_0, uint8 [rows, columns / 32 * 18].
 
     A block is the float16 scale and 16 bytes; byte j holds column j in its low nibble, column j + 16 in its high one.
     """
@@ -67,9 +68,12 @@ def q4_0(codes: Any, scales: Any) -> Any:
 
 
 def convert_served(model: "ExportedModel", output: Path) -> None:
-    """Writes a GGUF file for llama.cpp's server, which wants tokens to have texts: "<700>" is that of token 700.
+    """Writes a GGUF file for llama.cpp's server, which needs a text for each token: that of token 700 is "<700>".
 
-    Its tokenizer wants tokens for all bytes besides: they are tokens 3 to 258.
+    Its tokenizer also needs tokens for all bytes: they are tokens 3 to 258.
+
+    Raises:
+        ValueError: the vocabulary is too small, or see `convert`.
     """
     if model.vocabulary_size < 259:
         raise ValueError(f"llama.cpp's server needs a vocabulary of 259 tokens, this one has {model.vocabulary_size}")
@@ -78,7 +82,7 @@ def convert_served(model: "ExportedModel", output: Path) -> None:
 
 
 def _architecture(model: "ExportedModel") -> str:
-    """llama.cpp's name for what the model is; raises ValueError if it has none."""
+    """llama.cpp's name of the model's architecture; raises ValueError if it cannot run the model."""
     architecture = _ARCHITECTURES.get((model.family, model.experts > 0))
     if architecture is None:
         experts = " with experts" if model.experts else ""
@@ -95,7 +99,11 @@ def _architecture(model: "ExportedModel") -> str:
 
 
 def convert(model: "ExportedModel", output: Path, texts: "Sequence[str]" = ()) -> None:
-    """Writes a GGUF file; without texts of its tokens, it has no tokenizer."""
+    """Writes a GGUF file; without `texts`, one for each token, the file has no tokenizer.
+
+    Raises:
+        ValueError: llama.cpp or this converter does not take such a model.
+    """
     import gguf  # noqa: PLC0415 only this peer's environment has it
 
     architecture = _architecture(model)
@@ -126,7 +134,7 @@ def convert(model: "ExportedModel", output: Path, texts: "Sequence[str]" = ()) -
         if model.experts:
             writer.add_tensor(f"blk.{i}.ffn_gate_inp.weight", model.vector(f"layers.{i}.mlp.router"))
         for name, source in (_ATTENTION | (_EXPERTS if model.experts else _FEED_FORWARD)).items():
-            # llama.cpp rotates neighbouring columns in this architecture, checkpoints rotate halves.
+            # In this architecture llama.cpp rotates pairs of neighbouring columns, where checkpoints pair the halves.
             rotated = {"attn_q": model.heads, "attn_k": model.kv_heads} if architecture == "llama" else {}
             experts = model.experts if name in _EXPERTS else 0
             weight(f"blk.{i}.{name}.weight", f"layers.{i}.{source}", rotated.get(name, 0), experts)
@@ -136,7 +144,7 @@ def convert(model: "ExportedModel", output: Path, texts: "Sequence[str]" = ()) -
     if not model.tied_embeddings:
         weight("output.weight", "lm_head")
     if architecture == "llama":
-        # Each frequency of the plain embedding is divided by these; all 1 without Llama 3's scaling.
+        # llama.cpp divides the frequencies of the plain rotary embedding by these; all 1 without Llama 3's scaling.
         writer.add_tensor("rope_freqs.weight", _frequency_factors(model, 0).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -150,12 +158,12 @@ def _interleave(rows: Any, heads: int) -> Any:
 
 
 def _theta(frequencies: Any) -> float:
-    """The base of a rotary embedding from its frequencies, which a linear scaling may have divided: four digits."""
+    """The base of a rotary embedding, to four digits, from frequencies that a linear scaling may have divided."""
     return float(f"{(float(frequencies[0]) / float(frequencies[1])) ** len(frequencies):.4g}")
 
 
 def _frequency_factors(model: "ExportedModel", index: int) -> Any:
-    """What the frequencies of the plain embedding, theta^(-2i/d), are divided by: [d / 2]."""
+    """By what the frequencies of the plain rotary embedding, theta^(-2i/d), are divided: float64 [d / 2]."""
     frequencies = model.vector(f"rotary.{index}").astype(np.float64)
     return _theta(frequencies) ** (-np.arange(len(frequencies)) / len(frequencies)) / frequencies
 
@@ -224,7 +232,7 @@ class Engine:
         parameters.n_batch, parameters.n_ubatch = _BATCH, _MICRO_BATCH
         parameters.n_threads = parameters.n_threads_batch = threads
         parameters.flash_attn_type = 1  # on
-        # Layers with a window keep a cache of its size, as llama.cpp's own programs have it.
+        # Layers with a window keep a cache of the window's size only, the default of llama.cpp's own programs.
         parameters.swa_full = False
         self._context = llama_cpp.llama_init_from_model(model, parameters)
         if not self._context:
@@ -238,7 +246,7 @@ class Engine:
         self._pending: list[int] = []
 
     def read(self, tokens: Any) -> None:
-        """Reads tokens, up to the logits of the last."""
+        """Computes tokens, up to the logits of the last."""
         for first in range(0, len(tokens), _BATCH):
             part = np.ascontiguousarray(tokens[first : first + _BATCH], dtype=np.int32)
             ids = part.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
@@ -247,7 +255,7 @@ class Engine:
                 raise RuntimeError(f"llama_decode returned {status}")
 
     def generate_next(self) -> int:
-        """Generates a token, the likeliest; the one before is read first, as in GenAI."""
+        """Generates the likeliest token; like GenAI, it first computes the token that was generated before."""
         self.read(self._pending)
         token = int(self.logits().argmax())
         self._pending = [token]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What memory the process of an engine has; of the standard library alone, for it runs in the engine's environment."""
+"""How much memory an engine's process takes. Standard library only, for it runs in the engine's environment."""
 
 from __future__ import annotations
 

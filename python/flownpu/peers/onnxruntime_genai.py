@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """ORT GenAI on ONNX Runtime's own CPU provider: int4 weights (MatMulNBits) with int8 activations (accuracy level 4).
 
-The graph is as GenAI's model builder writes one for the CPU with its fastest options: MatMulNBits with blocks of 32 and
-accuracy_level 4, GroupQueryAttention with RoPE inside, float32 activations and KV cache, the LM head shared with the
-embedding, logits of the last token only.
+The graph is like one that GenAI's model builder writes for the CPU with its fastest options: MatMulNBits with blocks of
+32 and accuracy_level 4, GroupQueryAttention with RoPE inside, float32 activations and KV cache, the LM head shared with
+the embedding where it is tied, logits of the last token only.
 
 `convert` and `Engine` run in this peer's own environment.
 """
@@ -67,7 +67,7 @@ class Engine:
     """A model opened in ORT GenAI."""
 
     def __init__(self, folder: Path, *, threads: int, context: int, options: dict[str, str]) -> None:
-        del context, options  # a generator has its own length; there are no options
+        del context, options  # each generator has its own length; there are no options
         import onnxruntime_genai  # noqa: PLC0415 only this peer's environment has it
 
         self.version = f"onnxruntime-genai {onnxruntime_genai.__version__}"
@@ -80,13 +80,13 @@ class Engine:
     def start(self, length: int) -> None:
         """Begins a sequence of up to `length` tokens."""
         parameters = self._genai.GeneratorParams(self._model)
-        # No end of text ends a measurement.
+        # min_length: a token that ends the text must not end a measurement.
         parameters.set_search_options(max_length=length, min_length=length, do_sample=False)
-        self._generator = None  # its KV cache goes before the next one's comes
+        self._generator = None  # frees its KV cache before the next one is allocated
         self._generator = self._genai.Generator(self._model, parameters)
 
     def read(self, tokens: Any) -> None:
-        """Reads tokens, up to the logits of the last."""
+        """Computes tokens, up to the logits of the last."""
         self._generator.append_tokens(tokens)
 
     def generate_next(self) -> int:
@@ -158,7 +158,7 @@ class _Builder:
         return self._residual_norm(hidden, residual, "norm" if i + 1 == count else f"layers.{i + 1}.input_layernorm")
 
     def _embed(self, input_ids: Any) -> Any:
-        # The same bytes as the LM head's, where it is tied.
+        # Shares its bytes with the LM head, if they are tied.
         codes, scales = self._weight("embed_tokens", ["embed_tokens"])
         rows = self._op(
             "GatherBlockQuantized",
@@ -184,7 +184,7 @@ class _Builder:
             self._input(f"past_key_values.{index}.{part}", ir.DataType.FLOAT, cache_shape) for part in ("key", "value")
         ]
         if decoder.qk_norm:
-            # Inside of the attention, norms are implemented for GPUs only.
+            # ONNX Runtime's attention computes norms of heads itself on GPUs only.
             parts = [self._project(hidden, f"{name}.{part}_proj", [f"{name}.{part}_proj"]) for part in "qkv"]
             parts[:2] = [self._head_norm(x, f"{name}.{part}_norm") for x, part in zip(parts[:2], "qk", strict=True)]
         else:

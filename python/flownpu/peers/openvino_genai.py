@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """OpenVINO GenAI on the CPU: int4 weights with groups of 32, as NNCF's INT4_SYM compresses them.
 
-The graph is a stateful decoder in the form that optimum-intel exports: what OpenVINO fuses (compressed weights, RMS
-norms, rotary embeddings, attention with its cache) is found by its patterns. It runs in GenAI's continuous batching
+The graph is a stateful decoder in the form that optimum-intel exports, in which OpenVINO's patterns find what it fuses:
+compressed weights, RMS norms, rotary embeddings, attention with its cache. It runs in GenAI's continuous batching
 pipeline, which turns the attention into PagedAttention, with default precisions: int8 activations in groups, bf16
 where the processor has it, an int8 KV cache.
 
@@ -30,7 +30,11 @@ _KV_BLOCK = 32
 
 
 def convert(model: "ExportedModel", output: Path) -> None:
-    """Writes openvino_model.xml and .bin."""
+    """Writes openvino_model.xml and .bin.
+
+    Raises:
+        ValueError: the model has experts, norms of all heads together, or soft caps.
+    """
     import openvino  # noqa: PLC0415 only this peer's environment has it
 
     model.check_dense()
@@ -40,7 +44,7 @@ def convert(model: "ExportedModel", output: Path) -> None:
 
 
 class Engine:
-    """A model opened in GenAI's continuous batching pipeline, of which each step is one pass over the model."""
+    """A model opened in GenAI's continuous batching pipeline; each step of the pipeline is one pass of the model."""
 
     def __init__(self, folder: Path, *, threads: int, context: int, options: dict[str, str]) -> None:
         del options  # there are none
@@ -51,7 +55,8 @@ class Engine:
         self._tensor: Any = openvino.Tensor
         self._settings: Any = openvino_genai.GenerationConfig
         scheduler = openvino_genai.SchedulerConfig()
-        # A prompt in one pass, and the context's tokens in the cache for the prompt that comes after them.
+        # A prompt is one pass. The cache has room for a request and for the prefix of an earlier one, which `read`
+        # continues.
         scheduler.max_num_batched_tokens = context
         scheduler.enable_prefix_caching = True
         scheduler.num_kv_blocks = 2 * -(-context // _KV_BLOCK) + 1
@@ -72,13 +77,13 @@ class Engine:
         self._handle = None
 
     def read(self, tokens: Any) -> None:
-        """Reads tokens, and generates one; what was read before is in the cache of prefixes."""
+        """Computes tokens, and generates one; tokens that were read before come from the prefix cache."""
         if self._handle is not None:
             self._handle.cancel()
             self._pipeline.step()
         self._read = np.concatenate([self._read, tokens.astype(np.int64)])
         count = self._length - len(self._read)
-        # There must be an end of text, though it is ignored.
+        # GenAI demands a token that ends the text, though it is ignored.
         settings = self._settings(max_new_tokens=count, ignore_eos=True, eos_token_id=0, do_sample=False)
         self._requests += 1
         self._handle = self._pipeline.add_request(self._requests, self._tensor(self._read[None]), settings)
@@ -86,7 +91,7 @@ class Engine:
         self._pending = self._token()
 
     def generate_next(self) -> int:
-        """Generates a token; the first came with the prompt."""
+        """Generates a token; the first one came with the prompt."""
         if self._pending is None:
             self._pipeline.step()
             self._pending = self._token()
@@ -170,7 +175,7 @@ class _Builder:
         return ops.transpose(x, self._integers(0, 2, 1, 3))
 
     def _cache(self, new: Any, name: str) -> Any:
-        """The cache with the new tokens: [B, G, T, d]."""
+        """The cache with the new tokens appended: [B, G, T, d]."""
         ops, decoder = self.ops, self.decoder
         batch = ops.gather(ops.shape_of(self.input_ids), self._integers(0), ops.constant(0))
         shape = ops.concat([batch, self._integers(decoder.kv_heads), self._integers(0, decoder.head_size)], 0)
@@ -184,7 +189,7 @@ class _Builder:
         return present
 
     def _repeat(self, cache: Any) -> Any:
-        """Each head of the cache for all query heads of its group: [B, H, T, d]."""
+        """The cache with each head repeated for the query heads of its group: [B, H, T, d]."""
         ops, decoder = self.ops, self.decoder
         group = decoder.heads // decoder.kv_heads
         if group == 1:
@@ -214,7 +219,7 @@ class _Builder:
         return ops.add(ops.multiply(x, cos), ops.multiply(turned, sin))
 
     def _mask(self, window: int) -> Any:
-        """Which keys a query sees, [B, 1, S, T]; with a window, in the form from which GenAI reads the window."""
+        """The attention mask, [B, 1, S, T]; with a window, in the form from which GenAI reads the window's size."""
         if window not in self.masks:
             ops = self.ops
             new, total = (
@@ -250,12 +255,12 @@ class _Builder:
         return self.ops.matmul(x, self._weight(name), False, True)
 
     def _weight(self, name: str) -> Any:
-        """Compressed weights and what decompresses them: float32 [rows, columns]."""
+        """Compressed weights and the operators that decompress them: float32 [rows, columns]."""
         if name not in self.tables:
             ops, openvino = self.ops, self.openvino
             codes, scales = self.decoder.codes(name), self.decoder.scales(name)
             rows, groups = scales.shape
-            # Two's complement of code - 8.
+            # code - 8 in 4-bit two's complement, for both nibbles.
             signed = np.bitwise_xor(codes, 0x88)
             tensor = openvino.Tensor(signed.reshape(-1), openvino.Shape([rows, groups, _GROUP]), openvino.Type.i4)
             values = ops.convert(openvino.op.Constant(tensor, shared_memory=False), np.float16)
@@ -266,7 +271,7 @@ class _Builder:
 
     def _parameter(self, name: str, shape: list[int], dtype: Any) -> Any:
         parameter = self.ops.parameter(shape, dtype)
-        # GenAI looks for both names.
+        # GenAI looks up both names.
         parameter.set_friendly_name(name)
         parameter.output(0).set_names({name})
         return parameter

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves OpenVINO GenAI's continuous batching pipeline: of `/v1/completions`, what `flownpu bench --serve` asks.
+"""Serves OpenVINO GenAI's continuous batching pipeline, as far as `flownpu bench --serve` uses `/v1/completions`.
 
-Prompts are one list of tokens, answers are streams; the text of token 7 is "<7>". The pipeline is as in
-`openvino_genai.py`: its scheduler takes requests between two of its steps, with a cache of prefixes.
+A prompt is one list of tokens, an answer is a stream; the text of token 7 is "<7>". The pipeline is that of
+`openvino_genai.py`: its scheduler takes requests between two of its steps, with a prefix cache.
 
     python -P openvino_server.py MODEL PORT THREADS TOKENS
 
-TOKENS is how many the KV cache holds. Runs in this peer's own environment.
+TOKENS is how many tokens the KV cache holds. Runs in this peer's own environment.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from typing import Any
 
 # Tokens in a block of the paged KV cache on the CPU.
 _KV_BLOCK = 32
-# Tokens of a step, of prompts and of all that decode: GenAI's default.
+# Most tokens of a step, of prompts and answers together: GenAI's default.
 _BATCHED_TOKENS = 256
-# In which the event loop sends what a step gave; a step takes tens of milliseconds.
+# A pause after each step, in which the event loop sends the step's tokens; a step takes tens of milliseconds.
 _SENDING_SECONDS = 0.001
 
 
 @dataclass(eq=False)
 class _Request:
-    """One answer: its tokens go to the event loop; None ends it."""
+    """A request for one answer. `answers` gets its tokens on the event loop, and None at its end."""
 
     tokens: Any
     new: int
@@ -73,7 +73,7 @@ class Pipeline:
             while not requests or not self._arrived.empty():
                 request = self._arrived.get()
                 number += 1
-                # There must be an end of text, though it is ignored.
+                # GenAI demands a token that ends the text, though it is ignored.
                 settings = self._genai.GenerationConfig(
                     max_new_tokens=request.new, ignore_eos=True, eos_token_id=0, do_sample=False
                 )
@@ -88,12 +88,12 @@ class Pipeline:
                 if request.handle.get_status() != self._genai.GenerationStatus.RUNNING:
                     requests.remove(request)
                     request.say(None)
-            # A step may keep the interpreter to itself: what was said is to be sent before the next one.
+            # A step may hold Python's lock all the time: the event loop must send the tokens before the next one.
             time.sleep(_SENDING_SECONDS)
 
 
 def application(pipeline: Pipeline) -> Any:
-    """The routes."""
+    """The server as an ASGI application."""
     import numpy as np  # noqa: PLC0415 so that an import of this file needs the standard library alone
     from starlette.applications import Starlette  # noqa: PLC0415
     from starlette.responses import JSONResponse, StreamingResponse  # noqa: PLC0415
@@ -140,7 +140,7 @@ def _event(document: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Runs a command line."""
+    """Runs the command line."""
     import uvicorn  # noqa: PLC0415
 
     folder, port, threads, tokens = sys.argv[1:]

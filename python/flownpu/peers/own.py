@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This project's own engine, measured as the peers are: the converted model in ORT GenAI, as `flownpu run` opens it."""
+"""This project's engine in the form of a peer's: the converted model in ORT GenAI, opened like in `flownpu run`."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -12,11 +12,11 @@ from flownpu.peers import onnxruntime_genai
 class Engine(onnxruntime_genai.Engine):
     """A model opened in ORT GenAI on FlowNPU's provider, or ONNX Runtime's.
 
-    `options` are those of the provider, with "provider" besides.
+    `options` are those of the provider, and "provider", the provider's name.
     """
 
     def __init__(self, folder: Path, *, threads: int, context: int, options: dict[str, str]) -> None:
-        del context  # a generator has its own length
+        del context  # each generator has its own length
         options = dict(options)
         provider = options.pop("provider")
         self.version = f"flownpu {version('flownpu')}"
@@ -26,5 +26,5 @@ class Engine(onnxruntime_genai.Engine):
 
     def start(self, length: int) -> None:
         """Begins a sequence of up to `length` tokens."""
-        self._generator = None  # its KV cache goes before the next one's comes
+        self._generator = None  # frees its KV cache before the next one is allocated
         self._generator = self._model.generator(length, Sampling(temperature=0), min_length=length)

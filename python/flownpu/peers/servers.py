@@ -18,14 +18,14 @@ SERVED = {
     ),
     "llama.cpp": Peer(Path(llama_cpp.__file__), ("numpy", "gguf==0.19.0", "cmake==4.4.5", "ninja==1.13.2")),
 }
-"""Peers that have a server, or a pipeline that one can stand around."""
+"""Peers that have a server, or a pipeline around which this project has a small server (`openvino_server.py`)."""
 
-# llama.cpp's sources are in this package's.
+# The sources of this package include those of llama.cpp.
 _LLAMA_PACKAGE = next(each for each in llama_cpp.REQUIREMENTS if each.startswith("llama-cpp-python"))
 _LLAMA_SETTINGS = (
     "-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF "
     "-DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF "
-    # Its page would be fetched from elsewhere while it is built.
+    # The build would download the server's web page.
     "-DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF"
 )
 
@@ -36,12 +36,12 @@ def own_server(
     """`flownpu serve`, in this environment.
 
     Args:
-        model: the folder.
-        provider: as `--provider` has it.
-        options: of FlowNPU's provider.
-        threads: that it computes with.
-        context: tokens of a prompt and its answer.
-        clients: that ask at the same time, at most: a model that is not paged has as many slots.
+        model: the model's folder.
+        provider: value of `--provider`.
+        options: options of FlowNPU's provider.
+        threads: threads that compute.
+        context: most tokens of a prompt and its answer together.
+        clients: most clients that ask at the same time: a model that is not paged has as many slots.
     """
     given = [part for key, value in options.items() for part in ("--option", f"{key}={value}")]
     command = "import sys; from flownpu.cli import main; sys.exit(main())"
@@ -63,13 +63,13 @@ def peer_server(
     """A peer's server on the same weights; environment, weights and program are made, unless they are there.
 
     Args:
-        name: of SERVED.
+        name: a key of SERVED.
         model: the folder that `flownpu convert` wrote.
-        threads: as for `own_server`; so are `context` and `clients`.
-        context: above.
-        clients: above.
-        say: hears what is being done.
-        progress: hears how many weights of how many are exported.
+        threads: threads that compute.
+        context: most tokens of a prompt and its answer together.
+        clients: most clients that ask at the same time.
+        say: called with a line about what is being done.
+        progress: called with the number of exported weights and that of all.
 
     Raises:
         FlowNPUError: a package cannot be installed or built, or the model not be converted.
@@ -83,7 +83,7 @@ def peer_server(
         say=say,
         progress=progress,
     )
-    # Everybody's tokens fit, and as many again for prefixes that are kept.
+    # Room for the tokens of all clients, and as many again for cached prefixes.
     tokens = 2 * clients * context
     if not served:
         script = Path(__file__).with_name("openvino_server.py")
@@ -101,7 +101,7 @@ def _pinned(peer: Peer, package: str) -> str:
 
 
 def _llama_server(python: Path, *, say: Callable[[str], None]) -> Path:
-    """llama.cpp's server, which is built with the CMake of an environment unless it is there."""
+    """The path of llama.cpp's server, which is built with the CMake beside `python` unless it is there."""
     root = cache_folder() / "llama.cpp-server"
     target = "llama-server"
     with finished_folder(root / "built", [_LLAMA_PACKAGE, _LLAMA_SETTINGS]) as folder:

@@ -5,11 +5,12 @@
     python -P worker.py ENGINE.py convert_served EXPORTED OUTPUT
     python -P worker.py ENGINE.py measure REQUEST.json
 
-ENGINE.py defines `convert(model: ExportedModel, output: Path)`, may define `convert_served` for a server that wants
-another form, and has the class `Engine` of `engine.py`'s protocol. What
-is measured is printed on stdout as one JSON object a line, all else that anybody prints goes to stderr: first
+ENGINE.py defines `convert(model: ExportedModel, output: Path)`, may define `convert_served` for a server that needs
+another form, and has a class `Engine` with `version`, `start`, `read` and `generate_next`, like `llama_cpp.py`.
+
+`measure` prints one JSON object per line on stdout; whatever else is printed goes to stderr. First comes
 {"load_seconds", "version", "memory"}, then for each case {"prefill_seconds", "first_token_seconds", "decode_seconds"},
-at the end {"memory"}.
+at the end {"memory", "placement"}; or {"error"}.
 """
 
 import importlib.util
@@ -25,7 +26,7 @@ import numpy as np
 
 
 def load(path: Path) -> ModuleType:
-    """The module in a file, whatever its folder holds: a peer's file may have the name of the peer's package."""
+    """Imports a file under a name of its own, for a peer's file may have the name of the peer's package."""
     name = f"flownpu_peer_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -37,12 +38,12 @@ def load(path: Path) -> ModuleType:
 
 
 def random_tokens(seed: int, count: int, vocabulary_size: int) -> Any:
-    """Token ids, the same on every machine; what they say does not change the work."""
+    """Random token ids, int32 [count], the same on every machine; the work does not depend on the text."""
     return np.random.default_rng(seed).integers(0, vocabulary_size, count, dtype=np.int32)
 
 
 def run_case(engine: Any, depth: int, prompt: int, generate: int, tokens: Any) -> dict[str, float]:
-    """Reads `depth` tokens, then the prompt, then generates; times the last two."""
+    """Computes `depth` tokens, then the prompt, then generates; the times are those of prompt and generation."""
     engine.start(depth + prompt + generate)
     if depth:
         engine.read(tokens[:depth])
@@ -68,7 +69,7 @@ def measure(module: ModuleType, request: dict[str, Any], report: Any) -> None:
         Path(request["model"]), threads=request["threads"], context=context, options=request["options"]
     )
     report({"load_seconds": time.perf_counter() - started, "version": engine.version, "memory": before})
-    # Brings the weights into memory, starts threads, and lets engines compile what they compile at first use.
+    # A first run brings the weights into memory, starts threads and compiles what an engine compiles at first use.
     shortest = min(case["prompt"] for case in cases)
     run_case(engine, 0, shortest, 4, random_tokens(0, shortest, request["vocabulary_size"]))
     for index, case in enumerate(cases, 1):
@@ -79,7 +80,7 @@ def measure(module: ModuleType, request: dict[str, Any], report: Any) -> None:
 
 
 def main() -> None:
-    """Runs a command line."""
+    """Runs the command line."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     engine, verb, *arguments = sys.argv[1:]
@@ -95,7 +96,7 @@ def main() -> None:
     try:
         measure(module, json.loads(Path(arguments[0]).read_text(encoding="utf-8")), report)
     except Exception as error:
-        # The message is the engine's, and goes to the user as it is.
+        # The engine's message goes to the user as it is.
         report({"error": str(error) or type(error).__name__})
         raise
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is predicted to take on a chip, and how far off predictions are of what was published."""
+"""Predictions of a model's speed on a chip, and how far predictions are from published measurements."""

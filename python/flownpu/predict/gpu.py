@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU would do with a decoder if its kernels (ops/gpu/decoder/) went as fast as memory and arithmetic permit.
+"""How fast a GPU would compute a decoder if its kernels (ops/gpu/decoder/) ran as fast as memory and arithmetic permit.
 
-Everything here is **predicted**, and nothing of it was compared with a GPU: a kernel takes as long as the slower of the
-bytes that it has to move and the operations that it does, and a gap before the next one. It is a bound: real kernels
-are slower.
+Everything here is **predicted**, and was not compared with a GPU: a kernel takes as long as the slower of moving its
+bytes and doing its operations, and then comes a gap before the next kernel. It is a bound: real kernels are slower.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ __all__ = ["CHUNK", "GPUS", "Gpu", "GpuPoint", "Kernel", "kernels", "predict_gpu
 
 # Tokens of a prompt that are computed at once: ForwardPass::kMostTokens (ops/gpu/decoder/forward_pass.h).
 CHUNK = 256
-# Bytes of a weight in narrow Q4NX blocks: 5120 for 32 x 256.
+# Bytes per weight in narrow Q4NX blocks: 5120 for 32 x 256.
 _WEIGHT = 5120 / (32 * 256)
 _FLOAT, _CACHE = 4, 2  # bytes of activations, and of a key's or value's element in float16 or bfloat16
-# int8 activations have a scale and a sum for each 32.
+# Bytes per int8 activation: itself, and a float scale and a float sum for each 32.
 _ROUNDED = 1 + 2 * _FLOAT / 32
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU of a processor, which shares its memory.
+    """A processor's integrated GPU, which shares main memory.
 
     Attributes:
-        name: what `flownpu predict --device` calls it.
-        description: what it is.
-        lanes: additions or multiplications that begin in a cycle, in float.
-        clock: cycles a second, at most.
-        memory: bytes a second between it and main memory, as its channels have them.
+        name: its name in `flownpu predict --device`.
+        description: its product name, architecture and memory.
+        lanes: float operations that begin in one cycle; a multiply-add is one.
+        clock: maximum clock in Hz.
+        memory: bytes per second of the memory channels.
     """
 
     name: str
@@ -46,28 +45,28 @@ class Gpu:
     clock: float
     memory: float
 
-    # A 780M was seen to read 73 GB/s of the 89.6 that its channels have (DDR5-5600); taken for all.
+    # A 780M was measured to read 73 of its channels' 89.6 GB/s (DDR5-5600); the same share is assumed for all.
     READ_SHARE = 73 / 89.6
-    # Seconds between the end of a kernel and the begin of the next one that reads what it wrote: assumed.
+    # Seconds between the end of a kernel and the start of the next one, which reads its results: an assumption.
     GAP = 5e-6
 
     @property
     def read(self) -> float:
-        """Bytes a second that kernels read."""
+        """Bytes per second that kernels can read."""
         return self.memory * self.READ_SHARE
 
     @property
     def floats(self) -> float:
-        """Float operations a second: a lane multiplies and adds, once in a cycle."""
+        """Float operations per second: a lane does a multiply-add, two operations, in a cycle."""
         return 2 * self.lanes * self.clock
 
     @property
     def dots(self) -> float:
-        """Operations a second of dots of four 8-bit integers: a lane does one in a cycle."""
+        """Integer operations per second: a lane does a dot product of four int8 pairs, 8 operations, in a cycle."""
         return 8 * self.lanes * self.clock
 
 
-# Compute units of 64 lanes, and boost clocks, as AMD's product pages have them.
+# Numbers of compute units (of 64 lanes) and boost clocks from AMD's product pages.
 GPUS: dict[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
@@ -79,7 +78,7 @@ GPUS: dict[str, Gpu] = {
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch: bytes that it moves, operations in float, and of dots of integers."""
+    """One launch: the bytes that it moves, its float operations, and the operations of its int8 dot products."""
 
     name: str
     bytes: float
@@ -87,20 +86,20 @@ class Kernel:
     dots: float = 0
 
     def seconds(self, gpu: Gpu) -> float:
-        """The slower of memory and arithmetic, and a gap."""
+        """The longer of the times of memory and arithmetic, and a gap."""
         return max(self.bytes / gpu.read, self.floats / gpu.floats + self.dots / gpu.dots) + gpu.GAP
 
 
 @dataclass(frozen=True)
 class GpuPoint:
-    """A length of the context, or of the prompt.
+    """The prediction for one length of the prompt or context.
 
     Attributes:
-        context: tokens.
-        ttft_seconds: of a prompt of so many.
-        decode_tokens_per_second: after so many.
-        roof: tokens a second if nothing but reading main memory took time.
-        read_bytes: of a token.
+        context: the length in tokens.
+        ttft_seconds: time to the first token for a prompt of this length.
+        decode_tokens_per_second: decode rate at this length of the context.
+        roof: tokens per second if only reading main memory took time.
+        read_bytes: bytes that the kernels of one decoded token move.
     """
 
     context: int
@@ -111,18 +110,18 @@ class GpuPoint:
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Speed of reading the prompt."""
+        """Prefill rate: the prompt's tokens per second."""
         return self.context / self.ttft_seconds
 
 
 def kernels(decoder: DecoderShape, past: int, tokens: int, *, head: bool) -> Iterator[Kernel]:
-    """The launches of some tokens behind others, in their order; those that are alike are one object.
+    """The launches that compute tokens of one chunk, in order; equal launches are the same object.
 
     Args:
-        decoder: its sizes.
-        past: tokens before.
-        tokens: of one chunk.
-        head: whether the LM head follows, for the last of them.
+        decoder: the decoder's sizes.
+        past: tokens in the KV cache before.
+        tokens: tokens of the chunk.
+        head: whether the LM head follows, for the last token.
     """
     shape, attention = decoder.shape, decoder.shape.heads * decoder.shape.d
     packed = (shape.heads + 2 * shape.kv_heads) * shape.d
@@ -145,22 +144,23 @@ def kernels(decoder: DecoderShape, past: int, tokens: int, *, head: bool) -> Ite
 
 
 def _product(name: str, rows: int, columns: int, tokens: int, written: int = 0) -> Iterator[Kernel]:
-    """One row is multiplied as it is, in float: dequantised, multiplied, added. More are rounded first.
+    """The launches of a product of `tokens` activations [columns] with a weight [rows, columns].
 
-    `written`: results of a row, if a gate makes them fewer.
+    A single token is multiplied in float, with dequantised weights; several are rounded to int8 first. `written` is how
+    many results per token are written, if gating makes them fewer than `rows`.
     """
     weight, results = rows * columns * _WEIGHT, tokens * (written or rows) * _FLOAT
     if tokens == 1:
         yield Kernel(name, weight + columns * _FLOAT + results, floats=4 * rows * columns)
         return
     yield Kernel(f"{name}: rounding", tokens * columns * (_FLOAT + _ROUNDED), floats=6 * tokens * columns)
-    # Four more operations in float for each group of 32.
+    # Beside the dot products, four float operations for each group of 32.
     work = tokens * rows * columns
     yield Kernel(name, weight + tokens * columns * _ROUNDED + results, floats=4 * work / 32, dots=2 * work)
 
 
 def _attention(decoder: DecoderShape, window: int, past: int, tokens: int) -> Kernel:
-    """Keys and values are read once for the heads that share them; by a chunk's tokens out of the cache of the GPU."""
+    """Memory is read once for all heads that share keys and values, and for all tokens of a chunk (GPU's cache)."""
     shape = decoder.shape
     keys = [min(past + token + 1, window or past + token + 1) for token in range(tokens)]
     seen = min(past + tokens, (window or past + tokens) + tokens - 1)
@@ -170,7 +170,7 @@ def _attention(decoder: DecoderShape, window: int, past: int, tokens: int) -> Ke
 
 
 def predict_gpu(target: Target, gpu: Gpu, contexts: Sequence[int] = ()) -> list[GpuPoint]:
-    """Predicts a model at these `Target.lengths`."""
+    """Predicts a model at these context lengths (none: see `Target.lengths`)."""
     return [_point(target.decoder, gpu, context) for context in target.lengths(contexts)]
 
 

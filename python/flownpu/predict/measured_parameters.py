@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of the cost model that were measured on silicon, in the place of published ones.
+"""Parameters of the cost model that were measured on an NPU, to replace published ones.
 
-A file is JSON, an object of a parameter's name (parameters.py) and its value in the unit there, or the report of
-`flownpu selftest`, whose "measured" is such an object.
+They come from a JSON file: an object from parameters' names to values in the units of `flownpu.aie.cost.parameters`, or
+the report of `flownpu selftest`, which has such an object as "measured".
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["measured_values"]
 
-_REPORT = "measured"  # no parameter is called so
+_REPORT = "measured"  # no parameter has this name
 
 
 def measured_values(path: Path) -> Values:
-    """All parameters, those of a file as they are there.
+    """All parameters of the cost model: those of a file, and the published values of the others.
 
     Raises:
-        FlowNPUError: the file is none, or has a name that is no parameter's, or a value that is no positive number.
+        FlowNPUError: the file cannot be read, or has an unknown parameter or a value that is no positive number.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

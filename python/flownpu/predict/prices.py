@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is predicted to take on the array: the programs that `flownpu build` would write, priced.
+"""The predicted cost of a model on the array: the cost of the programs that `flownpu build` would write.
 
 Everything here is **predicted** by the cost model of `flownpu.aie.cost`; docs/model.md says from what, and how far off
-it is where it can be compared.
+predictions are where they can be compared.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["Prediction", "predicted_programs"]
 
 _TARGET = "npu2"
-_QUESTION_TOKENS = 16  # a short one, about an image
+_QUESTION_TOKENS = 16  # of a short question about an image
 
 
 @lru_cache(maxsize=4)  # programs take seconds to write and megabytes to keep; `flownpu explain` asks more than once
 def predicted_programs(decoder: DecoderShape, context: int) -> tuple[tuple[Program, ...], tuple[LeftOut, ...]]:
-    """The programs of the chip that is predicted, and what they leave out: `programs_of_decoder`.
+    """The programs for the predicted chip's array, and what they leave out; see `programs_of_decoder`.
 
     Raises:
         ValueError: the NPU's designs have no place for the decoder.
@@ -47,20 +47,20 @@ def predicted_programs(decoder: DecoderShape, context: int) -> tuple[tuple[Progr
 
 @lru_cache(maxsize=4)
 def _published_prices(device: str, decoder: DecoderShape, context: int) -> Prices:
-    """Prices with the published values, kept: the next prediction of these programs finds what this one counted."""
-    del decoder, context  # that the programs are of: calls of others may have the same names
+    """Prices with the published values, kept so that the next prediction of the same programs reuses counted calls."""
+    del decoder, context  # only part of the cache's key: calls of other programs may have the same names
     return Prices(DEVICES[device], VALUES)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A model's programs and their prices.
+    """A model's programs and their predicted cost.
 
     Attributes:
         target: the model.
-        context: positions of its caches: what the longest prompt needs.
+        context: positions of its KV caches, enough for the longest prompt.
         device: the chip.
-        values: of the cost model's parameters.
+        values: values of the cost model's parameters.
     """
 
     target: Target
@@ -70,7 +70,7 @@ class Prediction:
 
     @cached_property
     def programs(self) -> tuple[Program, ...]:
-        """A token's first, then those of chunks.
+        """The program of a token, then those of a prompt's chunks.
 
         Raises:
             ValueError: the NPU's designs have no place for the decoder.
@@ -79,21 +79,21 @@ class Prediction:
 
     @cached_property
     def prices(self) -> Prices:
-        """What the programs' calls cost on the device, with the values."""
+        """The cost of the programs' calls on the device."""
         if self.values == VALUES and self.device == DEVICES.get(self.device.name):
             return _published_prices(self.device.name, self.target.decoder, self.context)
         return Prices(self.device, self.values)
 
     def token(self, context: int) -> Cost:
-        """A token that sees so many keys, its own included; the one before left the array as it is needed."""
+        """The cost of a token that sees `context` keys, its own included, after another token's run."""
         return self.prices.of_runs([(self.programs[0], context - 1)], before=self.programs[0])
 
     def prompt(self, tokens: int) -> Cost:
-        """A prompt from an empty cache to the first token, after a token of another conversation."""
+        """The cost of a prompt from an empty cache to the first token, after another conversation's token."""
         return self.prices.of_runs(list(prompt_runs(self.programs, tokens)), before=self.programs[0])
 
     def image(self) -> Cost | None:
-        """An image and a short question, to the first token; None: the model takes none, or its decoder could not."""
+        """The cost of an image and a short question, to the first token; None: model or programs take no images."""
         if self.target.encoder is None:
             return None
         encoder = encode_program(self.target.encoder, _TARGET)
@@ -104,7 +104,7 @@ class Prediction:
         return self.prices.of_runs(runs, before=self.programs[0])
 
     def roof(self, context: int) -> float:
-        """Tokens a second if nothing but reading weights, keys and values at memory's rate took time."""
+        """Tokens per second if only reading weights, keys and values from main memory took time."""
         decoder, shape = self.target.decoder, self.target.decoder.shape
         weights = len(decoder.windows) * shape.weight_bytes + decoder.head.bytes
         keys = sum(min(window or context, context) for window in decoder.windows)

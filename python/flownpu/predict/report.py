@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is predicted to do on a chip: time to the first token, tokens a second, bandwidth, energy.
+"""A model's predicted time to the first token, tokens per second, bandwidth and energy on a chip.
 
-Everything here is **predicted**. What others published of the same model and chip is beside it.
+Everything here is **predicted**. Published numbers of the same model and chip stand beside it.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ __all__ = ["Point", "PredictionReport", "predict", "published_of"]
 
 @dataclass(frozen=True)
 class Point:
-    """One length of the context, or of the prompt.
+    """The prediction for one length of the prompt or context.
 
     Attributes:
-        context: tokens.
-        ttft_seconds: of a prompt of so many.
-        ttft_parts: seconds, by what takes them.
-        ttft_changes: of array, in them.
-        decode_tokens_per_second: after so many.
-        decode_parts: seconds of a token, by what takes them.
-        read_bytes_per_second: of main memory, while decoding.
-        roof: tokens a second if nothing but reading main memory took time.
-        decode_joules: of a token, NPU and CPU, at the published watts; None: none were published.
-        prefill_joules: of the prompt.
-        published: tokens a second (decode) and seconds (ttft) of others, by table.
+        context: the length in tokens.
+        ttft_seconds: time to the first token for a prompt of this length.
+        ttft_parts: seconds of the time to the first token, by what takes them.
+        ttft_changes: changes of the array's configuration in this time.
+        decode_tokens_per_second: decode rate at this length of the context.
+        decode_parts: seconds of a decoded token, by what takes them.
+        read_bytes_per_second: bytes per second read from main memory while decoding.
+        roof: tokens per second if only reading main memory took time.
+        decode_joules: energy of a decoded token at the published watts; None: none were published.
+        prefill_joules: energy of the prompt, likewise.
+        published: published tokens per second ("decode") and seconds ("ttft"), by the table's name.
     """
 
     context: int
@@ -61,25 +61,25 @@ class Point:
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Speed of reading the prompt, tokens a second."""
+        """Prefill rate: the prompt's tokens per second."""
         return self.context / self.ttft_seconds
 
     @property
     def roof_share(self) -> float:
-        """What decoding reaches of the roof."""
+        """The decode rate as a fraction of the roof."""
         return self.decode_tokens_per_second / self.roof
 
 
 @dataclass(frozen=True)
 class PredictionReport:
-    """Predictions of a model.
+    """The predictions for a model.
 
     Attributes:
-        model: its name.
-        device: the chip.
-        points: one for each length.
-        vision_ttft_seconds: of an image and a short question; None: the model takes no images.
-        errors: the cost model's mean error, of "decode" and "ttft", where there are published tables of the model.
+        model: the model's name.
+        device: the chip's name.
+        points: the prediction for each length.
+        vision_ttft_seconds: time to the first token for an image and a short question; None: the model takes no images.
+        errors: the cost model's mean relative error of "decode" and "ttft", if there are published tables of the model.
     """
 
     model: str
@@ -90,7 +90,7 @@ class PredictionReport:
 
     @property
     def tables(self) -> list[Table]:
-        """The published tables that the points are beside."""
+        """The published tables whose numbers stand beside the points."""
         names = (name for point in self.points for of in point.published.values() for name in of)
         return [TABLES[name] for name in dict.fromkeys(names)]
 
@@ -104,7 +104,7 @@ class PredictionReport:
         }
 
     def _series(self, quantity: str, predicted: str) -> dict[str, list[tuple[float, float]]]:
-        """By name, value over context: what is predicted, and each table's."""
+        """Curves by name, value over context: the prediction, and one for each published table."""
         series = defaultdict[str, list[tuple[float, float]]](list)
         for point in self.points:
             for name, value in {"predicted": getattr(point, predicted), **point.published[quantity]}.items():
@@ -113,10 +113,10 @@ class PredictionReport:
 
 
 def predict(target: Target, device: Device, contexts: Sequence[int] = (), values: Values = VALUES) -> PredictionReport:
-    """Predicts a model at these `Target.lengths`.
+    """Predicts a model at these context lengths (none: see `Target.lengths`).
 
     Raises:
-        FlowNPUError: as `Target.lengths`, or the NPU's designs have no place for one.
+        FlowNPUError: a length is not in 1 .. the model's context, or the NPU's designs have no place for the model.
     """
     contexts = target.lengths(contexts)
     prediction = Prediction(target, max(contexts), device, values)
@@ -147,7 +147,7 @@ def _point(prediction: Prediction, context: int) -> Point:
 
 
 def _parts(cost: Cost) -> dict[str, float]:
-    """What takes time at all, the longest first."""
+    """Seconds of all parts that take any time, the longest first."""
     return {name: value for name, value in sorted(cost.seconds.items(), key=lambda part: -part[1]) if value}
 
 
@@ -157,7 +157,7 @@ def _joules(model: str, phase: str, cost: Cost) -> float | None:
 
 
 def published_of(model: str, context: int, quantity: str) -> dict[str, float]:
-    """What tables have of it ("decode", "ttft"); tokens a second of a prompt are its time, too."""
+    """Published values of a quantity ("decode", "ttft") by table; published prefill rates count as "ttft", too."""
     found = {}
     for table in TABLES.values():
         for row in table.rows():
@@ -171,7 +171,7 @@ def published_of(model: str, context: int, quantity: str) -> dict[str, float]:
 
 
 def _errors(model: str) -> dict[str, float]:
-    """By quantity: the mean error of the tables that have the model, and no less than the mean of all tables'."""
+    """By quantity, the largest error of the tables that have the model, at least the mean error of all tables."""
     found: dict[str, float] = {}
     for quantity, of in (("decode", {"decode"}), ("ttft", {"ttft", "prefill"})):
         tables = {name: error for name, error in ERRORS.items() if TABLES[name].quantity in of}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is predicted: a model by its name, its folder (converted, of GenAI, or a checkpoint), or its config.json."""
+"""The model to predict: given by its name, its folder (converted, of GenAI, or a checkpoint), or its config.json."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Target", "known", "nearest", "target"]
 
-# The towers of known models.
+# Vision towers of known models.
 _ENCODERS = {"gemma3-4b": "siglip"}
 
 
@@ -36,9 +36,9 @@ class Target:
     """A model whose speed is predicted.
 
     Attributes:
-        name: what it is called; for those of published tables, the tables' name.
+        name: the model's name; the same as in published tables, if they have it.
         decoder: its layers and LM head.
-        encoder: of images, if it takes them.
+        encoder: its image encoder; None: it takes no images.
     """
 
     name: str
@@ -46,10 +46,10 @@ class Target:
     encoder: EncoderShape | None = None
 
     def lengths(self, asked: Sequence[int] = ()) -> list[int]:
-        """Those that are asked for; without any, 1k, 2k and so on, as far as the model goes.
+        """Context lengths to predict, in tokens: those of `asked`, or else 1k, 2k, 4k .. up to the model's context.
 
         Raises:
-            FlowNPUError: one is not in 1 .. the model's longest context.
+            FlowNPUError: a length is not in 1 .. the model's longest context.
         """
         longest = self.decoder.positions
         for length in asked:
@@ -62,7 +62,7 @@ def target(text: str) -> Target:
     """The model of a name, a folder or a file.
 
     Raises:
-        FlowNPUError: there is none, or the NPU's designs have no place for it; with the nearest names.
+        FlowNPUError: there is none (the message has the nearest names), or the NPU's designs have no place for it.
         MissingDependencyError: a graph is to be read, and onnx_ir is not installed.
     """
     if text in SHAPES:
@@ -90,7 +90,7 @@ def known(name: str) -> Target:
 
 
 def nearest(text: str, names: Mapping[str, object]) -> str:
-    """Words that end a message about a name that is none: the nearest ones, or all."""
+    """The end of an error message about an unknown name: the most similar of `names`, or all of them."""
     close = difflib.get_close_matches(text.lower(), names, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(close)}?" if close else f"; known are {', '.join(names)}"
 
@@ -103,7 +103,7 @@ def _of_file(path: Path) -> Target:
 
 
 def _of_configuration(config: Mapping[str, Any], where: str, block: int = 0) -> DecoderShape:
-    """The decoder that a checkpoint's configuration describes, as conversion writes it; `block`: tokens of an image.
+    """The shape of the decoder that conversion makes of a checkpoint's configuration; `block`: tokens of an image.
 
     Raises:
         ConversionError: the family is not supported.
@@ -139,7 +139,7 @@ def _of_configuration(config: Mapping[str, Any], where: str, block: int = 0) -> 
 
 
 def _of_graph(path: Path) -> Target:
-    """The decoder that a session finds in a graph; of one that is not converted, as it would be converted."""
+    """The decoder that a session finds in a graph; a graph without FlowNPU's operators is rewritten first."""
     file, settings = locate_graph(path)
     model = load_model(file, purpose="flownpu predict")
     with reading(file):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far off the model is of published tables that it was not fitted to: each is left out once.
+"""Leave-one-out validation: how far predictions are from published tables to which the cost model was not fitted.
 
 As a program it prints the report, and the parameters fitted to all tables:
 
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ERRORS", "FITTED", "Compared", "fit", "fitted", "fitted_tables", "predicted", "summary", "validate"]
 
-# What is fitted to which tables. A token's time is a part of a prompt's, so the decode tables come first.
+# Quantities of tables, and the parameters that are fitted to them. A token's time is part of a prompt's, so the decode
+# tables come first.
 FITTED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("decode",): ("channel_read", "host_per_logit"),
     ("ttft", "prefill"): ("vector_element", "score_element"),
 }
-# The mean absolute errors of the tables below, of which a prediction's range is made; a test compares them.
+# The mean absolute errors that `validate` finds, from which a prediction's range is made; a test compares them.
 ERRORS: dict[str, float] = {
     "gemma3-1b-ttft": 0.145,
     "gemma3-4b-ttft": 0.006,
@@ -50,19 +51,19 @@ ERRORS: dict[str, float] = {
 
 @dataclass(frozen=True)
 class Compared:
-    """A published number and what is predicted of it."""
+    """A published number and its prediction."""
 
     row: Row
     predicted: float
 
     @property
     def error(self) -> float:
-        """Relative: 0.1 is ten percent more than published."""
+        """The relative error: 0.1 means that the prediction is ten percent above the published number."""
         return self.predicted / self.row.value - 1
 
 
 def predicted(row: Row, values: Values) -> float:
-    """A row's quantity, as predicted of the papers' implementation."""
+    """A row's quantity, as predicted for the papers' implementation, in the row's unit."""
     table, of = TABLES[row.table], known(row.model)
     device = DEVICES[table.device]
     if table.quantity == "decode":
@@ -75,7 +76,7 @@ def predicted(row: Row, values: Values) -> float:
 
 
 def fit(names: Sequence[str], rows: Sequence[Row], predict: Callable[[Row, Values], float], values: Values) -> Values:
-    """The values with which log(predicted / published) is least, in squares, over all rows."""
+    """The values, with those of `names` fitted: least squares of log(predicted / published) over all rows."""
 
     def errors(found: Mapping[str, float]) -> list[float]:
         return [math.log(predict(row, {**values, **found}) / row.value) for row in rows]
@@ -84,7 +85,7 @@ def fit(names: Sequence[str], rows: Sequence[Row], predict: Callable[[Row, Value
 
 
 def fitted(tables: Iterable[Table], values: Values = VALUES) -> Values:
-    """All parameters, those of `FITTED` fitted to these tables."""
+    """All parameters, with those of `FITTED` fitted to these tables."""
     tables = list(tables)
     for quantities, names in FITTED.items():
         rows = [row for table in tables if table.quantity in quantities for row in table.rows()]
@@ -98,9 +99,9 @@ def fitted_tables() -> list[Table]:
 
 
 def validate() -> dict[str, list[Compared]]:
-    """Each table of the papers' software, predicted with parameters that were fitted to the others.
+    """Predicts each table of the papers' software with parameters that were fitted to the others.
 
-    Those that are held out are fitted to in no case.
+    Held-out tables are never used for a fit.
     """
     report, everything = {}, fitted(fitted_tables())
     for table in TABLES.values():
@@ -113,13 +114,13 @@ def validate() -> dict[str, list[Compared]]:
 
 
 def summary(compared: list[Compared]) -> tuple[float, float]:
-    """The mean absolute error, and the worst."""
+    """The mean and the maximum of the absolute errors."""
     errors = [abs(one.error) for one in compared]
     return mean(errors), max(errors)
 
 
 def markdown(report: dict[str, list[Compared]]) -> str:
-    """The report as tables of a page: the error of every row."""
+    """The report as Markdown tables: the mean and worst errors, and the error of every row."""
     lines = ["| table | rows | mean absolute error | worst | |", "|---|---|---|---|---|"]
     for name, compared in report.items():
         average, worst = summary(compared)

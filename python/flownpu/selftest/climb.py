@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Climbs the ladder: builds each group of rungs, runs each rung in a process of its own, compares, and goes on."""
+"""Climbs the ladder: builds each group of rungs, runs each rung in a process of its own, and compares its results."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 __all__ = ["Climber", "Outcome", "Result"]
 
 _LOG = "log.txt"
-_SHOWN = 2000  # characters of a process's last words
-_ENDED = 5  # seconds for a killed process to be gone
+_SHOWN = 2000  # characters of a failed process's output, from its end, in a result's text
+_ENDED = 5  # seconds that a killed process may take to end
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a rung.
+    """The result of a rung.
 
     Attributes:
-        rung: its name.
-        outcome: of it.
+        rung: the rung's name.
+        outcome: how it ended.
         text: what went wrong; "": nothing.
-        share: the largest error in tolerances; None: nothing was compared.
+        share: the largest error as a multiple of its tolerance; None: nothing was compared.
         error: the largest error.
-        work: see Rung.
-        run: what was timed; None: it did not end.
-        folder: what to send if it went wrong.
+        work: see `Rung`.
+        run: the run's times; None: it did not end.
+        folder: the folder to send with a report if it went wrong.
     """
 
     rung: str
@@ -69,26 +69,26 @@ class Result:
 
     @property
     def seconds(self) -> float | None:
-        """Time of a run: the median of those after the first, which may load what others find loaded."""
+        """Time of a run: the median without the first run, which may load what later runs find loaded."""
         return None if self.run is None else median(self.run.seconds[1:] or self.run.seconds)
 
     @property
     def read_seconds(self) -> float | None:
-        """Time of reading back its result: the median."""
+        """Median time of reading back a run's result; None if it was not read."""
         return median(self.run.read_seconds) if self.run is not None and self.run.read_seconds else None
 
 
 @dataclass(frozen=True)
 class Climber:
-    """Who climbs.
+    """Runs the rungs of a ladder.
 
     Attributes:
         target: npu1 or npu2.
-        output: folder for what is built and found.
-        toolchain: compiles for an NPU; None: the emulator.
-        seconds: that a rung's runs may take; None: what the rung says.
-        runs: of each rung.
-        seed: of the inputs.
+        output: folder for artifacts and results.
+        toolchain: compiles for an NPU; None: the emulator runs the programs.
+        seconds: time limit of all runs of a rung; None: the rung's own.
+        runs: runs of each rung.
+        seed: seed of the random inputs.
     """
 
     target: str
@@ -101,7 +101,7 @@ class Climber:
     def climb(
         self, rungs: Sequence[Rung], report: Callable[[str, str], None] = lambda _what, _rung: None
     ) -> Iterator[Result]:
-        """The result of each rung; `report` hears what is done for which one."""
+        """Yields the result of each rung; `report` is called with "build" or "run" and the rung's name."""
         for group, members in groupby(rungs, lambda rung: rung.group):
             yield from self._group(group, list(members), report)
 
@@ -111,7 +111,7 @@ class Climber:
             trials = []
             for rung in rungs:
                 report("build", rung.name)
-                # By its name, so that a rung's inputs do not depend on which others are chosen.
+                # Seeded with its name, so that a rung's inputs do not depend on which other rungs are chosen.
                 trials.append(rung.make(np.random.default_rng([self.seed, zlib.crc32(rung.name.encode())])))
             self._build(folder, trials)
         except Exception as error:  # noqa: BLE001 (whatever is wrong with one group, the others are to be climbed)
@@ -131,7 +131,7 @@ class Climber:
             write_compiled(ArtifactFolder(folder, self.target, self.toolchain, versions=versions), programs)
 
     def _run(self, rung: Rung, trial: Trial, artifacts: Path) -> Result:
-        """Runs a trial in a process of its own, and compares."""
+        """Runs a trial in a process of its own, and compares its results."""
         folder = self.output / "rungs" / _file_name(rung.name)
         shutil.rmtree(folder, ignore_errors=True)
         request = Request(
@@ -147,7 +147,7 @@ class Climber:
                 code = process.wait(seconds)
             except subprocess.TimeoutExpired:
                 return replace(result, outcome=Outcome.TIMED_OUT, text=_end(process, seconds))
-            except BaseException:  # Ctrl-C is not to leave a process that holds the device
+            except BaseException:  # Ctrl-C must not leave a process that holds the device
                 process.kill()
                 raise
         if code != 0:
@@ -158,12 +158,12 @@ class Climber:
 
 
 def worker_command(folder: Path) -> list[str]:
-    """What runs a rung's process."""
+    """The command that runs a rung's process."""
     return [sys.executable, "-m", "flownpu.selftest.worker", str(folder)]
 
 
 def _end(process: subprocess.Popen[bytes], seconds: float) -> str:
-    """Ends a process that took too long; one that the driver holds does not end."""
+    """Kills a process that took too long; returns what to say, also if the process does not end, held by the driver."""
     process.kill()
     text = f"expected it to end within {seconds:g} s, and it did not"
     try:
@@ -174,7 +174,7 @@ def _end(process: subprocess.Popen[bytes], seconds: float) -> str:
 
 
 def _compared(result: Result, trial: Trial, folder: Path) -> Result:
-    """Compares what a run left with what was expected."""
+    """Compares the buffers that a run left with the expected ones."""
     run = Run(**json.loads((folder / f"{FOUND}.json").read_text(encoding="utf-8")))
     with np.load(folder / f"{FOUND}.npz") as file:
         found = {name: file[name] for name in file.files}

@@ -44,14 +44,14 @@ __all__ = ["SHAPE", "decoder_rungs"]
 SHAPE = LayerShape(256, 4, 2, 64, 512, "geglu", post_norms=True, qk_norm=True)
 _LAYERS = [Layer(64, 0), Layer(None, 1), Layer(40, 0)]
 _CONTEXT = 256
-_SPLIT_CONTEXT = 560  # positions that the 28 tiles share: the cache ends where they do
+_SPLIT_CONTEXT = 560  # with split keys: a multiple of the 28 tiles, so that each has the same number of positions
 _VOCABULARY = 512
-_POSITION, _SPLIT_POSITION = 100, 550  # with split keys every tile has some
-_TOKENS, _CHUNK = 50, 64  # of the prompt; the rest of the chunk is empty
+_POSITION, _SPLIT_POSITION = 100, 550  # at 550 every tile has some of the split keys
+_TOKENS, _CHUNK = 50, 64  # tokens of the prompt, and of the chunk, whose rest is empty
 
 
 def decoder_rungs(target: str) -> Iterator[Rung]:
-    """The rungs; none on npu1, which the decode layer does not fit. `work` of layers: how many they are."""
+    """The rungs; none on npu1, which the decode layer does not fit. `work` of the layers' rungs: number of layers."""
     if target != "npu2":
         return
     for name, layers in (("decode_layer", 1), ("decode_layer, two layers", 2)):
@@ -63,7 +63,7 @@ def decoder_rungs(target: str) -> Iterator[Rung]:
 
 
 def _layers(name: str, way: str, count: int, context: int, position: int, rng: Rng) -> Trial:
-    """Layers of a token, in one call; `way`: of attention."""
+    """Layers of a token, in one call; `way` is how attention is shared among tiles ("pairs", "split")."""
     call = random_call(SHAPE, rng, position, [Layer()] * count, context, way=way)
     made = fixed_call("decode_layer", f"decode_layer-{way}", f"layers{count}", call.program)
     given = {f"{made.name} {buffer}": content for buffer, content in call.buffers().items()}
@@ -79,7 +79,7 @@ def _layers(name: str, way: str, count: int, context: int, position: int, rng: R
 
 
 def _token(rng: Rng) -> Trial:
-    """All layers and the LM head, over a cache that is full of numbers."""
+    """A token through all layers and the LM head, with a KV cache full of random numbers."""
     call = random_call(SHAPE, rng, _POSITION, _LAYERS, _CONTEXT, tables=2)
     call = replace(
         call, update=np.zeros_like(call.update), scale=SHAPE.d**-0.5, vocabulary=_VOCABULARY,
@@ -87,7 +87,7 @@ def _token(rng: Rng) -> Trial:
         final_norms=bf16(rng.uniform(0.5, 1.5, (SHAPE.entry_norms, SHAPE.hidden))),
     )  # fmt: skip
     given = call.buffers()
-    del given["state"]  # is written as a session writes it
+    del given["state"]  # the host writes it before the run, as in a session
     choice = decode_program(_decoder(), "npu2", _CONTEXT, ways=[call.design.way])
     program = replace(choice.program, kind="token", attributes={})
     expected = expectation(call, rng)
@@ -99,21 +99,21 @@ def _token(rng: Rng) -> Trial:
 
 
 def _of_cache(call: LayerInputs, what: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The position's keys and values, or all others."""
+    """From the cache, the keys and values of the token's position, or those of all other positions."""
     cache = found["cache"].view(BFLOAT16).reshape(call.cache.shape)
     part = cache[:, call.position] if what == "position" else np.delete(cache, call.position, axis=1)
     return np.asarray(part.reshape(-1))
 
 
 def _prompt(target: str, rng: Rng) -> Trial:
-    """A chunk that its tokens do not fill: the keys and values of all layers."""
+    """A prompt that does not fill its chunk; compared are the keys and values of all layers."""
     weights = [random_layer(SHAPE, rng) for _ in _LAYERS]
     rotary = np.stack([rotary_table(_CONTEXT, SHAPE.d, base) for base in (1e4, 1e6)])
     hidden = bf16(rng.normal(size=(_TOKENS, SHAPE.hidden)) * 3)
     model = PrefillModel(SHAPE, _LAYERS, weights, rotary, SHAPE.d**-0.5, rng)
     for _ in model.prefill(hidden, 0):
-        pass  # what each step makes; the last layer's keys and values hang on all of it
-    # What the program of a token reads behind the layers' weights: the head's, and the final norms.
+        pass  # its steps are not compared here: the last layer's keys and values depend on all of them
+    # Zeros for what only a token's program reads behind the layers' weights: the LM head's and the final norms.
     head, norms = Projection(_VOCABULARY, SHAPE.hidden).bytes, SHAPE.entry_norms * SHAPE.line
     given = {
         "weights": np.concatenate([*(layer.blocks() for layer in weights), np.zeros(head, np.uint8)]),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rungs' times tell of the cost model's parameters (aie/cost/parameters.py).
+"""Derives the cost model's parameters (aie/cost/parameters.py) from the rungs' times.
 
-Two rungs of one array that differ in `work` only, whatever that counts, give its cost without the dispatch's:
-(seconds, more - seconds) / (work, more - work). Cycles are those of the highest clock (aie/plan/limits.py), as they are
-in the model. On the emulator time means nothing, so nothing is derived there.
+Two rungs of one array, NAME and "NAME, more", that differ only in `work` give the cost of a unit of work without the
+dispatch: the difference of their seconds divided by the difference of their work. Cycles are those of the highest clock
+(aie/plan/limits.py), as in the model. The emulator's times mean nothing, so nothing is derived from them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["MEASURES", "Measure", "Measurement", "Times", "measure"]
 
 _VECTORS = ("rms_norm", "rope", "geglu", "swiglu")
-_ATTENTION = DecodeLayer(SHAPE).attention  # of the rungs that tell a wait
-_DECODE_STREAMS = STREAMS * _ATTENTION.columns  # of weights
+_ATTENTION = DecodeLayer(SHAPE).attention  # of the decode_layer rungs, from which "wait" is derived
+_DECODE_STREAMS = STREAMS * _ATTENTION.columns  # streams of weights in these rungs
 
 
 class Times:
@@ -52,16 +52,16 @@ class Times:
         return self._results[rung].work
 
     def cost(self, rung: str) -> float:
-        """Seconds for a unit of the rung's work. Raises KeyError likewise."""
+        """Seconds per unit of the rung's work. Raises KeyError if it or its "more" has not passed."""
         more = f"{rung}, more"
         return (self.seconds(more) - self.seconds(rung)) / (self.work(more) - self.work(rung))
 
     def cycles(self, rung: str) -> float:
-        """Cycles of one core for a unit of the rung's work. Raises KeyError likewise."""
+        """Cycles of one core per unit of the rung's work. Raises KeyError like `cost`."""
         return self.clock * self.cost(rung)
 
     def reading(self, rung: str) -> float:
-        """Seconds for a value of the result, read and compared. Raises KeyError likewise."""
+        """Seconds per value of the result, to read it and compare it. Raises KeyError if the rung has not passed."""
         result = self._results[rung]
         if result.run is None or result.read_seconds is None:
             raise KeyError(rung)
@@ -69,13 +69,14 @@ class Times:
 
 
 class Measure(NamedTuple):
-    """How a number follows from the rungs.
+    """How a parameter is computed from the rungs.
 
     Attributes:
-        name: of the parameter, if the model has it.
-        unit: of it.
-        formula: of it, for people; T(rung) are a run's seconds, d more rungs less the ones before.
-        value: of it. Raises KeyError for a rung that did not pass.
+        name: the parameter's name; the cost model may not have it.
+        unit: its unit.
+        formula: the formula for people. T(rung) is a run's seconds; d is the difference between "more" and the rung
+            without it.
+        value: computes the value. Raises KeyError for a rung that did not pass.
     """
 
     name: str
@@ -86,15 +87,15 @@ class Measure(NamedTuple):
 
 @dataclass(frozen=True)
 class Measurement:
-    """A number that was measured, or why it was not.
+    """A parameter that was measured, or the reason why it was not.
 
     Attributes:
-        name: of the parameter.
-        value: of it; None: it was not measured.
-        unit: of it.
-        formula: it follows from.
-        assumed: by the cost model; None: it has no such parameter.
-        reason: that it was not measured; "": it was.
+        name: the parameter's name.
+        value: its value; None: it was not measured.
+        unit: its unit.
+        formula: how it is computed, see `Measure`.
+        assumed: the value that the cost model assumes; None: it has no such parameter.
+        reason: why it was not measured; "": it was.
     """
 
     name: str
@@ -106,7 +107,7 @@ class Measurement:
 
 
 def measure(results: Iterable[Result], target: str) -> list[Measurement]:
-    """What can be told from the rungs that passed."""
+    """All parameters, measured as far as their rungs passed."""
     times = Times(results, target)
     return [_measured(each, times) for each in MEASURES]
 
@@ -126,14 +127,14 @@ def _measured(each: Measure, times: Times) -> Measurement:
 
 
 def _array_change(times: Times) -> float:
-    """The two arrays' calls alone, half as many each as there are changes, leave the changes."""
+    """Seconds of a change of array: "arrays in turn" without its calls, of which each array has half the changes."""
     changes = times.work("arrays in turn")
     calls = changes / 2 * (times.seconds("dequant_engine bf16") + times.seconds("gemm bf16"))
     return (times.seconds("arrays in turn") - calls) / changes
 
 
 def _wait(times: Times) -> float:
-    """A layer less its weights on the streams; its few keys are nothing beside them."""
+    """Seconds of a wait: a layer's time without that of its weights on the streams; its few keys are negligible."""
     layer = times.seconds("decode_layer, two layers") - times.seconds("decode_layer")
     return (layer - SHAPE.weight_bytes * times.cost("copy") / _DECODE_STREAMS) / _ATTENTION.waits
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of something that was tried, and how a report writes it."""
+"""How a trial ended, and how a report writes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Outcome", "finite"]
 
 
 class Outcome(StrEnum):
-    """What became of a rung of the ladder, or of a kernel's variant."""
+    """How a rung of the ladder, or a kernel's variant, ended."""
 
     PASSED = "passed"
     WRONG = "wrong"
@@ -21,6 +21,6 @@ class Outcome(StrEnum):
 
 
 def finite(record: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: what is infinitely far off is null, and `text` says what came."""
+    """A record with None for numbers that are not finite, which JSON lacks; the record's `text` says what came."""
     infinite = [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]
     return record | dict.fromkeys(infinite)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a climb: what a person sends, and what `flownpu predict --measured` reads."""
+"""The report of the self-test, which users can send, and which `flownpu predict --measured` reads."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class SelftestReport:
-    """What became of the ladder.
+    """The results of the ladder.
 
     Attributes:
         device: emulate or npu.
         target: npu1 or npu2.
-        toolchain: versions of what compiled; none for the emulator.
-        results: of the rungs.
+        toolchain: versions of the compilers; empty for the emulator.
+        results: the rungs' results.
     """
 
     device: str
@@ -44,16 +44,16 @@ class SelftestReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every rung did."""
+        """Whether every rung passed."""
         return all(result.passed for result in self.results)
 
     @property
     def measurements(self) -> list[Measurement]:
-        """What the times tell; nothing on the emulator, where they mean nothing."""
+        """The parameters derived from the rungs' times; none on the emulator, whose times mean nothing."""
         return [] if self.device == "emulate" else measure(self.results, self.target)
 
     def document(self) -> dict[str, Any]:
-        """The report for programs. `measured` has the cost model's parameters: name to number."""
+        """The report as a JSON document. `measured` has the cost model's parameters: name to number."""
         measurements = self.measurements
         runtimes = [result.run.runtime for result in self.results if result.run is not None]
         return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rung of the ladder: a program, what it is given, and what must come out."""
+"""A rung of the ladder: a program, its inputs, and its expected results."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ __all__ = ["Check", "Rung", "Trial", "call_of_case", "check_of_case", "given_of_
 
 @dataclass(frozen=True)
 class Check:
-    """What must come out.
+    """A comparison with an expected result.
 
     Attributes:
-        what: is compared, for people.
-        select: picks it from all that was found: bytes by buffer, and worker.MADE in f32.
+        what: name of what is compared, for people.
+        select: picks it from the run's results: bytes by buffer, and under worker.MADE the f32 that the host reads.
         expected: float64.
-        tolerance: of each element.
+        tolerance: absolute tolerance of each element.
     """
 
     what: str
@@ -44,21 +44,21 @@ class Check:
     tolerance: np.ndarray | float
 
     def compare(self, found: Mapping[str, np.ndarray]) -> Deviation:
-        """How far it is off."""
+        """How far the results are off."""
         return compare(self.select(found), self.expected, self.tolerance)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A run.
+    """What a rung runs and compares.
 
     Attributes:
-        program: is run; its kind is the rung's name.
-        given: what its buffers begin with, by name.
-        wanted: buffers that are looked at afterwards.
-        checks: what must come out.
-        position: of the first token.
-        rows: that the host writes before a run, f32; None: none.
+        program: the program that is run; its kind is the rung's name.
+        given: initial contents of its buffers, by name.
+        wanted: buffers that are read afterwards.
+        checks: the comparisons.
+        position: position of the first token.
+        rows: activations that the host writes before each run, f32; None: none.
     """
 
     program: Program
@@ -71,14 +71,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Rung:
-    """A rung.
+    """A rung of the ladder.
 
     Attributes:
-        name: of it, and of its program.
+        name: name of the rung and of its program.
         group: rungs of one group follow one another, and are built into one folder: they share arrays.
-        make: makes its trial.
-        work: how much of what its measurement counts, see measures.py.
-        seconds: that its runs may take, all together.
+        make: makes its trial from random numbers.
+        work: the amount of work in a run, in units of its own: bytes, calls, operations; see measures.py.
+        seconds: time limit of all its runs together.
     """
 
     name: str
@@ -89,18 +89,18 @@ class Rung:
 
 
 def call_of_case(case: Case, array: str, name: str) -> ArtifactCall:
-    """The call of a case, as one that is the same at all positions; `name`: of the rung."""
+    """A case's call, which is the same at all positions; `name` is the rung's."""
     return fixed_call(array, array, re.sub(r"\W+", "-", name), case.program)
 
 
 def trial_of_cases(cases: Sequence[Case], name: str, array: str, *, made: bool = False) -> Trial:
-    """A program of one call.
+    """A trial of one call.
 
     Args:
-        cases: of that call, which compare one output each; there is at least one.
-        name: of the rung.
+        cases: cases of this call, at least one; each compares one output.
+        name: name of the rung.
         array: name of its array.
-        made: the host reads the first case's output as it reads a model's.
+        made: whether the host reads the first case's output as it reads a model's logits.
     """
     first = cases[0]
     call = call_of_case(first, array, name)
@@ -111,7 +111,7 @@ def trial_of_cases(cases: Sequence[Case], name: str, array: str, *, made: bool =
 
 
 def given_of_case(case: Case, call: ArtifactCall) -> dict[str, np.ndarray]:
-    """A case's inputs, as the buffers of `program_of`."""
+    """A case's inputs, by the names that `program_of` gives the buffers."""
     return {f"{call.name} {buffer}": content for buffer, content in case.inputs.items()}
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ladder's rungs up to designs: a copy, each kernel, each design; decoder.py has those above.
+"""The ladder's lower rungs: a copy, each kernel, each design; decoder.py has the upper ones.
 
-Rungs called "..., more" are those before them with more to do: their times tell what measures.py derives. How much
-more is for who climbs: on an NPU enough to be told from a dispatch's 50 us, on the emulator, whose time means nothing,
-next to nothing.
+A rung called "NAME, more" is the rung NAME with more work; measures.py derives parameters from the difference of their
+times. On an NPU it has enough work for a time that stands out from a dispatch's 50 us, on the emulator, whose times
+mean nothing, only a little.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ladder"]
 
-_CHANGES = 16  # of arrays, in `arrays in turn`
+_CHANGES = 16  # changes of array in the rung `arrays in turn`
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """How much the rungs called "more" do: rows copied, rows read, calls of a kernel, keys before a prompt, a GEMM."""
+    """Work of the "more" rungs: rows copied, rows read, calls of a kernel, keys before a prompt, a GEMM's m, k, n."""
 
     copied: int
     read: int
@@ -56,9 +56,9 @@ class _Sizes:
     gemm: tuple[int, int, int]
 
 
-# 4096 rows of 2 KB take 1.6 ms on one stream; 2048 rows of two streams, 16 MB, 0.25 ms of main memory; 2000 calls of
-# the shortest kernel, a vector's 0.2 cycles an element, 0.2 ms; 2048 keys of 128 tokens 0.2 ms, and the GEMM 0.3 ms, at
-# the rates of aie/cost/parameters.py.
+# At the rates of aie/cost/parameters.py, 4096 rows of 2 KB take 1.6 ms on one stream; 2048 rows of two streams, 16 MB,
+# 0.25 ms of main memory; 2000 calls of the shortest kernel, a vector's with 0.2 cycles per element, 0.2 ms; 2048 keys
+# for 128 tokens 0.2 ms, and the GEMM 0.3 ms.
 _MANY = _Sizes(4096, 2048, 2001, 2048, (1024, 2048, 1024))
 _FEW = _Sizes(256, 128, 5, 128, (256, 512, 1024))
 
@@ -68,7 +68,7 @@ def ladder(target: str, *, many: bool) -> list[Rung]:
 
     Args:
         target: npu1 or npu2.
-        many: "more" is enough to be timed.
+        many: whether the "more" rungs have enough work to be timed.
 
     Raises:
         ValueError: there is no such target.
@@ -101,7 +101,7 @@ class _Ladder:
     # --- Copies -------------------------------------------------------------------------------------------------------
 
     def _copies(self) -> Iterator[Rung]:
-        """`work`: bytes that are read."""
+        """Copies; their `work` is the bytes that are read."""
         one, all_of_them = Copy(self.target, 1024, 1024), Copy(self.target, 2048, 16, self._columns, 2)
         for name, design, count in (
             ("copy", one, 16),
@@ -116,7 +116,7 @@ class _Ladder:
     # --- Kernels ------------------------------------------------------------------------------------------------------
 
     def _kernels(self) -> Iterator[Rung]:
-        """`work`: calls of the kernel; where its measure is of elements, these."""
+        """Kernels on one tile; their `work` is the calls or, if the parameter is per element, the elements."""
         for kernel, operands in KERNELS.items():
             if kernel.endswith("bfp16") and "bfp16" not in self._weights:
                 continue
@@ -126,7 +126,7 @@ class _Ladder:
                 yield _rung(name, f"kernel {kernel}", cases, work=calls * (operands.elements or 1))
 
     def _alone(self, design: OneTile, calls: int, rng: Rng) -> list[Case]:
-        """What a kernel's design gives for one call of it is what it gives alone."""
+        """The case of a kernel on one tile: after any number of equal calls, the result is that of one call."""
         target = self.target
         makers: dict[str, Callable[[], Case]] = {
             "fused_dqp": lambda: projections.fused_dqp_case(FusedDQP(target, 256, 16), 32, 256, rng),
@@ -148,7 +148,7 @@ class _Ladder:
     # --- Operators on rows --------------------------------------------------------------------------------------------
 
     def _rows(self) -> Iterator[Rung]:
-        """The kernels that have three operands, each on one tile; then all columns."""
+        """Kernels with three operands on one tile, then operators on all columns."""
         target, cores = self.target, self._columns
 
         def both(design: Any, make: Callable[..., Case], count: int, rng: Rng) -> list[Case]:
@@ -176,7 +176,7 @@ class _Ladder:
     # --- Projections --------------------------------------------------------------------------------------------------
 
     def _projections(self) -> Iterator[Rung]:
-        """`work` of "gemm bf16": operations; of "arrays in turn": changes of array."""
+        """Projections; `work` of "gemm bf16" is operations, of "arrays in turn" changes of array."""
         target, (m, k, n) = self.target, self.sizes.gemm
         tiles = 4 * self._columns
         for epilogue in ("none", "geglu", "swiglu"):
@@ -204,7 +204,7 @@ class _Ladder:
     # --- Attention ----------------------------------------------------------------------------------------------------
 
     def _attention(self) -> Iterator[Rung]:
-        """`work` of NCA: multiply-adds."""
+        """Attention; `work` of "nca" (non-causal attention) is multiply-adds."""
         target, columns = self.target, self._columns
         decode = FlowKV(target, 8, 4, 64)
         for name, window in (("flow_kv", None), ("flow_kv window", 40)):
@@ -238,7 +238,7 @@ def _rung(name: str, group: str, cases: _Cases, *, array: str = "", work: float 
 
 
 def _in_turn(first: Callable[..., Case], second: Callable[..., Case], rng: Rng) -> Trial:
-    """Two arrays' calls, one after the other and again: each is a change of array."""
+    """Calls of two arrays in turn, so that each call changes the array."""
     cases = {"dequant_engine": first(rng=rng), "gemm": second(rng=rng)}
     pairs = [(case, call_of_case(case, array, f"in turn {array}")) for array, case in cases.items()]
     given = {name: content for pair in pairs for name, content in given_of_case(*pair).items()}

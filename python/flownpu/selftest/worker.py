@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one program in a process of its own: what hangs or crashes on a device ends this process, not the ladder.
+"""Runs one program in a process of its own, so that a hang or crash on a device ends this process, not the ladder.
 
     python -m flownpu.selftest.worker FOLDER
 
-FOLDER has `request.json` and `given.npz`; `found.npz` and `found.json` are written there. What goes wrong is said on
-stderr, in the words of whoever found it, with exit code 1.
+FOLDER has `request.json` and `given.npz`; `found.npz` and `found.json` are written there. On an error the message is
+written to stderr, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from flownpu._native import ProgramRunner
 __all__ = ["FOUND", "GIVEN", "MADE", "REQUEST", "ROWS", "Request", "Run", "write_request"]
 
 REQUEST, GIVEN, FOUND = "request.json", "given.npz", "found"
-MADE = "made"  # what the host reads of a program's result, in f32, among the buffers that are found
-ROWS = "rows"  # those that the host writes, beside the buffers given: no program's buffer is called so
+MADE = "made"  # key in found.npz of the result that the host reads, f32; the other keys are names of buffers
+ROWS = "rows"  # key in given.npz of the rows that the host writes, f32; no program has a buffer of this name
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Request:
     """What to run.
 
     Attributes:
-        artifacts: folder of the program.
-        emulated: on the emulator, else on the NPU.
-        kind: of the program.
-        position: of the first token.
-        wanted: buffers to look at after the first run.
-        made: whether the program has a result for the host to read.
-        runs: of the program, of which the first one's results count.
+        artifacts: folder of the program's artifacts.
+        emulated: whether the emulator runs it, not the NPU.
+        kind: the program's kind.
+        position: position of the first token.
+        wanted: buffers to read after the first run.
+        made: whether the program has a result that the host reads.
+        runs: number of runs; the first one's results are kept.
     """
 
     artifacts: str
@@ -52,13 +52,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Run:
-    """What became of it.
+    """The times of a request's runs.
 
     Attributes:
-        runtime: what ran it.
-        seconds: of each run.
-        read_seconds: of each reading of the result, with the choice of its largest value; none without one.
-        values: of the result.
+        runtime: description of the NPU's driver or of the emulator.
+        seconds: seconds of each run.
+        read_seconds: seconds to read each run's result and find its largest value; empty if there is no result.
+        values: number of values in the result.
     """
 
     runtime: str
@@ -68,7 +68,7 @@ class Run:
 
 
 def write_request(folder: Path, request: Request, given: dict[str, np.ndarray], rows: np.ndarray | None) -> None:
-    """Writes what the worker reads."""
+    """Writes the request and its buffers into the worker's folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / REQUEST).write_text(json.dumps(asdict(request)), encoding="utf-8")
     content = {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in given.items()}
@@ -76,7 +76,7 @@ def write_request(folder: Path, request: Request, given: dict[str, np.ndarray], 
 
 
 def main(folder: Path) -> None:
-    """Runs a request's program."""
+    """Runs a request's program, and writes its results into the folder."""
     request = Request(**json.loads((folder / REQUEST).read_text(encoding="utf-8")))
     with np.load(folder / GIVEN) as file:
         given = {name: file[name] for name in file.files}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answers to one request while they are computed: admission, time, cancelling, and what is measured."""
+"""The answers to one request while they are computed: admission, time limit, cancelling and measurements."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ __all__ = ["Answers", "Times"]
 
 @dataclass
 class Times:
-    """When one answer was asked for, begun and written, by time.perf_counter()."""
+    """When one answer was asked for, begun and written: seconds of time.perf_counter(); 0 if it has not happened."""
 
     asked: float
     started: float = 0.0
@@ -30,14 +30,14 @@ class Times:
 
 @dataclass(eq=False)
 class Answers:
-    """Asks one model some questions; yields the number of a question and an event of its answer.
+    """Asks one model some questions; iterating yields pairs of a question's index and an event of its answer.
 
-    When `begin` returns, the first piece of an answer has come, so that what is wrong with a request is still told by a
-    status code.
+    `begin` returns only when the first piece of an answer has come, so that an error in a request can still be told by
+    the response's status code.
     """
 
     name: str
-    """The model's."""
+    """The model's name, as clients know it."""
     process: ModelProcess
     questions: Sequence[Question]
     settings: ServerSettings
@@ -53,7 +53,7 @@ class Answers:
         """Sends the questions, and waits for the first piece of an answer.
 
         Raises:
-            ApiError: the queue is full; or a question cannot be answered.
+            ApiError: the queue is full, a question cannot be answered, or the time limit is over.
         """
         self._admit()
         loop = asyncio.get_running_loop()
@@ -69,7 +69,7 @@ class Answers:
             raise
 
     def end(self) -> None:
-        """Cancels what has not ended."""
+        """Cancels the answers that have not ended."""
         for index, number in enumerate(self._numbers):
             if index not in self.finished:
                 self.process.cancel(number)
@@ -77,10 +77,10 @@ class Answers:
                 self.metrics.ended(self.name, "cancelled")
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Piece | Finished]]:
-        """The rest of the events.
+        """The pieces and ends of all answers, those that `begin` received first.
 
         Raises:
-            ApiError: the model failed, or the time is over.
+            ApiError: the model failed, or the time limit is over.
         """
         last = 0
         while last < len(self.questions):
@@ -136,12 +136,12 @@ class Answers:
 
 @dataclass(frozen=True)
 class _Deliver:
-    """Brings events from the model's thread to the event loop's."""
+    """Passes events from the thread that reads the model's process to the event loop."""
 
     loop: asyncio.AbstractEventLoop
     events: "asyncio.Queue[tuple[int, Event]]"
     index: int
 
     def __call__(self, event: Event) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for events
             self.loop.call_soon_threadsafe(self.events.put_nowait, (self.index, event))

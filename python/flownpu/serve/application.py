@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server as an ASGI application: routes, errors, and what stands before them."""
+"""The server as an ASGI application: routes, error handlers, and the guards before them."""
 
 import logging
 from typing import Any
@@ -28,11 +28,11 @@ __all__ = ["application"]
 log = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
-"""The status that logs have for a request that nobody waits for any more; as nginx has it."""
+"""The status that logs show for a request whose client has disconnected; nginx uses the same number."""
 
 
 def application(service: Service) -> FastAPI:
-    """The routes over a server's models, behind the guards that its settings want."""
+    """The routes to a server's models, behind the guards that its settings ask for."""
     app = FastAPI(title="FlowNPU", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     routes = (openai_routes, embeddings_routes, responses_routes, ollama_routes)
     for router in (*(make(service) for make in routes), page_routes()):
@@ -40,7 +40,7 @@ def application(service: Service) -> FastAPI:
     _add_state(app, service)
     _add_error_handlers(app)
     settings = service.settings
-    # The last that is added is asked first.
+    # The middleware that is added last sees a request first.
     app.add_middleware(BodyGuard, limits=settings.limits)
     if settings.api_key is not None:
         app.add_middleware(KeyGuard, key=settings.api_key)
@@ -94,8 +94,9 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def told(error: RequestValidationError | ValidationError) -> ApiError:
-    """The first thing that is wrong with a request, without what it holds."""
-    # Each member of a union says why it is not the one; who came furthest knows most.
+    """One of the errors that pydantic found in a request, as a client is told it: without the values it sent."""
+    # Where a union is expected, each of its members reports why it does not match. The error at the deepest place comes
+    # from the member that matched most of the request.
     first = max(error.errors(), key=lambda found: len(found["loc"]))
     place = [str(part) for part in first["loc"] if part != "body"]
     name = ".".join(part for part in place if part.isidentifier() or part.isdigit())

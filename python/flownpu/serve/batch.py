@@ -2,8 +2,8 @@
 """Requests from a file, answers into another one: OpenAI's batch format, on this machine.
 
 A line of the source is {"custom_id", "method": "POST", "url", "body"}, a line of the target {"id", "custom_id",
-"response": {"status_code", "request_id", "body"}, "error"}. The target grows by whole lines, in the order in which they
-are answered; those that it has already are not asked again.
+"response": {"status_code", "request_id", "body"}, "error"}. The target grows by whole lines, in the order in which
+requests are answered; requests whose answers it holds already are not asked again.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from flownpu.system import lock
 __all__ = ["Batch", "BatchProgress", "run_batch"]
 
 AT_A_TIME = 64
-"""Requests that are begun: more than any model has slots, so that none of these is ever free."""
+"""Requests that are in flight at once: more than any model has slots, so that no slot idles."""
 
 
 @dataclass
@@ -41,31 +41,31 @@ class BatchProgress:
 
     total: int
     earlier: int = 0
-    """Lines that the target had already."""
+    """Answers that the target held when the batch began."""
     answered: int = 0
     refused: int = 0
-    """Those answered that have an error."""
+    """How many of the answered requests have an error."""
     new_tokens: int = 0
 
     @property
     def done(self) -> int:
-        """Lines that the target has."""
+        """Answers that the target holds."""
         return self.earlier + self.answered
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A source that has been looked at, and its target.
-
-    Raises:
-        FlowNPUError: a line is no request, or two have the same name.
-    """
+    """The file of requests (`source`) and the file of their answers (`target`)."""
 
     source: Path
     target: Path
 
     def names(self) -> set[str]:
-        """The custom_id of all lines."""
+        """The custom_id of every line of the source.
+
+        Raises:
+            FlowNPUError: the source is empty, a line is no request, or two lines have the same custom_id.
+        """
         names: set[str] = set()
         for number, line in self._lines():
             place = f"{self.source}, line {number}"
@@ -83,7 +83,7 @@ class Batch:
         return names
 
     def requests(self, without: set[str]) -> Iterator[dict[str, Any]]:
-        """The lines, but for those of some names."""
+        """The source's requests, except those whose custom_id is in `without`."""
         for _, line in self._lines():
             item: dict[str, Any] = json.loads(line)
             if item["custom_id"] not in without:
@@ -97,7 +97,7 @@ class Batch:
 
 
 class _Target:
-    """The file of answers, which has whole lines only."""
+    """The file of answers; it keeps whole lines only."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path = path
@@ -105,7 +105,7 @@ class _Target:
         self.names: set[str] = set()
         end = 0
         for line in file:
-            # The last one may be half a line, of a machine that lost its power.
+            # The last line may be incomplete if the machine lost its power while it was written.
             if not line.endswith(b"\n"):
                 break
             end += len(line)
@@ -116,10 +116,10 @@ class _Target:
         self._cut(end)
 
     def add(self, item: dict[str, Any]) -> None:
-        """Writes a line, or nothing.
+        """Writes a whole line, or nothing.
 
         Raises:
-            FlowNPUError: it cannot be written, for want of room.
+            FlowNPUError: it cannot be written, for instance because the disk is full.
         """
         line = json.dumps(item, ensure_ascii=False).encode() + b"\n"
         end = self._file.tell()
@@ -136,7 +136,7 @@ class _Target:
         self.names.add(item["custom_id"])
 
     def keep(self) -> None:
-        """Makes sure that what is written is on the disk."""
+        """Flushes what is written to the disk."""
         os.fsync(self._file.fileno())
 
     def _cut(self, end: int) -> None:
@@ -145,15 +145,16 @@ class _Target:
 
 
 async def run_batch(batch: Batch, settings: ServerSettings, report: Callable[[BatchProgress], None]) -> BatchProgress:
-    """Answers what is not answered yet.
+    """Answers the requests of the source whose answers the target does not hold.
 
     Args:
         batch: source and target.
         settings: models and limits.
-        report: is called when something has changed.
+        report: called at the beginning and after each answer.
 
     Raises:
-        FlowNPUError: source or target are not what they should be; there is no room; a model cannot be loaded.
+        FlowNPUError: source or target do not have the format; the target cannot be written; a model cannot be loaded
+            or failed.
     """
     names = batch.names()
     async with _opened(batch.target) as target:
@@ -208,7 +209,7 @@ async def _answer(item: dict[str, Any], service: Service) -> dict[str, Any]:
         status, body = 200, await _body(item, service)
     except ApiError as error:
         if error.status >= 500:
-            # Not the request's fault: it is to be asked again.
+            # Not the request's fault: nothing is written, so that the next run asks it again.
             raise FlowNPUError(error.message) from error
         status, body = error.status, error.document()
     name = uuid.uuid4().hex

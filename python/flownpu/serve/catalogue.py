@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of a server: loaded when one is first asked for, dropped by age where memory is short."""
+"""The models of a server: loaded when first asked for; the least recently used are dropped where memory is short."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from flownpu.serve.settings import ServerSettings
 __all__ = ["Catalogue"]
 
 PROCESS_BYTES = 80 * 2**20
-"""Resident in a model's process beside weights and KV caches: Python, numpy, ORT GenAI 0.18, FlowNPU (x86-64)."""
+"""Resident bytes of a model's process without weights and KV caches: Python, numpy, ORT GenAI 0.18, FlowNPU; x86-64."""
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +25,13 @@ class _Entry:
     used: float = 0.0
     """time.monotonic() of the last request."""
     resident: int = 0
-    """Bytes of its process when it was dropped."""
+    """Resident bytes of the model's process when it was last dropped; 0 if it never was."""
+    # Opens the model; all requests that come meanwhile wait for it.
     opening: "asyncio.Task[ModelProcess] | None" = None
 
 
 class Catalogue:
-    """Opens and closes models; of the event loop's thread."""
+    """Opens and closes models; used from the event loop's thread only."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -52,10 +53,11 @@ class Catalogue:
         }
 
     async def get(self, name: str) -> ModelProcess:
-        """The process of a model, which is opened if there is none.
+        """The process of a model, which is started if there is none.
 
         Raises:
-            ApiError: no such model; or it cannot be opened, or not beside those that answer requests.
+            ApiError: there is no such model (404); it cannot be opened, or there is no memory for it beside the models
+                that answer requests (503).
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -65,7 +67,7 @@ class Catalogue:
             return entry.process
         if entry.opening is None:
             entry.opening = asyncio.create_task(self._open(name, entry))
-        # A client that goes away meanwhile does not stop what others may wait for, too.
+        # Other requests may wait for the same model: a client that disconnects must not cancel its opening.
         return await asyncio.shield(entry.opening)
 
     async def _open(self, name: str, entry: _Entry) -> ModelProcess:
@@ -89,11 +91,11 @@ class Catalogue:
         return process
 
     async def _make_room(self, name: str) -> None:
-        """Closes models that answer nothing, those first that were asked for longest ago, until another one fits."""
+        """Closes models that answer nothing, the least recently used first, until model `name` fits."""
         limit = self._settings.memory
         if limit is None:
             return
-        # What it takes beyond that, its KV caches, is known if it has been loaded before.
+        # Its files are the weights. What its KV caches take is known only if it has been loaded before.
         folder = self._settings.models[name].folder
         files = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
         needed = max(files + PROCESS_BYTES, self._entries[name].resident)
@@ -115,7 +117,7 @@ class Catalogue:
             log.info("%s: dropped, to make room for %s", oldest, name)
 
     def memory(self) -> int:
-        """Resident bytes of all models' processes."""
+        """Resident bytes of all models' processes together."""
         return sum(process.memory() for process in self.loaded().values())
 
     async def close(self) -> None:

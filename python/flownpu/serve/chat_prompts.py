@@ -24,18 +24,18 @@ DATA_URL = re.compile(r"data:image/[\w.+*-]+;base64,(.*)", re.DOTALL)
 
 @dataclass
 class Conversation:
-    """What a question is made of."""
+    """A request's turns, as the model's chat template takes them."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
-    """For the template; none if it knows none."""
+    """Functions for the template; empty if the template does not write tools."""
     images: dict[str, bytes] = field(default_factory=dict)
-    """Files, by where they stand."""
+    """Image files, by their place in the request, such as "messages.0.content.1.image_url"."""
 
 
 @dataclass(frozen=True)
 class ChatModel:
-    """What of a model can be known before it is loaded."""
+    """What is known of a model from its folder, before it is loaded."""
 
     folder: Path
 
@@ -46,19 +46,19 @@ class ChatModel:
 
     @cached_property
     def calls(self) -> CallFormat:
-        """How it calls functions."""
+        """How the model writes calls of functions."""
         return CallFormat.of_template(self.template)
 
     @cached_property
     def takes_images(self) -> bool:
-        """Whether it sees."""
+        """Whether the model takes images."""
         return "vision" in read_genai_config(self.folder)["model"]
 
     def conversation(self, request: ChatRequest, most_images: int) -> Conversation:
         """A request's turns for the chat template.
 
         Raises:
-            ApiError: an image is not one, there are too many, or the model takes none.
+            ApiError: an image's URL is no base64 data URL, there are more than `most_images`, or the model takes none.
         """
         tools = offered(request)
         knows = self.calls.template_knows_tools
@@ -78,10 +78,10 @@ class ChatModel:
         return conversation
 
     def read_images(self, conversation: Conversation) -> list[Any]:
-        """The images of a conversation, decoded; takes some time.
+        """The images of a conversation, decoded; slow, so not for the event loop's thread.
 
         Raises:
-            ApiError: one cannot be read.
+            ApiError: an image cannot be decoded.
         """
         if not conversation.images:
             return []
@@ -99,7 +99,7 @@ class ChatModel:
                 turn["tool_calls"] = [_call(call.function.name, call.function.arguments) for call in message.tool_calls]
             turn |= message.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
         elif message.tool_calls:
-            # Written as the model was told to.
+            # In the form that `CallFormat.instruction` asks of the model.
             key = self.calls.arguments
             texts = [
                 f'{{"name": {json.dumps(call.function.name)}, "{key}": {call.function.arguments}}}'
@@ -118,7 +118,7 @@ class ChatModel:
 
 
 def _call(name: str, arguments: str) -> dict[str, Any]:
-    """A call as templates read it: with its arguments as an object."""
+    """A call as chat templates read it: its arguments are an object, not text in JSON."""
     try:
         value = json.loads(arguments)
     except ValueError:
@@ -127,7 +127,7 @@ def _call(name: str, arguments: str) -> dict[str, Any]:
 
 
 def _content(conversation: Conversation, message: Message, place: str) -> str:
-    """A turn's text, with a mark for each image."""
+    """A turn's text, with the placeholder `IMAGE` for each image; adds the images to the conversation."""
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
     pieces = []
@@ -142,7 +142,7 @@ def _content(conversation: Conversation, message: Message, place: str) -> str:
 
 
 def image_bytes(url: str, place: str) -> bytes:
-    """The file in a data URL.
+    """The file in a data URL; `place` is the field of the request that holds the URL.
 
     Raises:
         ApiError: it is another kind of URL, or its base64 is broken.
@@ -160,7 +160,7 @@ def image_bytes(url: str, place: str) -> bytes:
 
 
 def _instruct(messages: list[dict[str, Any]], text: str) -> None:
-    """Tells the model something beforehand."""
+    """Puts an instruction into the system turn, which is added if there is none."""
     if messages and messages[0]["role"] == "system":
         messages[0]["content"] = f"{messages[0]['content']}\n\n{text}"
     else:

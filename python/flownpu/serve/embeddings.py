@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that embed texts, in the server's process: ONNX Runtime lets other threads run while it computes."""
+"""Models that embed texts. They run in the server's process: ONNX Runtime releases Python's lock while it computes."""
 
 import asyncio
 import logging
@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 __all__ = ["MOST_TEXTS", "Embedder"]
 
 MOST_TEXTS = 2048
-"""Texts of a request, as OpenAI's API has it."""
+"""Texts in one request; the limit of OpenAI's API."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Embedder:
-    """One model, loaded when it is first asked for; requests are computed one after the other. Of the event loop."""
+    """One model, loaded when it is first asked for; it computes one request at a time.
+
+    Used from the event loop's thread only.
+    """
 
     name: str
     settings: ModelSettings
@@ -55,12 +58,13 @@ class Embedder:
         """Embeds texts.
 
         Args:
-            texts: of one request.
+            texts: the texts of one request.
             dimensions: see `EmbeddingModel.embed`.
             truncate: whether texts that are too long are cut, rather than refused.
 
         Raises:
-            ApiError: there are too many texts or requests, the time is over, or what `EmbeddingModel.embed` refuses.
+            ApiError: there are too many texts or requests, the time limit is over, the model cannot be opened, a text
+                is too long, or `EmbeddingModel.embed` refuses an argument.
         """
         if len(texts) > MOST_TEXTS:
             raise invalid(f"expected {MOST_TEXTS} texts at most, got {len(texts)}", "input")

@@ -10,11 +10,11 @@ class ApiError(Exception):
     """What a client is told.
 
     Args:
-        status: HTTP's.
+        status: the HTTP status code.
         message: what was expected, what came, what to do.
-        code: a word for programs; None: none.
-        parameter: the field of the request that is amiss, such as "messages.0.content"; None: none.
-        headers: further ones of the response.
+        code: a word for programs, such as "unknown_field".
+        parameter: the field of the request that is wrong, such as "messages.0.content"; None: no single field.
+        headers: further headers of the response.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class ApiError(Exception):
 
 
 def invalid(message: str, parameter: str | None = None, code: str | None = None) -> ApiError:
-    """The request is wrong."""
+    """Status 400: the request is wrong."""
     return ApiError(400, message, parameter=parameter, code=code)
 
 
 def unknown_model(name: str, known: list[str]) -> ApiError:
-    """There is no such model."""
+    """Status 404: there is no such model."""
     return ApiError(
         404, f"no model {name!r} here; there is {', '.join(known)}", code="model_not_found", parameter="model"
     )
 
 
 def busy(message: str, seconds: float) -> ApiError:
-    """Too many requests; says when to come again."""
+    """Status 429: there are too many requests. `seconds` is when to try again (Retry-After)."""
     return ApiError(429, message, code="queue_full", headers={"Retry-After": str(max(1, round(seconds)))})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands before the routes: who may ask, from where, how much and how slowly."""
+"""Middleware before the routes: the key that clients must show, and the size and time of a request's body."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["BodyGuard", "KeyGuard", "error_response"]
 
 OPEN_PATHS = ("/health", "/", "/page/")
-"""What needs no key: whether the server is alive, and the page, which asks for the key itself."""
+"""Paths that need no key: whether the server is alive, and the chat page, which asks its user for the key."""
 
 
 LINGERING_SECONDS = 5.0
@@ -28,17 +28,17 @@ that still sends then loses the answer that says why (RFC 9112, section 9.6). Am
 
 
 def error_response(path: str, error: ApiError) -> JSONResponse:
-    """An error as the clients of a path read it: Ollama's, or OpenAI's."""
+    """An error in the form of the API that a path belongs to: Ollama's below /api/, OpenAI's elsewhere."""
     document = {"error": error.message} if path.startswith("/api/") else error.document()
     return JSONResponse(document, error.status, error.headers)
 
 
 class KeyGuard:
-    """Lets requests through that show the key.
+    """Middleware that refuses requests without the key with 401.
 
     Args:
-        app: what they are let through to.
-        key: as `Authorization: Bearer KEY` has it.
+        app: the application that gets the other requests.
+        key: what requests must have in the header `Authorization: Bearer KEY`.
     """
 
     def __init__(self, app: "ASGIApp", key: str) -> None:
@@ -46,7 +46,7 @@ class KeyGuard:
         self._key = key.encode()
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """As ASGI calls it."""
+        """Handles one request, as ASGI specifies."""
         if scope["type"] == "http" and not self._may(scope):
             error = ApiError(
                 401,
@@ -63,16 +63,18 @@ class KeyGuard:
         if path in OPEN_PATHS or path.startswith("/page/") or scope["method"] == "OPTIONS":
             return True
         kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        # In a time that does not tell how much of it is right.
+        # compare_digest's time does not depend on how many characters are right.
         return hmac.compare_digest(key.strip().encode(), self._key) and kind.lower() == "bearer"
 
 
 class BodyGuard:
-    """Reads a request's body within its bounds before anything else is done for it.
+    """Middleware that reads a request's whole body before the application sees the request.
+
+    A body that is too large is refused with 413, one that arrives too slowly with 408.
 
     Args:
-        app: what gets it.
-        limits: the bounds.
+        app: the application that gets the request and its body.
+        limits: the bounds on the body's size and time.
     """
 
     def __init__(self, app: "ASGIApp", limits: "Limits") -> None:
@@ -80,7 +82,7 @@ class BodyGuard:
         self._limits = limits
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """As ASGI calls it."""
+        """Handles one request, as ASGI specifies."""
         if scope["type"] != "http" or scope["method"] not in {"POST", "PUT", "PATCH", "DELETE"}:
             await self._app(scope, receive, send)
             return
@@ -90,7 +92,7 @@ class BodyGuard:
             await self._refuse(error, scope, receive, send)
             return
         if body is None:
-            return  # the client has gone
+            return  # the client has disconnected
         first = True
 
         async def again() -> "Message":
@@ -103,7 +105,7 @@ class BodyGuard:
         await self._app(scope, again, send)
 
     async def _refuse(self, error: ApiError, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """Answers at once, and ends the answer, which closes the connection, when the client has sent the rest."""
+        """Answers at once, but completes the answer, which closes the connection, only when the body has been read."""
 
         async def hold_open(message: "Message") -> None:
             await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)

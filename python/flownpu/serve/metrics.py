@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures for Prometheus."""
+"""What a server counts and times, for Prometheus."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Metrics"]
 
-# Bounds of histograms: from a cached prompt of a small model to a long one of a large model on few cores.
+# Buckets of the histograms, in seconds: from a small model's cached prompt to a large model's long prompt on few cores.
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 WEIGHT_OF_NEW = 0.2
-"""What the last answer counts in the mean by which Retry-After is guessed."""
+"""Weight of the latest answer in the moving average from which Retry-After is estimated."""
 
 
 class Metrics:
-    """What a server counts and times; of the event loop's thread."""
+    """What a server counts and times; used from the event loop's thread only."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -48,11 +48,11 @@ class Metrics:
         self._memory = gauge("resident_bytes", "Memory of a model's process.")
 
     def ended(self, model: str, end: str) -> None:
-        """Counts an answer that was not finished: "refused", "cancelled" or "failed"."""
+        """Counts an answer that did not finish; `end` is "refused", "cancelled" or "failed"."""
         self._answers.labels(model, end).inc()
 
     def answered(self, model: str, finished: Finished, times: "Times") -> None:
-        """Counts an answer."""
+        """Counts an answer that finished, and its times."""
         self._answers.labels(model, finished.reason).inc()
         self._prompt_tokens.labels(model).inc(finished.prompt_tokens)
         self._cached_tokens.labels(model).inc(finished.cached_tokens)
@@ -67,11 +67,11 @@ class Metrics:
             self._between.labels(model).observe((times.last - times.first) / (finished.new_tokens - 1))
 
     def usual_seconds(self, model: str) -> float:
-        """What an answer takes once it is begun, the latest counting most; 1 if none has been given."""
+        """Seconds that an answer takes once it is begun, as a moving average; 1 if the model has given none."""
         return self._usual.get(model, 1.0)
 
     def page(self, loaded: Mapping[str, ModelProcess]) -> bytes:
-        """All of it in Prometheus' text format."""
+        """All figures in Prometheus' text format."""
         for gauge in (self._requests, self._slots, self._memory):
             gauge.clear()
         for name, process in loaded.items():

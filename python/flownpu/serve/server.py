@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's life: it listens, says so, and ends in an orderly way."""
+"""Runs the server: it listens, says so, and shuts down in an orderly way."""
 
 import asyncio
 import contextlib
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 BACKLOG = 2048
-"""Connections that the system holds until they are taken."""
+"""Connections that the operating system queues until the server accepts them."""
 CONNECTIONS = 1000
-"""Open at the same time; uvicorn answers further ones with 503."""
+"""Connections that may be open at the same time; uvicorn answers further ones with 503."""
 
 
 def serve(settings: "ServerSettings", host: str, port: int, say: Callable[[str], None]) -> None:
@@ -36,11 +36,11 @@ def serve(settings: "ServerSettings", host: str, port: int, say: Callable[[str],
     Args:
         settings: models and limits.
         host: address to listen on.
-        port: 0: any free one.
+        port: port to listen on; 0: any free one.
         say: writes a line about what happens.
 
     Raises:
-        FlowNPUError: the first model cannot be loaded, or the address cannot be had.
+        FlowNPUError: the first model cannot be loaded, or the server cannot listen on the address.
         KeyboardInterrupt: it was ended by Ctrl-C, after all requests had been answered or their time was over.
     """
     with _listen(host, port) as listening:
@@ -55,7 +55,8 @@ def serve(settings: "ServerSettings", host: str, port: int, say: Callable[[str],
             timeout_graceful_shutdown=round(settings.limits.stopping_seconds),
             server_header=False,
         )
-        # uvicorn sends a signal that it has obeyed once more when it is done: that need not kill.
+        # When it is done, uvicorn raises the signal that ended it once more: with this handler that kills nothing.
+        # Outside the main thread no handler can be set (ValueError).
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGTERM, lambda *_: None)
         asyncio.run(_run(_Server(config, service, say), listening))
@@ -84,7 +85,7 @@ async def _run(server: "_Server", listening: socket.socket) -> None:
 
 
 def _protocol(seconds: float) -> type[H11Protocol]:
-    """uvicorn's, which by itself would wait for a connection's first headers for ever."""
+    """A protocol of uvicorn with a limit on the wait for a connection's first headers, which uvicorn itself lacks."""
 
     class Protocol(H11Protocol):
         def connection_made(self, transport: "Transport") -> None:  # type: ignore[override]
@@ -113,7 +114,7 @@ class _Server(uvicorn.Server):
             self._say(f"Listening on http://{host}:{port} (a page to chat at /, OpenAI's API at /v1, Ollama's at /api)")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Says what happens now."""
+        """Says that the server ends, and how many requests still run."""
         running = sum(process.requests for process in self.service.catalogue.loaded().values())
         if not self.should_exit:
             left = f"{running} requests have {self.config.timeout_graceful_shutdown} s to end; " if running else ""
@@ -121,7 +122,7 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Says how it ended."""
+        """Says whether requests were cut short."""
         await super().shutdown(sockets)
         running = sum(process.requests for process in self.service.catalogue.loaded().values())
         self._say(f"Ended; {running} requests were cut short" if running else "Ended; every request was answered")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the routes of all APIs share: from a request to the answers that are computed."""
+"""What the routes of all APIs share: finds a request's model and begins its answers."""
 
 import asyncio
 import logging
@@ -26,12 +26,12 @@ __all__ = ["Chat", "Delta", "End", "Service", "usage"]
 log = logging.getLogger(__name__)
 
 DECODING = 2
-"""Conversations whose images are decoded at the same time: each picture may take 400 MiB meanwhile."""
+"""Conversations whose images are decoded at the same time; each image may take 400 MiB meanwhile."""
 
 
 @dataclass(frozen=True)
 class Delta:
-    """Further text of one answer."""
+    """Further text of one answer; `index` is that of its question."""
 
     index: int
     text: str
@@ -51,7 +51,7 @@ class End:
 
 @dataclass
 class Chat:
-    """The answers to a request, and how calls are found in them; calls are none but in chats."""
+    """The answers to a chat or a completion. `constraint` says how tool calls are found in a chat's."""
 
     answers: Answers
     constraint: Constraint = field(default_factory=Constraint)
@@ -63,7 +63,8 @@ class Chat:
             async for index, event in self.answers:
                 if isinstance(event, Piece):
                     text = readers[index].add(event.text)
-                    # A token whose text is not whole yet is told as well: clients see when it came.
+                    # A token without text, such as one that holds part of a character, is sent, too: clients measure
+                    # when tokens come.
                     if text or event.likelihoods or self.constraint.calls is None:
                         yield Delta(index, text, event.likelihoods)
                     continue
@@ -79,7 +80,7 @@ class Chat:
 
 
 class Service:
-    """The models of a server, and what answers."""
+    """The models of a server: those that generate are in `catalogue`, those that embed texts in `embedders`."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
@@ -98,7 +99,7 @@ class Service:
         """What is known of a model before it is loaded.
 
         Raises:
-            ApiError: there is none of that name.
+            ApiError: there is no model of that name, or it only embeds texts.
         """
         if name in self.embedders:
             raise invalid(
@@ -129,7 +130,7 @@ class Service:
         """A model that embeds texts.
 
         Raises:
-            ApiError: there is none of that name, or it generates texts.
+            ApiError: there is no model of that name, or it generates texts.
         """
         if name in self._models:
             others = ", ".join(self.embedders) or "none"
@@ -145,7 +146,7 @@ class Service:
         """Begins the answers to a conversation.
 
         Raises:
-            ApiError: what is asked for cannot be had.
+            ApiError: the request is wrong, or the model cannot answer it, see `ask`.
         """
         limits, model = self.settings.limits, self.model(request.model)
         constraint = Constraint.of(request, model.calls)
@@ -170,7 +171,7 @@ class Service:
         """Begins the answers to one or several prompts.
 
         Raises:
-            ApiError: what is asked for cannot be had.
+            ApiError: the request is wrong, or the model cannot answer it, see `ask`.
         """
         self.model(request.model)
         prompts: list[Any] = request.prompt if isinstance(request.prompt, list) else [request.prompt]
@@ -194,7 +195,8 @@ class Service:
         """Begins `choices` answers to each question.
 
         Raises:
-            ApiError: the model cannot be loaded, or does not give what is asked for; the queue is full.
+            ApiError: more answers are wanted than a request may have, the model cannot be loaded or gives no logprobs,
+                or the queue is full.
         """
         most = self.settings.limits.choices
         if choices * len(questions) > most:
@@ -221,7 +223,7 @@ class Service:
 
 
 def _choice(question: Question, index: int) -> Question:
-    """The same question with another seed: the choices of one request differ, and are the same the next time."""
+    """The question with a seed of its own for each choice: choices differ, and repeat if the request does."""
     seed = question.sampling.seed
     if index == 0 or seed is None:
         return question
@@ -229,7 +231,7 @@ def _choice(question: Question, index: int) -> Question:
 
 
 def usage(answers: Answers, choices: int = 1) -> dict[str, Any]:
-    """OpenAI's object of the tokens of a request; a prompt counts once for all choices."""
+    """OpenAI's `usage` object of a request; a prompt's tokens count once for its `choices` answers."""
     finished = [answers.finished[index] for index in sorted(answers.finished)]
     prompts = finished[::choices]
     prompt_tokens = sum(item.prompt_tokens for item in prompts)

@@ -16,19 +16,19 @@ class Limits:
     body_bytes: int = 32 * 2**20
     """A request's body: a few photographs as base64, or the text of some books."""
     body_seconds: float = 30.0
-    """For a connection's first headers, and for each body."""
+    """Within which a connection's first headers must arrive, and each body."""
     images: int = 16
-    """In one conversation."""
+    """Images in one conversation."""
     choices: int = 16
-    """Answers to one request: `n`, times the prompts of a completion."""
+    """Answers to one request: `n` times the number of prompts."""
     output_tokens: int | None = None
-    """One answer, whatever a request asks for; None: what the context holds."""
+    """Most tokens of one answer, whatever a request asks for; None: what the context holds."""
     queue: int = 64
-    """Answers of one model that wait, beyond those that are computed."""
+    """Answers that may wait for one model, beyond those that it computes."""
     request_seconds: float = 600.0
     """From the end of a request to the end of its answer, waiting included."""
     stopping_seconds: float = 30.0
-    """That requests may still take when the server is told to end."""
+    """How long requests may still run after the server is told to end."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class ServerSettings:
     """Models and who may use them."""
 
     models: Mapping[str, ModelSettings]
-    """By the name that clients know them by."""
+    """How each model is opened, by the name that clients know it by."""
     limits: Limits = field(default_factory=Limits)
     memory: int | None = None
-    """Bytes that all models' processes together may be of; None: no limit."""
+    """Resident bytes that all models' processes together may have; None: no limit."""
     api_key: str | None = None
-    """What clients must show; None: nothing."""
+    """The key that clients must show; None: they need none."""
     origins: tuple[str, ...] = ()
-    """Web pages of other origins that may use the server: "https://chat.example"."""
+    """Other origins whose web pages may use the server, such as "https://chat.example"."""
     hosts: tuple[str, ...] = ("*",)
-    """Names by which clients may call the server; "*": any."""
+    """Host names that a request's `Host` header may have; "*": any."""
     logs_texts: bool = False
     """Whether prompts and answers are logged."""

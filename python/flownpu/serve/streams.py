@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Responses that end what is computed when their client has gone."""
+"""Streamed and whole responses; when a client disconnects, what is computed for it ends."""
 
 import asyncio
 import json
@@ -18,18 +18,18 @@ __all__ = ["ClientGoneError", "event_stream", "line_stream", "unless_gone"]
 
 log = logging.getLogger(__name__)
 
-# When the server is told to end, streams go on to their end; the bound on that is uvicorn's.
+# When the server is told to end, streams continue to their end; uvicorn limits the time that this may take.
 AppStatus.enable_automatic_graceful_drain = False
 
 
 class ClientGoneError(Exception):
-    """There is nobody to answer."""
+    """The client has disconnected: there is nobody to answer."""
 
 
 def event_stream(documents: AsyncIterator[dict[str, Any]], end: str | None = "[DONE]") -> EventSourceResponse:
-    """Server-sent events: one for each document, then `end`. What goes wrong on the way is OpenAI's error object.
+    """Server-sent events: one for each document, then `end`. An error on the way is sent as OpenAI's error object.
 
-    A document with the key "type" is an event of that name, as /v1/responses has them.
+    The value of a document's key "type", if it has one, is the event's name, as in /v1/responses.
     """
 
     async def events() -> AsyncIterator[dict[str, str]]:
@@ -51,7 +51,7 @@ def event_stream(documents: AsyncIterator[dict[str, Any]], end: str | None = "[D
 
 
 def line_stream(documents: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
-    """One JSON document a line, as Ollama's clients read them."""
+    """One JSON document per line, as Ollama's clients read them."""
 
     async def lines() -> AsyncIterator[str]:
         try:
@@ -67,10 +67,10 @@ def line_stream(documents: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """What the work returns; it is cancelled when the client goes.
+    """What the work returns; the work is cancelled when the client disconnects.
 
     Raises:
-        ClientGoneError: it went.
+        ClientGoneError: the client disconnected.
     """
     task = asyncio.create_task(work)
     watch = asyncio.create_task(_gone(request))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that a model may call: a grammar that its calls must follow, and how they are found in its answer.
 
-A call is a JSON object with the function's name and its arguments. A model whose chat template writes calls between
-<tool_call> and </tool_call> makes them so, and may make several; another one answers with the object alone. The names
-of the object's keys are the template's, too.
+A call is a JSON object with the function's name and its arguments. A model whose chat template puts calls between
+<tool_call> and </tool_call> writes them like this, and may write several; another model answers with the object alone.
+The key of the arguments is the template's, too.
 """
 
 import json
@@ -20,7 +20,7 @@ from flownpu.serve.requests.openai import ChatRequest, Function, NamedTool
 __all__ = ["AnswerReader", "CallFormat", "Constraint", "ToolCall", "json_guidance"]
 
 BEGIN, END = "<tool_call>", "</tool_call>"
-# No white space that the schema does not ask for: a small model may go on with spaces until the limit.
+# Forbids white space that the schema does not ask for: a small model might write spaces up to the token limit.
 COMPACT = {"x-guidance": {"whitespace_flexible": False}}
 
 
@@ -30,19 +30,19 @@ class CallFormat:
 
     template_knows_tools: bool
     tagged: bool = False
-    """Between BEGIN and END."""
+    """Whether calls stand between BEGIN and END."""
     arguments: str = "arguments"
-    """The key of the arguments."""
+    """The key of the arguments in a call's object."""
 
     @classmethod
     def of_template(cls, template: str) -> "CallFormat":
-        """As a chat template describes it."""
+        """The format that a chat template describes."""
         knows = re.search(r"\btools\b", template) is not None
         other = re.search(r'"parameters": (?:dictionary|<args)', template) is not None
         return cls(knows, knows and BEGIN in template, "parameters" if knows and other else "arguments")
 
     def instruction(self, tools: Sequence[Function]) -> str:
-        """What a model is told whose template says nothing of tools."""
+        """The instruction for a model whose chat template does not describe tools."""
         described = "\n".join(json.dumps(function.model_dump(exclude_none=True)) for function in tools)
         return (
             f'You may call these functions:\n{described}\nTo call one, answer with {{"name": its name, '
@@ -59,7 +59,7 @@ class ToolCall:
     """An object in JSON."""
 
     def document(self, index: int | None = None) -> dict[str, Any]:
-        """OpenAI's object of it; with its place, as streams have it."""
+        """OpenAI's object of the call; in streams it has the call's index, too."""
         place = {} if index is None else {"index": index}
         function = {"name": self.name, "arguments": self.arguments}
         return {**place, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
@@ -67,14 +67,14 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Constraint:
-    """What an answer must be, and whether there may be calls in it."""
+    """The grammar that an answer must follow, and how calls are written if it may have some."""
 
     guidance: Guidance | None = None
     calls: CallFormat | None = None
 
     @classmethod
     def of(cls, request: ChatRequest, calls: CallFormat) -> "Constraint":
-        """What a request's tools and format make of it."""
+        """The constraint that a request's tools and response format demand."""
         text = _schema(request)
         tools = offered(request)
         if not tools:
@@ -96,7 +96,7 @@ def offered(request: ChatRequest) -> list[Function]:
 
 
 def _schema(request: ChatRequest) -> dict[str, Any] | None:
-    """What the answer's text must be in JSON; None: anything."""
+    """The JSON schema that the answer's text must follow; None: any text."""
     match request.response_format:
         case None:
             return None
@@ -108,17 +108,24 @@ def _schema(request: ChatRequest) -> dict[str, Any] | None:
 
 
 def json_guidance(schema: dict[str, Any]) -> Guidance:
-    """Text that is JSON of a schema."""
+    """Guidance that admits only JSON that follows a schema."""
     return Guidance("json_schema", json.dumps(COMPACT | schema))
 
 
 def _grammar(
     tools: Sequence[Function], calls: CallFormat, text: dict[str, Any] | None, *, must: bool, several: bool
 ) -> str:
-    """A grammar for an answer with calls, in llguidance's kind of Lark.
+    """A grammar for an answer with calls, in llguidance's dialect of Lark.
 
-    Text in front of tagged calls has no beginning of a call in it; a text instead of an untagged one does not begin as
-    a call does.
+    To tell text and calls apart: text before tagged calls does not contain BEGIN; text instead of an untagged call does
+    not begin with "{".
+
+    Args:
+        tools: the functions that may be called.
+        calls: how calls are written.
+        text: the JSON schema of an answer without calls; None: any text.
+        must: whether the answer must be a call.
+        several: whether there may be more than one call.
     """
     call = f'"{BEGIN}\\n" object "\\n{END}"' if calls.tagged else "object"
     many = f'{call} ("\\n" {call})*' if several else call
@@ -151,7 +158,7 @@ def _grammar(
 
 
 class AnswerReader:
-    """Takes an answer's text as it comes; passes on what is no call.
+    """Takes an answer's text piece by piece; passes on the text outside calls.
 
     Args:
         calls: how the model writes calls; None: there are none.
@@ -161,11 +168,11 @@ class AnswerReader:
         self._calls = calls
         self._stop = StopTexts((BEGIN,) if calls and calls.tagged else ())
         self.text = ""
-        """All of the answer so far."""
+        """The answer so far, calls included."""
         self._passed = 0
 
     def add(self, text: str) -> str:
-        """Takes further text; returns what of it is for the reader."""
+        """Takes further text; returns what is certainly outside calls."""
         self.text += text
         if self._calls is None:
             passed = text
@@ -177,7 +184,7 @@ class AnswerReader:
         return passed
 
     def finish(self) -> tuple[str, list[ToolCall]]:
-        """The rest of the text, and the calls; an incomplete one is text."""
+        """The rest of the text, and the calls; a call that is incomplete counts as text."""
         rest = self.text[self._passed :]
         if self._calls is None or not rest:
             return rest, []

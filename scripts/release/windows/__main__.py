@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds what is for Windows x64 into dist/windows/: `python -m scripts.release.windows`.
+"""Builds for Windows x64 into dist/windows/: `python -m scripts.release.windows`.
 
-There is a wheel for Python 3.11 and one for all later ones, as far as this machine has these Pythons; and the libraries
-by themselves. Where there is Wine, what tests/windows run under it is laid out in build/release/windows.
+It builds a wheel for Python 3.11 and one for all later ones, as far as this machine has these Pythons; and the
+libraries by themselves. If there is Wine, the files that tests/windows run are laid out in build/release/windows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXTRAS = ("windows", "zig")
 
 
 def main() -> None:
-    """Builds, and says what with its size and sum."""
+    """Builds, and prints each file with its size and SHA-256."""
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *building.tools(*EXTRAS)], check=True)
     from scripts.release.windows import build, layout  # noqa: PLC0415 of what was installed just now
     from scripts.release.windows.python import Python  # noqa: PLC0415 likewise
@@ -36,7 +36,7 @@ def main() -> None:
     zig = Zig.of(Path(sys.executable), WORK, build.TARGET)
     wine = Wine.find(WORK / "prefix")
     if wine is not None:
-        wine.run(Path("wineboot"))  # makes its Windows, libraries of which are laid out, too
+        wine.run(Path("wineboot"))  # makes Wine's system folder, from which a library is laid out, too
     for found in pythons:
         environment = building.environment(WORK, found, *EXTRAS)
         python = Python.of(environment, WORK, zig)

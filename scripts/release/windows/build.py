@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles for Windows x64, with clang as Zig brings it from PyPI."""
+"""Compiles for Windows x64, with the clang in Zig's package on PyPI."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def build_wheel(environment: Path, python: Python, zig: Zig, work: Path, dist: P
     """Builds the wheel of one Python; all are built in one folder, so that only what calls Python is compiled again.
 
     Args:
-        environment: the Python that builds, with what is needed for that.
-        python: the one that it is for.
-        zig: compiles.
+        environment: the Python that builds, with all build requirements.
+        python: the Python for which the wheel is.
+        zig: the compiler.
         work: `cmake` in it gets what is compiled, also the programs of tests/windows.
         dist: gets the wheel.
 
     Raises:
-        subprocess.CalledProcessError: a step failed; it has said why.
+        subprocess.CalledProcessError: a step failed; it has printed why.
     """
     defines: dict[str, object] = {
         "CMAKE_TOOLCHAIN_FILE": TOOLCHAIN,

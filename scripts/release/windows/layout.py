@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lays out what was built as a user of Windows has it, for the tests that run it under Wine."""
+"""Lays out what was built as on a user's Windows, for the tests that run it under Wine."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 __all__ = ["install", "lay_out_program"]
 
 REDISTRIBUTABLE = "msvc-runtime==14.51.36231"
-# What else Wine 8 lacks (tests/windows).
+# A library that Wine 8 lacks; tests/windows has a substitute.
 LACKING = "bcryptprimitives.dll"
 # Microsoft's packages; all of them have wheels for this Python.
 RUNTIMES = ("onnxruntime", "onnxruntime-genai")
 ANY_PYTHON = 12
 EXTRAS = "genai,convert,embed,serve"
-# click and tqdm ask for it on Windows, which pip, run elsewhere, does not see.
+# Packages that click and tqdm need on Windows only, which pip does not see when it runs elsewhere.
 OF_WINDOWS = ("colorama", "tzdata")
 
 
 def _pinned() -> dict[str, str]:
-    """The versions of what tests pin (pyproject.toml), by name."""
+    """The versions of the packages that tests pin (pyproject.toml), by name."""
     pairs = (line.partition("==") for line in tools("test"))
     return {name: version for name, equals, version in pairs if equals}
 
@@ -61,10 +61,10 @@ def lay_out_program(work: Path) -> None:
 
 
 def _c_run_time(folder: Path, zig: Zig, work: Path) -> None:
-    """Puts a ucrtbase.dll into `folder` that has what Wine 8's lacks (tests/windows/ucrtbase.cc); all else is Wine's.
+    """Puts a ucrtbase.dll into `folder` with functions that Wine 8's lacks (tests/windows/ucrtbase.cc).
 
-    Wine's own lies beside it by another name, without the mark by which Wine would ask for a file of that name of its
-    own.
+    It forwards all other functions to Wine's library, which is put beside it under another name, and without the mark
+    of Wine's own libraries: with it Wine would load a library of its own of that name instead.
     """
     source = ROOT / "tests" / "windows" / "ucrtbase.cc"
     theirs = work / "prefix" / "drive_c" / "windows" / "system32" / "ucrtbase.dll"
@@ -80,14 +80,14 @@ def _c_run_time(folder: Path, zig: Zig, work: Path) -> None:
 
 
 def install(python: Python, wheel: Path, work: Path) -> None:
-    """Puts a Python for Windows into `work`/python3.N, with a wheel of FlowNPU and what that requires."""
+    """Puts a Python for Windows into `work`/python3.N, with a wheel of FlowNPU and its requirements."""
     folder = work / f"python3.{python.version}"
     python.install(folder, work / "cmake" / "python.exe")
     tags = ["--platform", "win_amd64", "--python-version", f"3.{python.version}", "--only-binary=:all:"]
     place = ["--target", str(folder / "Lib" / "site-packages")]
     wanted = [f"{wheel}[{EXTRAS}]", *(f"{name}=={_pinned()[name]}" for name in RUNTIMES), *OF_WINDOWS]
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *tags, *place, *wanted], check=True)
-    # Beside the program libraries are looked for first.
+    # Libraries are looked for beside the program first.
     for file in [*_runtimes(work), work / "cmake" / LACKING]:
         if file.stem in RUN_TIME or file.name == LACKING:
             shutil.copy(file, folder)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPython for Windows, of what is on PyPI and on this machine: to link a module to, and to run it under Wine.
+"""CPython for Windows, made from files on PyPI and on this machine: to link a module to, and to run it under Wine.
 
 Panda3D's wheels hold the interpreter's library and its modules in C, from python.org's build, for programs that are
 frozen on other systems. The headers and the modules in Python are those of this machine's Python of the same version:
-they are the same for all systems, but for `pyconfig.h`.
+except for `pyconfig.h`, they are the same on all systems.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Python", "download", "exported"]
 
 PANDA3D = "panda3d==1.10.16"
-# A module of Python 3.12 on, without which `platform` does: it calls VariantToString, at which Wine 8 ends the process.
+# A module since Python 3.12 that calls VariantToString, at which Wine 8 ends the process; `platform` works without it.
 NOT_UNDER_WINE = "_wmi.pyd"
-# What of the standard library no program needs.
+# Parts of the standard library that no program here needs.
 LEFT_OUT = (
     "__pycache__",
     "site-packages",
@@ -47,12 +47,12 @@ LEFT_OUT = (
 
 @dataclass(frozen=True)
 class Python:
-    """A Python of this machine, and its like for Windows.
+    """A Python of this machine, and the same version for Windows.
 
     Attributes:
         here: this machine's interpreter.
-        version: its minor version, of 3.
-        folder: gets what is made.
+        version: N of its version 3.N.
+        folder: gets the files that are made.
         zig: the compiler, which makes import libraries and what Panda3D's wheel lacks.
     """
 
@@ -63,13 +63,13 @@ class Python:
 
     @classmethod
     def of(cls, here: Path, work: Path, zig: Zig) -> Python:
-        """The like of an interpreter, with a folder in `work`."""
+        """The same version as an interpreter of this machine, with a folder in `work`."""
         version = int(_ask(here, "import sys; print(sys.version_info.minor)"))
         return cls(here, version, work / f"cpython3.{version}", zig)
 
     @property
     def library(self) -> str:
-        """What Windows calls the interpreter's library, without its ending."""
+        """Name of the interpreter's library on Windows, without its extension."""
         return f"python3{self.version}"
 
     def headers(self) -> Path:
@@ -82,16 +82,16 @@ class Python:
         return folder
 
     def import_library(self) -> Path:
-        """What a module for this Python alone is linked to: all that its library exports."""
+        """The import library for a module for this version of Python only: all that Python's library exports."""
         return self._import_library(self.library, self._exported(), set())
 
     def stable_import_library(self) -> Path:
-        """What a module for this Python and all later ones is linked to: python3.dll with this one's stable ABI."""
+        """The import library for a module for this Python and all later ones: python3.dll with the stable ABI."""
         functions, data = self._stable(abi3info.FUNCTIONS), self._stable(abi3info.DATAS)
         return self._import_library("python3", sorted(functions | data), data)
 
     def stable_library(self) -> Path:
-        """python3.dll, which Panda3D's wheel lacks: it only says that all its names are the other library's."""
+        """python3.dll, which Panda3D's wheel lacks: it forwards all its names to this version's library."""
         names = sorted((self._stable(abi3info.FUNCTIONS) | self._stable(abi3info.DATAS)) & set(self._exported()))
         definitions = self.folder / "forwards.def"
         lines = [f"{name}={self.library}.{name}" for name in names]
@@ -106,7 +106,7 @@ class Python:
         return exported(self._unpacked() / f"{self.library}.dll")
 
     def _stable(self, items: Mapping[Any, Any]) -> set[str]:
-        """Those names of the stable ABI that this Python has."""
+        """The names of the stable ABI that this Python has."""
         return {
             item.symbol.name for item in items.values() if (item.added.major, item.added.minor) <= (3, self.version)
         }
@@ -121,7 +121,7 @@ class Python:
         return library
 
     def _unpacked(self) -> Path:
-        """The folder with what Panda3D's wheel has of Python."""
+        """The folder with the files of Python from Panda3D's wheel."""
         folder = self.folder / "panda3d"
         if folder.is_dir():
             return folder
@@ -138,11 +138,11 @@ class Python:
         return folder
 
     def install(self, folder: Path, program: Path) -> None:
-        """Lays out an interpreter as python.org's does.
+        """Lays out an interpreter like python.org's installer does.
 
         Args:
-            folder: is made anew; python.exe is in it.
-            program: becomes python.exe (tests/windows/python.cc).
+            folder: made anew; gets python.exe and its files.
+            program: the program that becomes python.exe (tests/windows/python.cc).
         """
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "DLLs").mkdir(parents=True)
@@ -161,7 +161,7 @@ def _ask(python: Path, script: str) -> str:
 
 
 def exported(library: Path) -> list[str]:
-    """The names of what a library has for others."""
+    """The names that a library exports."""
     with pefile.PE(library, fast_load=True) as file:
         file.parse_data_directories(pefile.DIRECTORY_ENTRY["IMAGE_DIRECTORY_ENTRY_EXPORT"])
         return [symbol.name.decode() for symbol in file.DIRECTORY_ENTRY_EXPORT.symbols if symbol.name]
@@ -171,10 +171,10 @@ def download(folder: Path, wanted: list[str], version: int, *, dependencies: boo
     """Wheels for Windows from PyPI.
 
     Args:
-        folder: gets them.
+        folder: gets the wheels.
         wanted: requirements.
-        version: the minor version of Python 3 that they are for.
-        dependencies: get also what they require.
+        version: N of the version 3.N of Python that they are for.
+        dependencies: whether to get their requirements, too.
     """
     tags = ["--platform", "win_amd64", "--python-version", f"3.{version}", "--only-binary=:all:"]
     alone = [] if dependencies else ["--no-deps"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs for Windows where there is none."""
+"""Runs programs for Windows under Wine."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 __all__ = ["RUN_TIME", "Wine"]
 
-# Microsoft's C++ run time. Wine 8's own knows a std::mutex of another form than what newer libraries are made for, and
-# waits for ever.
+# Microsoft's C++ run-time library. Newer libraries expect another layout of std::mutex than that of Wine 8's own, with
+# which they wait for ever.
 RUN_TIME = ("msvcp140", "msvcp140_1", "msvcp140_atomic_wait", "vcruntime140", "vcruntime140_1")
-# Where Debian has it, beside a `wine` that asks for programs of 32 bits.
+# Debian's folder of wine64; the `wine` on its path needs 32-bit programs.
 DEBIAN = "/usr/lib/wine"
 SECONDS = 600  # at most, for one run
 
 
 class Wine:
-    """Wine with a Windows of its own.
+    """Wine with a prefix (its Windows drive and settings) of its own.
 
     Args:
         program: wine64 or wine.
-        prefix: gets that Windows.
+        prefix: folder of the prefix.
     """
 
     def __init__(self, program: str, prefix: Path) -> None:
@@ -35,7 +35,7 @@ class Wine:
         self._own = {
             "WINEPREFIX": str(prefix),
             "WINEDEBUG": "-all",
-            # No questions about .NET and a browser.
+            # The last two suppress questions about .NET and a browser.
             "WINEDLLOVERRIDES": f"{','.join(RUN_TIME)}=n;ucrtbase=n,b;mscoree,mshtml=",
             "ORT_DISABLE_TELEMETRY": "1",
         }
@@ -45,14 +45,14 @@ class Wine:
 
     @classmethod
     def find(cls, prefix: Path) -> Wine | None:
-        """The one of this machine; None if it has none."""
+        """This machine's Wine; None if it has none."""
         program = shutil.which("wine64") or shutil.which("wine64", path=DEBIAN) or shutil.which("wine")
         return None if program is None else cls(program, prefix)
 
     def script(self, program: Path, script: Path) -> Path:
-        """Writes a script that runs a program, for what starts it by one path.
+        """Writes a script that runs a program, for callers that start programs by a path alone.
 
-        What goes to stderr passes through a pipe: Python, under Wine 8, ends where that is a file.
+        stderr goes through a pipe: under Wine 8, Python ends if stderr is a file.
         """
         variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in self._own.items())
         command = f"exec env {variables} {self._program} {shlex.quote(str(program))}"
@@ -73,10 +73,10 @@ class Wine:
         )
 
     def run(self, program: Path, *arguments: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
-        """Runs a program to its end; `given` is its stdin, its stdout and stderr are kept.
+        """Runs a program to its end; `given` is its stdin, stdout and stderr are in the result.
 
         Raises:
-            subprocess.TimeoutExpired: it did not end; it is killed.
+            subprocess.TimeoutExpired: it did not end within SECONDS, and was killed.
         """
         with self.start(program, *arguments) as process:
             try:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged files of every kind that FlowNPU reads: refused in words that name the file, or read; never anything else.
+"""Damaged files of every kind that FlowNPU reads: each must be read, or refused by an error that names the file.
 
 A case takes a sample (samples.py), damages one of its files (formats.py), and has it read in a worker
 (readers.py). A crash, a hang, too much memory, an error of another type, and a refusal that does not name the
-file are findings. Those that were made lie in corpus/damage/ as files, "<kind>--<what is wrong>--<file>".
+file are findings. Earlier findings are files of corpus/damage/, named "<kind>--<what is wrong>--<file>".
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Kind:
     """A kind of damage.
 
     Attributes:
-        sample: whose files.
-        reader: what reads them.
-        files: patterns of those that are damaged.
-        share: of the cases, relative to others.
+        sample: name of the sample whose files are damaged.
+        reader: name of the reader that reads them.
+        files: patterns of the files that are damaged.
+        share: share of the cases, relative to other kinds.
     """
 
     sample: str
@@ -81,7 +81,7 @@ KINDS = {
 
 
 class Sample:
-    """A sample's folder and what its files hold."""
+    """A sample's folder and the contents of its files."""
 
     def __init__(self, name: str, folder: Path, worker: Worker) -> None:
         worker.call("tests.fuzz.damage.samples:make", name, str(folder))
@@ -89,12 +89,12 @@ class Sample:
         self.contents = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
     def matching(self, patterns: tuple[str, ...]) -> list[str]:
-        """The files of these patterns."""
+        """The files that match any of these patterns."""
         return [name for name in self.contents if any(fnmatch(name, pattern) for pattern in patterns)]
 
     @contextmanager
     def replaced(self, file: str, content: bytes) -> Iterator[None]:
-        """The folder with another content of a file."""
+        """Replaces the content of a file while the context lasts."""
         try:
             self._write(file, content)
             yield
@@ -102,7 +102,7 @@ class Sample:
             self._write(file, self.contents[file])
 
     def _write(self, name: str, content: bytes) -> None:
-        # A new file: one that is mapped must not become shorter.
+        # Written as a new file, because a file that is mapped must not become shorter.
         path = self.folder / name
         path.unlink(missing_ok=True)
         path.write_bytes(content)
@@ -110,7 +110,7 @@ class Sample:
 
 @dataclass(frozen=True, repr=False)
 class Damage:
-    """A case: a file of a kind's sample, what it holds instead, and what was done to it."""
+    """A case: a file of a kind's sample, its damaged content, and a description of the damage."""
 
     kind: str
     file: str
@@ -122,7 +122,7 @@ class Damage:
 
 
 class Damager:
-    """Makes samples and cases of them, and judges what a worker does with these; a context manager."""
+    """Makes samples and cases from them, and judges how a worker reads these; a context manager."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -143,7 +143,7 @@ class Damager:
         return self._samples[name]
 
     def cases(self, kinds: list[str] | None = None) -> SearchStrategy[Damage]:
-        """Damaged files of some kinds, or of all, as often as their shares say."""
+        """Damaged files of some kinds, or of all (None), in proportion to their shares."""
 
         @st.composite
         def damages(draw: DrawFn) -> Damage:
@@ -155,12 +155,12 @@ class Damager:
         return damages()
 
     def read(self, kind: str) -> list[str]:
-        """What a kind's reader refuses of its sample as that is now."""
+        """Has a kind's reader read its sample as it is now; returns its refusals."""
         refusals: list[str] = self._worker.call(READ, KINDS[kind].reader, str(self.sample(kind).folder))
         return refusals
 
     def judge(self, damage: Damage) -> Verdict:
-        """Has a damaged file read."""
+        """Has a damaged file read, and judges the result."""
         sample = self.sample(damage.kind)
         with sample.replaced(damage.file, damage.content):
             try:
@@ -177,12 +177,12 @@ class Damager:
 
 
 def _names(refusal: str, damage: Damage, sample: Sample) -> bool:
-    """Whether a refusal says which file it is of, or at least which folder; room on the disk is no file's."""
+    """Whether a refusal names the file, or at least the folder; a full disk need not name a file."""
     return Path(damage.file).name in refusal or str(sample.folder) in refusal or "make room" in refusal
 
 
 def _signature(damage: Damage, report: str) -> str:
-    """The kind, what happened and where: the same for findings that seem to have one cause."""
+    """A signature from the kind, what happened and where; findings with the same one probably have the same cause."""
     lines = report.strip().splitlines()
     sanitizer = [line for line in lines if "runtime error:" in line or line.startswith("SUMMARY:")]
     places = [line.strip() for line in lines if re.match(r' *File ".*(flownpu|aie|ops|graph_rewrites)/', line)]
@@ -194,19 +194,19 @@ def _signature(damage: Damage, report: str) -> str:
 
 
 def corpus() -> list[Damage]:
-    """The cases that were found."""
+    """The saved cases."""
     return [load(path) for path in sorted(CORPUS.iterdir())]
 
 
 def save_finding(damage: Damage, finding: Finding, folder: Path) -> Path:
-    """Writes a finding, and beside it all that is known; the path of the damaged file."""
+    """Writes a finding's file, and its description beside it; returns the path of the damaged file."""
     path = save(damage, finding.signature.partition(": ")[2], folder)
     path.with_name(path.name + ".txt").write_text(f"{finding.signature}\n\n{finding.text}\n")
     return path
 
 
 def load(path: Path) -> Damage:
-    """A case that was saved."""
+    """Reads a saved case."""
     kind, said, file = path.name.removesuffix(".gz").split("--")
     content = path.read_bytes()
     content = gzip.decompress(content) if path.suffix == ".gz" else content
@@ -214,7 +214,7 @@ def load(path: Path) -> Damage:
 
 
 def save(damage: Damage, said: str, folder: Path = CORPUS) -> Path:
-    """Writes a case as a file of the corpus; those above 4 KB compressed."""
+    """Writes a case as a file of the corpus, compressed if it is larger than 4 KB; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     words = "-".join(re.findall(r"[A-Za-z0-9.]+", said))[:80].strip("-.").lower()
     large = len(damage.content) > 4096
@@ -234,7 +234,7 @@ def run(
     seconds: float = 60.0,
     kinds: list[str] | None = None,
 ) -> int:
-    """Reads the corpus, then so many cases; prints what is found and how many there are. How many findings."""
+    """Judges the corpus, then `cases` random cases; prints findings and counts. Returns the number of findings."""
     with Worker(library, sanitize=sanitize, seconds=seconds) as worker, Damager(worker) as damager:
 
         def report(damage: Damage, finding: Finding) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to damage bytes, and trees of values: strategies of hypothesis, each of a damaged copy and what was done."""
+"""Damages bytes and trees of values: strategies of hypothesis that give a damaged copy and a description."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ INTEGERS = (
 )
 FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-45, 1e308, -1e308, float("inf"), float("-inf"), float("nan"))
 TEXTS = ("", " ", "a", "none", "..", "/", "../x", "a\0b", "é", "\ud800", "x" * 5000, "1", "-1", "true", "model.onnx")
-# What JSON can hold and a reader may not expect there.
+# Values that JSON can hold and a reader may not expect.
 VALUES = (None, True, False, [], {}, [[]], [None], {"": None}, [0] * 200, 10**30, -(10**30), "1e5")
 
-# Stands for a value in more lists than any parser goes down; `formats` writes them.
+# Stands for lists nested deeper than any parser accepts; `formats` writes them.
 DEEP = "@deep@"
 
 
 @st.composite
 def damaged_bytes(draw: DrawFn, content: bytes, head: int) -> tuple[bytes, str]:
-    """Damaged content without regard to what it means; half of it in the first `head` bytes."""
+    """Content damaged without regard to its meaning, in half of all cases within the first `head` bytes."""
     kind = draw(st.sampled_from(["flip", "number", "cut", "extend", "remove", "repeat", "swap", "fill"]))
     size = draw(st.sampled_from([1, 2, 3, 4, 8, 16, 100, 4096]))
     if not content or kind == "extend":
@@ -58,7 +58,7 @@ def damaged_bytes(draw: DrawFn, content: bytes, head: int) -> tuple[bytes, str]:
 
 
 def paths(tree: Any) -> list[tuple[Any, ...]]:
-    """All places in a tree of dicts and lists, its root too."""
+    """The paths of all places in a tree of dicts and lists, including its root."""
     found: list[tuple[Any, ...]] = [()]
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in items:
@@ -77,7 +77,7 @@ def at_path(tree: Any, path: tuple[Any, ...]) -> Any:
 def damaged_tree(draw: DrawFn, tree: Any, *, typed: bool) -> tuple[Any, str]:
     """A copy of a tree of dicts, lists and values with one place damaged.
 
-    `typed`: numbers stay numbers and texts texts, as in a binary form that has no other place for them; keys stay.
+    `typed`: values keep their types, and keys stay, as a binary format demands.
     """
     places = paths(tree)
     path = draw(st.sampled_from(places[1:] if len(places) > 1 else places))
@@ -113,14 +113,14 @@ def damaged_tree(draw: DrawFn, tree: Any, *, typed: bool) -> tuple[Any, str]:
 
 
 def _form(value: Any) -> Any:
-    """What another value must share to be written in its place."""
+    """The structure that another value must share to be written in place of a value in a binary format."""
     if isinstance(value, dict):
         return frozenset(value)
     return [_form(item) for item in value[:1]] if isinstance(value, list) else type(value)
 
 
 def _another(old: Any, kind: str, others: list[Any], *, typed: bool) -> st.SearchStrategy[Any]:
-    """A value for the place of another: one near it, one of another place, or any of its type or of all types."""
+    """A value to replace another: one near it, one from another place, or any of its type or of all types."""
     if kind == "nudge" and isinstance(old, int | float) and not isinstance(old, bool):
         return st.sampled_from([old + 1, old - 1, -old, 2 * old, old * 2**32, old * 1000])
     same = [value for value in others if _form(value) == _form(old)] if typed else others

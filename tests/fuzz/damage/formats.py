@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage that knows a format: values of JSON, numbers and texts of binary heads, with right lengths and sums around."""
+"""Damage within a format: values of JSON, numbers and texts of binary headers; lengths and checksums stay right."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
     from hypothesis.strategies import DrawFn
 
-_LISTS = 100_000  # of DEEP
+_LISTS = 100_000  # nested lists for DEEP
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How a kind of file is taken apart and put together.
+    """How a kind of file is parsed and written.
 
-    `read` gives a tree (edits.py), `write` makes a file of a damaged one, and of the file that it was read from.
-    `typed`: see there. `head`: how many bytes mean more than the others.
+    `read` gives a tree (edits.py), `write` makes a file from a damaged tree and the original file. `typed`: see
+    `damaged_tree`. `head`: size of the header in bytes.
     """
 
     read: Callable[[bytes], Any]
@@ -40,7 +40,7 @@ class Format:
 
 @st.composite
 def damaged_file(draw: DrawFn, name: str, content: bytes) -> tuple[bytes, str]:
-    """A damaged file, by its name's suffix, and what was done to it."""
+    """A damaged file, whose format follows from its name's suffix, and a description of the damage."""
     form = FORMATS.get(name.rpartition(".")[2])
     if form is None:
         return draw(damaged_bytes(content, len(content)))
@@ -61,7 +61,7 @@ def _write_json(tree: Any, _: bytes = b"") -> bytes:
     return text.replace(f'"{DEEP}"', "[" * _LISTS + "]" * _LISTS).encode("utf-8", "surrogatepass")
 
 
-# --- safetensors: u64 bytes of the header, header in JSON, data -------------------------------------------------------
+# --- safetensors: the header's size as u64, the header in JSON, data --------------------------------------------------
 
 
 def _safetensors_head(content: bytes) -> int:
@@ -153,7 +153,7 @@ def _write_gguf(tree: Any, content: bytes) -> bytes:
 
 
 def _packed(kind: str, value: Any) -> bytes:
-    """A number in as many bytes as its type has, whatever it was."""
+    """Any number in the bytes of its type; integers wrap around."""
     if kind in "fd":
         try:
             return struct.pack(f"<{kind}", value)
@@ -182,7 +182,7 @@ def _write_context(tree: Any, _: bytes) -> bytes:
     return context_files.write(context_files.ContextFile(tree["compatibility"], nodes, tree["blobs"]))
 
 
-# --- Words (aie/words/writer.py): magic, version, kind, sum of what follows -----------------------------------------
+# --- Words (aie/words/writer.py): magic, version, kind, checksum of what follows ------------------------------------
 
 
 def _read_words(content: bytes) -> Any:
@@ -194,7 +194,7 @@ def _write_words(tree: Any, _: bytes) -> bytes:
 
 
 def seal_words(words: bytes) -> bytes:
-    """The words with their sum, if it is the index: those of others are in there."""
+    """The words with their checksum, if they are the index; it has the checksums of all other files."""
     if words[16:24] != INDEX.to_bytes(8, "little"):
         return words
     return words[:24] + zlib.crc32(words[32:]).to_bytes(8, "little") + words[32:]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reads a sample's files, in a worker: all that a user can give such files to.
+"""Readers of samples' files, for a worker: all functions to which a user can give such files.
 
-A reader returns what was refused, in the words that a user would see; no words: all was read. An error of another type
-is a finding, and goes on to the caller.
+A reader returns the messages of refusals, as a user would see them; none: all was read. An error of another type
+is a finding, and is raised to the caller.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from tests.decoding import DecoderSession
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# What a reader may take beyond what the process has: samples are far below a megabyte.
+# Memory that a reader may take in addition to the process's: samples are far below a megabyte.
 MEMORY_BYTES = 2 << 30
 
 
 def read(reader: str, folder: str) -> list[str]:
-    """Reads the files of a sample; what was refused."""
+    """Reads the files of a sample; returns the messages of refusals."""
     with _within_memory():
         return READERS[reader](Path(folder))
 
 
 @contextlib.contextmanager
 def _within_memory() -> Iterator[None]:
-    """With a limit on the process's addresses, unless a sanitizer has reserved most of them."""
+    """Limits the process's address space, unless a sanitizer has reserved most of it."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     used = pages * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -66,7 +66,7 @@ def _within_memory() -> Iterator[None]:
 
 
 def _refused(*steps: Callable[[], object], errors: tuple[type[Exception], ...] = ()) -> list[str]:
-    """What each step refuses, by an error of ours or one of `errors`."""
+    """Runs each step; returns the messages of those that raise FlowNPUError or one of `errors`."""
     found = []
     for step in steps:
         try:
@@ -82,9 +82,9 @@ def _devices() -> list[Any]:
 
 
 def _of_session(make: Callable[[], Any], run: Callable[[Any], object]) -> list[str]:
-    """What the provider refuses, when a session is made, by an error of ONNX Runtime.
+    """The message with which the provider refuses to make a session, as an error of ONNX Runtime.
 
-    A run that fails says in which node, and not of which file that is.
+    A run may fail, too; its error names a node, and need not name a file.
     """
     try:
         session = make()
@@ -101,7 +101,7 @@ def _of_session(make: Callable[[], Any], run: Callable[[Any], object]) -> list[s
 
 
 def _source(folder: Path) -> list[str]:
-    """A source of `flownpu convert`."""
+    """Reads a source of `flownpu convert`."""
     output = folder.with_name(folder.name + "-out")
     gguf = folder / "model.gguf"
     found = _refused(lambda: convert(gguf if gguf.exists() else folder, output, force=True))
@@ -138,14 +138,14 @@ def _with_pictures(folder: Path) -> list[str]:
 
 
 def _explained(folder: Path) -> list[str]:
-    """As `flownpu explain` does, which makes a session."""
+    """Runs what `flownpu explain` does, which makes a session."""
     found: list[str] = []
     made = lambda: found.extend(_refused(lambda: explain(folder, {"device": "cpu"}, 1e10)))  # noqa: E731
     return found + _of_session(made, lambda _: None)
 
 
 def _decode(folder: Path, options: dict[str, str], *lengths: int) -> list[str]:
-    """Steps of a decoder of some tokens each."""
+    """Runs a decoder, with `lengths` tokens in its calls."""
 
     def run(decoder: DecoderSession) -> None:
         for length in lengths:
@@ -191,7 +191,7 @@ def _images(folder: Path) -> list[str]:
 
 
 def _built(folder: Path) -> list[str]:
-    """As `flownpu build` does again over what it made."""
+    """Runs `flownpu build` again on folders that it has built."""
     found = []
     for kind, name in (("emulate", "emulate"), ("xclbin", "npu2")):
         output = folder / "artifacts" / name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small whole files and folders of every kind that FlowNPU reads, for `damage` to damage: a function each, by name."""
+"""Small intact files and folders of every kind that FlowNPU reads, to be damaged; each is made by a function."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ PICTURES = {
     "boi_token_index": 6,
     "eoi_token_index": 7,
 }
-# Rows that the NPU's designs take, and no prompts, which are as many files again.
+# Sizes that the NPU's designs for single tokens take, but those for prompts do not, which would double the files.
 NPU = _PLAIN | {
     "hidden_size": 160,
     "intermediate_size": 160,
@@ -113,7 +113,7 @@ def _random(shape: tuple[int, ...], dtype: Any = ml_dtypes.bfloat16) -> NDArray[
 
 
 def _tensors(config: dict[str, Any]) -> Tensors:
-    """The tensors of a checkpoint, by the names that transformers gives them."""
+    """Random tensors of a checkpoint, by transformers' names."""
     tensors: Tensors = {}
     for weight in weight_plan(read_decoder(config)):
         if isinstance(weight, ProjectionWeight):
@@ -239,7 +239,7 @@ def _gguf(folder: Path, config: dict[str, Any], architecture: str) -> None:
 
 
 def _save(folder: Path, graph: str, arrays: Tensors) -> None:
-    """A model with external data, from its graph in text."""
+    """Writes a model with external data, from its graph in ONNX's text syntax."""
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> {graph}')
     for name, array in arrays.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
@@ -303,7 +303,7 @@ def _built(folder: Path) -> None:
 
 
 def _compiled(folder: Path) -> None:
-    """Operators of many kinds, attributes and constants of several types; the same as in tests/ep/test_context.py."""
+    """A compiled graph of many operators, attributes and types of constants: that of tests/ep/test_context.py."""
     from tests.ep.test_context import GRAPH
 
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> {GRAPH}')
@@ -321,7 +321,7 @@ def _compiled_decoder(folder: Path, config: dict[str, Any], options: dict[str, s
 
 
 def compile_model(source: Path, target: Path, options: dict[str, str]) -> None:
-    """Compiles a model on FlowNPU, as `flownpu compile` does."""
+    """Compiles a model on FlowNPU, like `flownpu compile`."""
     session = onnxruntime.SessionOptions()
     devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == "FlowNPUExecutionProvider"]
     session.add_provider_for_devices(devices[:1], options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found once, and some damaged files of every kind; `make fuzz` reads more."""
+"""Earlier findings, and some random damaged files of every kind; `make fuzz` reads more."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_was_found_once(path: Path, damager: Damager) -> None:
 
 
 def test_whole_files_are_read(damager: Damager) -> None:
-    """Or refused for what the small samples are not: models that the NPU's designs have a place for."""
+    """An intact sample is read; the only refusal is that the NPU's designs have no place for such a small model."""
     for kind in KINDS:
         sample = damager.sample(kind)
         assert sample.matching(KINDS[kind].files), kind
@@ -47,6 +47,6 @@ def test_damaged_files(damager: Damager) -> None:
     campaign = Campaign(damager.cases(), damager.judge, lambda _, finding: found.append(finding.text))
     campaign.run(CASES, SEED)
     assert not found
-    # Sums and structure tell most; other weights are other numbers.
+    # Checksums and structure reveal most damage; a damaged weight is only another number, and is read.
     assert campaign.counts["refused"] > CASES / 2
     assert campaign.counts["read"] > CASES / 10

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random decoders on the emulated NPU: of random weights and scripts, in a few shapes that the designs have place for.
+"""Random decoders on the emulated NPU: random weights and scripts, in a few shapes that the designs have place for.
 
-Artifacts depend on the shape, and take a second or three; they are built once for each.
+Artifacts depend on the shape only, and take one to three seconds; they are built once for each.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from tests.fuzz.worker import Worker
 
 FULL, WINDOWED = Layer(Rotary(10000.0)), Layer(Rotary(100.0), 16)
-# Hidden size, heads, KV heads, head size, feed-forward. The first is large enough for prefill's designs, the others'
-# prompts go token by token.
+# Hidden size, heads, KV heads, head size, feed-forward size. The first is large enough for prefill's designs; with the
+# others, prompts are computed token by token.
 SHAPES = ((288, 4, 2, 32, 608), (160, 4, 2, 32, 320), (256, 2, 1, 64, 256), (160, 4, 4, 32, 192))
-# The array rounds more than the CPU: what norms and products make, the residual stream, attention's weights
-# (tests/npu/rounding.py). In quadrature with what a layer's four products read, about three times as many roundings:
-# the largest ratio of 14 decoders was 3.0.
+# Bound on the ratio of FlowNPU's error to the measured one (oracle.py). The array rounds more than the CPU: results of
+# norms and products, the residual stream, attention's weights (tests/npu/rounding.py). Together with the inputs of a
+# layer's four products, these are about three times as many roundings. The largest ratio of 14 decoders was 3.0.
 ROUNDINGS = 10.0
 
 
 def random_decoder(choices: Choices) -> Decoder:
-    """One of few, so that artifacts are built for few."""
+    """One of a few decoders, so that artifacts are built for a few only."""
     hidden, heads, kv_heads, head_size, feed_forward = choices.pick(SHAPES)
     return Decoder(
         family="llama",
@@ -56,7 +56,7 @@ def random_decoder(choices: Choices) -> Decoder:
 
 
 def build(data: bytes) -> DecoderCase:
-    """The case that these bytes mean."""
+    """The case that these bytes encode."""
     choices = Choices(data)
     decoder = random_decoder(choices)
     steps, lengths = script(choices, (1, 1, 1, 1, 1, 2))
@@ -71,7 +71,7 @@ def cases() -> strategies.SearchStrategy[DecoderCase]:
 
 
 class EmulatedOracle(DecoderOracle):
-    """As DecoderOracle; a context manager, with a folder for the artifacts."""
+    """A DecoderOracle that builds artifacts, in a folder of its own; a context manager."""
 
     roundings = ROUNDINGS
 
@@ -87,7 +87,7 @@ class EmulatedOracle(DecoderOracle):
         self._folder.cleanup()
 
     def judge(self, case: DecoderCase) -> Verdict:
-        """Runs a case on both sides."""
+        """Runs a case on ONNX Runtime and on the emulated NPU, and compares."""
         shape = case.decoder.description
         if shape not in self._built:
             self._built[shape] = str(self._build(case.decoder.model))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small random decoders: as `flownpu convert` writes them, and as ORT GenAI's builder exports them.
+"""Small random decoders: like `flownpu convert` writes them, and like ORT GenAI's model builder exports them.
 
-The builder itself takes seconds a model (tests/rewrites/genai_export.py runs it); `Export` writes the nodes that it
-writes, in its order, with what its exports differ in as choices.
+The builder itself takes seconds per model (tests/rewrites/genai_export.py runs it); `_Export` writes the same nodes in
+the same order, with random choices where its exports differ.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MICROSOFT = "com.microsoft"
 
 @dataclass(frozen=True)
 class DecoderModel:
-    """A decoder.
+    """A decoder's ONNX model.
 
-    `layers`, `kv_heads`, `head_size`, `cache` (type): of its KV cache. `all_logits`: of all tokens, not the last.
-    `description`: what it is made of, in words.
+    `layers`, `kv_heads`, `head_size`, `cache` (ONNX's element type): of its KV cache. `all_logits`: whether it has the
+    logits of all tokens, not of the last only. `description`: its configuration as text.
     """
 
     model: bytes
@@ -48,7 +48,7 @@ class DecoderModel:
 
 
 def random_decoder(choices: Choices) -> Decoder:
-    """What a decoder is made of."""
+    """A random configuration of a decoder."""
     kv_heads = choices.pick((1, 2, 3))
     head_size = choices.pick((16, 32, 64, 48, 80))
     window = choices.pick((None, None, 5, 8, 16))
@@ -81,7 +81,7 @@ def random_decoder(choices: Choices) -> Decoder:
 
 
 def converted(choices: Choices, decoder: Decoder | None = None, *, all_logits: bool | None = None) -> DecoderModel:
-    """As `flownpu convert` writes it; `decoder`: of this one, and not of any."""
+    """A decoder like `flownpu convert` writes it, with random weights; without `decoder`, of a random shape."""
     decoder = decoder or random_decoder(choices)
     rng = np.random.default_rng(choices.seed())
     weights = RandomWeights(choices.seed(), symmetric=choices.chance(50))
@@ -90,7 +90,7 @@ def converted(choices: Choices, decoder: Decoder | None = None, *, all_logits: b
         if isinstance(weight, ProjectionWeight):
             tensors[weight.name] = ir.tensor(np.concatenate([part.blocks for part in weights.blocks(weight)]))
         else:
-            # Not of ones, which a lost or swapped weight would not show in.
+            # Not all ones, so that a lost or swapped weight shows.
             tensors[weight.name] = ir.tensor((1 + 0.2 * rng.standard_normal(weight.size)).astype(np.float32))
     for i, rotary in enumerate(decoder.rotaries):
         for name, table in zip(rotary_cache_names(i), rotary.caches(CONTEXT, decoder.head_size), strict=True):
@@ -105,7 +105,7 @@ def converted(choices: Choices, decoder: Decoder | None = None, *, all_logits: b
 
 
 def exported(choices: Choices) -> DecoderModel:
-    """As ORT GenAI's builder exports it."""
+    """A random decoder like ORT GenAI's model builder exports it."""
     return _Export(random_decoder(choices), choices).write()
 
 
@@ -131,7 +131,7 @@ class _Export:
         self._input("attention_mask", INT64, ["batch_size", "total_sequence_length"])
         lengths, total = self._lengths()
         hidden = self._embedding()
-        # The one that is added comes in front, so that the first norm has nothing to add.
+        # A residual is added by the norm behind it, so that the first norm has nothing to add.
         normed, residual = self._norm(hidden), hidden
         for i in range(len(decoder.layers)):
             x = self._attention(i, normed, lengths, total)
@@ -227,7 +227,7 @@ class _Export:
         return self._project(self._op("Mul", [activated, up]), inner, size)
 
     def _last(self, x: str, lengths: str) -> str:
-        """The hidden state at each row's index min(its length, the new tokens) - 1."""
+        """The hidden state at index min(length, new tokens) - 1 of each row."""
         new = self._op("Shape", ["input_ids"], start=1, end=2)
         newest = self._op("Sub", [new, self._constant(np.array([1], np.int64))])
         place = self._op("Min", [self._op("Cast", [lengths], to=INT64), newest])
@@ -257,10 +257,10 @@ class _Export:
         return y
 
     def _blocks(self, rows: int, columns: int, block: int, *, spread: float) -> list[str]:
-        """Codes, scales of 4 bits, which bfloat16 holds with a zero point's product, and zero points."""
+        """Codes, scales and zero points; scales have 4 bits, so that bfloat16 holds their products with zero points."""
         blocks = -(-columns // block)
         codes = self._constant(self.rng.integers(0, 256, (rows, blocks, block // 2)).astype(np.uint8))
-        exponent = np.round(np.log2(spread / 4.6 / 12))  # 4.6: the deviation of codes
+        exponent = np.round(np.log2(spread / 4.6 / 12))  # 4.6: standard deviation of codes
         scales = self._constant((self.rng.integers(8, 16, (rows, blocks)) * 2.0**exponent).astype(np.float32))
         if not self.zero_points:
             return [codes, scales, ""]
@@ -292,9 +292,9 @@ class _Export:
 
 
 def with_rounded_activations(model: bytes, activations: str) -> bytes:
-    """The model with what products with 4-bit weights read rounded, as the provider's option says, by nodes of ONNX.
+    """The model with nodes that round the activations of products with 4-bit weights, like the provider's option says.
 
-    int8 in one group a row, where ours has one for each 32 or 256 columns: at least as much is rounded.
+    int8 has one scale per row here, where FlowNPU has one per 32 or 256 columns: this rounds at least as much.
     """
     proto = onnx.load_from_string(model)
     nodes: list[onnx.NodeProto] = []

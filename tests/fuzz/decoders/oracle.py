@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random small decoders: prompts, chunks, tokens, rewinds, batches, against ONNX Runtime's CPU provider.
+"""Random small decoders: prompts, chunks, tokens, rewinds, batches, compared with ONNX Runtime's CPU provider.
 
-Bounds that hold for every sum (reference.bounds) grow beyond all use in three layers. Here what rounding does is
-measured: ONNX Runtime runs the same model once more with what products read rounded as ours rounds it. Its logits then
-differ from the plain ones by an error of the size of ours, which is why ours may differ by some times as much
-(ROUNDINGS), and by what float32 in another order makes. A lost key, a wrong angle, scale or weight changes logits by
-about as much as they differ from one another, several times that.
+Bounds that hold for every sum (reference.bounds) are useless after three layers. Here the effect of rounding is
+measured instead: ONNX Runtime runs the same model once more, with the activations of products rounded as FlowNPU
+rounds them. Its logits then differ from the plain ones by about FlowNPU's error; so FlowNPU's may differ by a multiple
+of this (ROUNDINGS), and by the tolerance of float32. A lost key, a wrong angle, scale or weight changes logits by about
+as much as they differ from one another, which is several times more.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ if TYPE_CHECKING:
 BYTES = 160
 MOST_STEPS = 6
 RUN = "tests.fuzz.decoders.runs:run_decoder"
-# Weights are rounded as well as activations, and (prompts on AVX-512) attention's queries and weights: sqrt(3) of what
-# was measured. One row of 80 logits is off by more than all rows together are, as chance and its tokens have it. The
-# largest ratio of 60 decoders was 2.6.
+# FlowNPU also rounds weights and, for prompts on AVX-512, attention's queries and weights, which makes sqrt(3) of the
+# measured error. By chance a single row of 80 logits is off by more than all rows together. The largest ratio of 60
+# decoders was 2.6.
 ROUNDINGS = 6.0
 
 
 @dataclass
 class DecoderCase:
-    """A decoder, what is asked of it, and how.
+    """A decoder, its calls, and the provider's options.
 
-    `lengths`: of the first prompt's rows. `capacity`: of a cache that is appended to in place, or 0.
+    `lengths`: lengths of the first prompt's rows. `capacity`: positions of a KV cache that is updated in place; 0: the
+    cache grows.
     """
 
     decoder: DecoderModel
@@ -55,7 +56,7 @@ class DecoderCase:
 
 
 def build(data: bytes, isas: tuple[str, ...] = INSTRUCTION_SETS) -> DecoderCase:
-    """The case that these bytes mean."""
+    """The case that these bytes encode."""
     choices = Choices(data)
     steps, lengths = script(choices)
     longest = max(step.mask.shape[1] for step in steps)
@@ -77,7 +78,7 @@ def cases(isas: tuple[str, ...] = INSTRUCTION_SETS) -> strategies.SearchStrategy
 
 
 def script(choices: Choices, batches: tuple[int, ...] = (1, 1, 1, 2, 3)) -> tuple[list[Step], list[int]]:
-    """A prompt, and what follows; and the lengths of the prompt's rows, which are padded on the right."""
+    """Calls: a prompt and what follows; and the lengths of the prompt's rows, which are padded on the right."""
     batch = choices.pick(batches)
     tokens = choices.pick((3, 1, 5, 9, 17, 33, 40, 70))
     lengths = [tokens] * batch
@@ -89,7 +90,7 @@ def script(choices: Choices, batches: tuple[int, ...] = (1, 1, 1, 2, 3)) -> tupl
     total = tokens
     for _ in range(choices.below(MOST_STEPS + 1)):
         new = 1
-        if batch == 1:  # ONNX Runtime's provider goes on with prompts of one row only
+        if batch == 1:  # ONNX Runtime's provider takes several new tokens after a past in a batch of one only
             if choices.chance(25):
                 total = choices.between(1, total)
             new = choices.pick((1, 1, 2, 4, 5, 9, 20))
@@ -110,7 +111,7 @@ class DecoderOracle:
         self._reference, self._ours = reference, ours
 
     def judge(self, case: DecoderCase) -> Verdict:
-        """Runs a case on both sides."""
+        """Runs a case on ONNX Runtime and on FlowNPU, and compares."""
         decoder = case.decoder
         try:
             expected, rounded = self.references(case)
@@ -125,14 +126,14 @@ class DecoderOracle:
         return self.compare(case, expected, rounded, found)
 
     def references(self, case: DecoderCase) -> tuple[Outcome, Outcome]:
-        """ONNX Runtime's logits, and those with what products read rounded. Raises Ended."""
+        """ONNX Runtime's logits, and those with rounded activations. Raises Ended."""
         model = with_rounded_activations(case.decoder.model, case.options["activations"])
         rounded = replace(case.decoder, model=model)
         plain, rough = (self._reference.call(RUN, of, case.steps, case.capacity) for of in (case.decoder, rounded))
         return plain, rough
 
     def compare(self, case: DecoderCase, expected: Outcome, rounded: Outcome, found: Outcome) -> Verdict:
-        """What ours are, beside both of ONNX Runtime's."""
+        """Compares FlowNPU's logits (`found`) with both of ONNX Runtime's."""
         if found.refusal is not None:
             return Verdict("finding", Finding(f"refused: {words_of(found.refusal)}", found.refusal))
         category = "same"
@@ -159,7 +160,7 @@ class DecoderOracle:
         return Verdict(category)
 
     def _valid(self, case: DecoderCase, place: int, logits: NDArray[Any]) -> NDArray[np.bool_]:
-        """Rows of logits [B, S or 1] that are no padding's."""
+        """Which rows of logits, bool [B, S or 1], are not those of padding."""
         valid = np.ones(logits.shape[:2], bool)
         if place == 0 and case.decoder.all_logits:
             valid = np.arange(logits.shape[1]) < np.array(case.lengths)[:, None]
@@ -171,18 +172,18 @@ class DecoderOracle:
 
 
 def row_errors(a: NDArray[Any], b: NDArray[Any], valid: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The rms of each row's differences."""
+    """The rms difference of each valid row."""
     return np.asarray(np.sqrt(np.square(a.astype(np.float64) - b)[valid].mean(axis=-1)))
 
 
 def kind_of(case: DecoderCase) -> str:
-    """What is likely to be one cause."""
+    """Properties of a case that tell causes apart, for a finding's signature."""
     words = ["in place" if case.capacity else "growing", f"batch {'1' if len(case.lengths) == 1 else 'of several'}"]
     return ", ".join(words)
 
 
 def describe(case: DecoderCase) -> str:
-    """The script in words."""
+    """A case as text."""
     calls = [f"{step.ids.shape[1]} after {step.past}" for step in case.steps]
     return (
         f"options {case.options}, optimise {case.optimise}, capacity {case.capacity}, lengths {case.lengths}, "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers run: a decoder step by step, with a cache that grows, or one that is appended to in place."""
+"""Functions for workers: run a decoder step by step, with a KV cache that grows or is updated in place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """A call. `ids` int64 [B, S]; `mask` int64 [B, tokens so far]; `past`: tokens of the cache that it goes on from."""
+    """A call. `ids` int64 [B, S]; `mask` int64 [B, tokens so far]; `past`: tokens of the cache that it continues."""
 
     ids: NDArray[np.int64]
     mask: NDArray[np.int64]
@@ -39,8 +39,8 @@ def run_decoder(
 ) -> Outcome:
     """The logits of each step, up to the first that raises.
 
-    `capacity`: of a cache that is appended to in place; 0: one that grows. `provider`: FlowNPU's options; none: ONNX
-    Runtime's CPU provider.
+    `capacity`: positions of a KV cache that is updated in place; 0: it grows. `provider`: FlowNPU's options; None: ONNX
+    Runtime's CPU provider runs it.
     """
     try:
         options = _session_options(optimise)
@@ -49,7 +49,7 @@ def run_decoder(
         else:
             options.add_provider_for_devices(_devices(), provider)
             session = onnxruntime.InferenceSession(decoder.model, options)
-    except Exception as error:  # noqa: BLE001  (whatever it is, it is what is said of the model)
+    except Exception as error:  # noqa: BLE001  (any error is a refusal)
         return Outcome(refusal=_text(error))
     outcome = Outcome()
     try:
@@ -62,7 +62,7 @@ def run_decoder(
 
 
 class _Cache:
-    """Key and value of each layer."""
+    """Keys and values of all layers."""
 
     def __init__(self, decoder: DecoderModel, batch: int, capacity: int) -> None:
         self._shared = capacity > 0
@@ -96,5 +96,5 @@ class _Cache:
 
 
 def _bound(names: list[str]) -> list[str]:
-    """Outputs in the order in which they were bound."""
+    """The outputs' names in the order in which they were bound."""
     return [*(f"present.{name}" for name in names), "logits"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Some random decoders on the CPU, and few on the emulated NPU; `make fuzz` runs more."""
+"""Some random decoders on the CPU, and a few on the emulated NPU; `make fuzz` runs more."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_random_decoders_on_the_emulator(workers: Workers) -> None:
 
 
 def test_a_lost_key_is_found(workers: Workers) -> None:
-    """One token less of a past, as the smallest thing that a cache may do wrong."""
+    """The oracle must notice one token missing from a past, the smallest mistake of a KV cache."""
     reference, _ = workers
     oracle = decoders.DecoderOracle(*workers)
     tried = (decoders.build(bytes([i]) * decoders.BYTES, ("generic",)) for i in range(256))

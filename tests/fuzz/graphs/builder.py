@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a random graph node by node, of values whose types and shapes are known, so that most graphs are valid.
+"""Builds a random graph node by node, with values of known types and shapes, so that most graphs are valid.
 
-How much of that the model then says is another choice: shapes may be given, named, partly named, or left out.
+How much of this the model declares is another choice: shapes may be given, symbolic, partly symbolic, or absent.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 32, 33, 64, 65, 100)
-# Most elements of an array; a few arrays have so many that kernels share them out between threads (kElementsEach of
-# ops/cpu/broadcast.h), and that sums are longer than a vector.
+# Most elements of an array, usually and in a few graphs: many enough for kernels to use several threads (kElementsEach
+# of ops/cpu/broadcast.h), and for sums longer than a vector.
 ELEMENTS, MANY_ELEMENTS = 2048, 40_000
 _INTEGERS = onnx.AttributeProto.INTS
-MOST_RANK = 9  # one more than ops/nodes/tensor.h knows
+MOST_RANK = 9  # one more than ops/nodes/tensor.h supports
 TYPE_WEIGHTS: dict[int, int] = {
     TensorProto.FLOAT: 60,
     TensorProto.INT64: 10,
@@ -45,7 +45,7 @@ TYPE_WEIGHTS: dict[int, int] = {
 
 @dataclass(frozen=True)
 class Value:
-    """A value of the graph, or (no name) an optional input that is absent."""
+    """A value of the graph, or (without a name) an absent optional input."""
 
     name: str = ""
     type: int = 0
@@ -61,17 +61,17 @@ ABSENT = Value()
 
 
 class Builder:
-    """A graph that grows. `choices` is set anew for each node."""
+    """A graph that grows node by node. `choices` is replaced for each node."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
-        # Simple graphs have the opset of exports.
+        # The first option, which shrunk cases have, is the opset of most exports.
         self.opset = choices.pick((*[21] * 10, 24, 25, 23, 23, 22, 18, 17, 13, *range(7, schemas.NEWEST_OPSET + 1)))
         self.kinds = arrays.WILD if choices.chance(22) else arrays.ORDINARY
         self.mistakes = choices.chance(12)
         self.large = choices.chance(3)
         self.all_outputs = choices.chance(25)
-        # How often a value is one that is there already, and a new one is a constant.
+        # In percent: how often an operand is an existing value, and how often a new value is a constant.
         self._reuse = choices.pick((80, 95, 60))
         self._constants = choices.pick((40, 20, 80))
         self._how_shapes_are_known = choices.pick(("given", "named", "mixed", "absent", "mixed"))
@@ -82,14 +82,14 @@ class Builder:
         self.nodes: list[onnx.NodeProto] = []
         self._read: set[str] = set()
 
-    # --- Choices that a mistake may be made in -------------------------------------------------------------------
+    # --- Choices, which may be mistakes --------------------------------------------------------------------------
 
     def mistake(self, percent: float = 10) -> bool:
-        """Whether to do something that the schema may forbid; never in most graphs."""
+        """Whether to make a choice that the schema may forbid; never in most graphs."""
         return self.mistakes and self.choices.chance(percent)
 
     def type_for(self, op_type: str, parameter: str = "T", domain: str = "") -> int:
-        """One of the types that a type parameter can be, mostly one that kernels of ONNX Runtime's take."""
+        """A type that a type parameter may be, mostly one for which ONNX Runtime has kernels."""
         kernels, others = schemas.allowed(op_type, parameter, self.opset, domain)
         if others and self.choices.chance(1.5):
             return self.choices.pick(others)
@@ -107,7 +107,7 @@ class Builder:
         return 0 if self.choices.chance(1.5) else self.choices.pick(SIZES)
 
     def fitted(self, shape: Sequence[int]) -> Shape:
-        """The shape, made smaller from the first axis on until it is no longer too large."""
+        """The shape, with axes made smaller, from the first one on, until it is small enough."""
         sizes = list(shape)
         limit = MANY_ELEMENTS if self.large else ELEMENTS
         for axis in range(len(sizes)):
@@ -127,7 +127,7 @@ class Builder:
         most: int = 4,
         fits: Callable[[Value], bool] | None = None,
     ) -> Value:
-        """A value of a type that the operator's parameter can be, and of `least` to `most` axes."""
+        """An existing or new value of a type that the operator's parameter may be, with `least` to `most` axes."""
         types = schemas.allowed(op_type, parameter, self.opset, domain)[0]
         found = [v for v in self.values if v.type in types and least <= v.rank and (fits is None or fits(v))]
         if found and self.choices.below(100) < self._reuse:
@@ -135,14 +135,14 @@ class Builder:
         return self.source(self.type_for(op_type, parameter, domain), self.shape(least, most))
 
     def like(self, kind: int, shape: Shape, *, constant: bool | None = None) -> Value:
-        """A value of that very type and shape, there already or new."""
+        """An existing or new value of exactly this type and shape."""
         found = [v for v in self.values if v.type == kind and v.shape == shape and constant in (None, v.constant)]
         if found and self.choices.below(100) < self._reuse:
             return found[-1 - self.choices.below(len(found))]
         return self.source(kind, shape, constant=constant)
 
     def partner(self, of: Value, kind: int | None = None) -> Value:
-        """A value that broadcasts with another one: there already, or new."""
+        """An existing or new value that broadcasts with another one."""
         kind = of.type if kind is None else kind
         if self.mistake():
             return self.like(kind if self.choices.chance(50) else TensorProto.FLOAT, self.shape())
@@ -151,13 +151,13 @@ class Builder:
             return found[-1 - self.choices.below(len(found))]
         shape = list(of.shape)
         match self.choices.below(6):
-            case 1 | 2:  # one of the last axes
+            case 1 | 2:  # only some of the last axes
                 shape = shape[self.choices.below(len(shape) + 1) :]
             case 3:
                 shape = [1 if self.choices.chance(50) else size for size in shape]
             case 4:
                 shape = []
-            case 5:  # the other one is the smaller
+            case 5:  # larger than the other value
                 shape = [self.choices.pick((1, 2, 3)), *(self.size() if size == 1 else size for size in shape)]
                 shape = shape[-8:]
         if math.prod(shape) > MANY_ELEMENTS:
@@ -165,7 +165,7 @@ class Builder:
         return self.source(kind, tuple(shape))
 
     def source(self, kind: int, shape: Shape, *, constant: bool | None = None, given: Any = None) -> Value:
-        """A new input or constant; `constant`: which; `given`: its numbers."""
+        """A new input or constant. `constant`: which of them (None: random). `given`: its numbers (None: random)."""
         if constant is None:
             constant = self.choices.below(100) < self._constants
         if kind not in arrays.FED:
@@ -182,7 +182,7 @@ class Builder:
     def integers(
         self, numbers: Sequence[int], kind: int = TensorProto.INT64, *, shape: Shape | None = None, **how: bool
     ) -> Value:
-        """A value of these integers: mostly constant, else an input or what a node makes of one."""
+        """A value of these integers: mostly a constant, else an input or the output of an Identity."""
         if kind not in arrays.INTEGERS:
             kind = TensorProto.INT64
         if self.mistake():
@@ -210,7 +210,7 @@ class Builder:
         domain: str = "",
         **attributes: Any,
     ) -> list[Value]:
-        """Appends a node; the values of its outputs, None being one that is absent."""
+        """Appends a node; returns the values of its outputs. None in `outputs`: an absent output."""
         names = [value.name for value in inputs]
         while names and not names[-1]:
             names.pop()
@@ -222,7 +222,7 @@ class Builder:
         node = helper.make_node(op_type, names, [v.name for v in made], f"n{place}", domain=domain)
         for name, given in attributes.items():
             if given is not None:
-                # No integers are integers, too.
+                # An empty list's type has to be named.
                 node.attribute.append(helper.make_attribute(name, given, attr_type=_INTEGERS if given == [] else None))
         self.nodes.append(node)
         self._read.update(names)
@@ -236,7 +236,7 @@ class Builder:
     # --- The model -----------------------------------------------------------------------------------------------
 
     def outputs(self) -> list[Value]:
-        """What nobody reads, and some of the rest."""
+        """The graph's outputs: values that no node reads, and some others."""
         made = {name for node in self.nodes for name in node.output}
         return [
             value
@@ -257,7 +257,7 @@ class Builder:
             for name, source in self.constants.items()
             if name in self._read
         ]
-        # An initializer that is an input as well is a default, and no constant.
+        # An initializer that is also an input is a default value, and no constant.
         if initializers and self.choices.chance(2):
             default = self.choices.pick(initializers)
             inputs.append(helper.make_tensor_value_info(default.name, default.data_type, tuple(default.dims)))
@@ -277,7 +277,7 @@ class Builder:
             how = self.choices.pick(("given", "named", "partly", "absent"))
         shape: list[int | str | None] | None = list(source.shape)
         match how:
-            case "named":  # equal sizes by equal names, as exports have them
+            case "named":  # equal sizes have equal names, as in exports
                 shape = [f"size_{size}" for size in source.shape]
             case "partly":
                 shape = [size if self.choices.chance(50) else f"{name}_{i}" for i, size in enumerate(source.shape)]
@@ -286,17 +286,17 @@ class Builder:
         return helper.make_tensor_value_info(name, source.type, shape)
 
     def feeds(self) -> list[dict[str, Source]]:
-        """What to run the model with: the sizes it was made with, and sometimes others after that."""
+        """The inputs of one or several runs: first with the sizes of the graph, sometimes then with others."""
         first = {name: source for name, source in self.sources.items() if name in self._read}
         feeds = [first]
         if self.choices.chance(25):
             feeds.append(self._other_feed(first))
             if self.choices.chance(30):
-                feeds.append(first)  # once more: nothing may be left of what failed
+                feeds.append(first)  # once more: a failed run must leave nothing behind
         return feeds
 
     def _other_feed(self, first: dict[str, Source]) -> dict[str, Source]:
-        """Another size wherever one of them occurs; or one thing wrong."""
+        """Inputs with one size changed wherever it occurs, or with one wrong input."""
         sizes = sorted({size for source in first.values() for size in source.shape if source.given is None})
         other = dict(first)
         if not sizes or self.choices.chance(30):
@@ -326,7 +326,7 @@ class Builder:
 
 
 def broadcast(*shapes: Shape) -> Shape | None:
-    """The shape that shapes broadcast to; none if there is none, or if it is too large."""
+    """The shape to which shapes broadcast; None if they do not, or if it is too large."""
     try:
         shape = np.broadcast_shapes(*shapes)
     except ValueError:

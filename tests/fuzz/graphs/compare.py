@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which elements of ours are wrong: neither within their bounds nor what ONNX Runtime has."""
+"""Which of FlowNPU's elements are wrong: neither within their bounds nor (nearly) equal to ONNX Runtime's."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.fuzz.reference import bounds
 if TYPE_CHECKING:
     from tests.fuzz.reference.bounds import Bounds
 
-# How near ours must be to ONNX Runtime's number where that is outside of the bounds, in units of it.
+# How near FlowNPU's number must be to ONNX Runtime's if it is outside the bounds, in roundings of ONNX Runtime's.
 NEAR_UNITS = 8
-# Where ONNX Runtime's number is far outside and ours with it, nearer to it by this factor, ours may well be that very
-# kernel's, which was left the node.
+# If both numbers are far outside the bounds, and by this factor nearer to each other, FlowNPU's is right, too: it may
+# come from the same kernel, to which FlowNPU left the node.
 FAR = 4
 
 
 def outside(found: Array, expected: Array, known: Bounds | None) -> Array:
-    """Which elements are wrong; of those that the reference knows nothing of, none."""
+    """Which elements are wrong; none without bounds."""
     if found.dtype == object:
         return np.asarray(found != expected, bool)
     if known is None or known.shape != found.shape:
@@ -45,14 +45,14 @@ def outside(found: Array, expected: Array, known: Bounds | None) -> Array:
 
 
 def equal(a: Array, b: Array) -> bool:
-    """Whether arrays are the same, bit by bit."""
+    """Whether arrays are equal, bit by bit."""
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     return bool((a == b).all()) if a.dtype == object else a.tobytes() == b.tobytes()
 
 
 def kinds(found: Array, expected: Array, known: Bounds | None, wrong: Array) -> str:
-    """What the first wrong element is, and what it should be: "NaN for a number"."""
+    """The kinds of the first wrong element and of the right one: "NaN for a number"."""
     if not is_float(found.dtype):
         return "integers"
     at = tuple(int(i) for i in np.argwhere(wrong)[0])
@@ -65,7 +65,7 @@ def kinds(found: Array, expected: Array, known: Bounds | None, wrong: Array) -> 
 
 
 def describe(found: Array, expected: Array, known: Bounds | None, wrong: Array) -> str:
-    """The first elements that are wrong."""
+    """Text with the number of wrong elements, and the first few of them."""
     lines = [f"{int(wrong.sum())} of {wrong.size} elements of {found.dtype}{list(found.shape)}"]
     for place in np.argwhere(wrong)[:4]:
         at = tuple(int(i) for i in place)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ONNX Runtime itself says of operators: versions, types that a schema allows, types that its kernels take."""
+"""Properties of operators from ONNX Runtime itself: versions, types that a schema allows, types that kernels take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-NEWEST_OPSET = 25  # of those that ONNX Runtime 1.31 has kernels for
+NEWEST_OPSET = 25  # the newest one for which ONNX Runtime 1.31 has kernels
 
 
 @cache
@@ -31,13 +31,13 @@ def _kernels() -> dict[tuple[str, str], list[Any]]:
 
 @cache
 def first_opset(op_type: str, domain: str = "") -> int:
-    """The first version of an operator that a kernel takes."""
+    """The first version of an operator for which ONNX Runtime has a kernel."""
     return int(min(kernel.version_range[0] for kernel in _kernels()[domain, op_type]))
 
 
 @cache
 def allowed(op_type: str, parameter: str, opset: int, domain: str = "") -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """ONNX element types of a type parameter ("T"): those that a kernel takes, and the others of the schema."""
+    """ONNX element types of a type parameter ("T"): those that a kernel takes, and the schema's others."""
     version = opset if domain == "" else 1
     kernels: set[int] = set()
     for kernel in _kernels()[domain, op_type]:
@@ -47,14 +47,17 @@ def allowed(op_type: str, parameter: str, opset: int, domain: str = "") -> tuple
     schema: set[int] = set()
     newest = max((s for s in _every(domain, op_type) if s[0] <= version), default=(0, {}), key=lambda s: s[0])
     schema.update(map(_element_type, newest[1].get(parameter, ())))
-    # A parameter that a kernel has under another name, or not at all.
+    # A kernel may have the parameter under another name, or not at all: then all types of the schema count.
     kernels = (kernels & schema) or schema
     return tuple(sorted(kernels - {0})), tuple(sorted(schema - kernels - {0}))
 
 
 @cache
 def _every(domain: str, op_type: str) -> list[tuple[int, dict[str, list[str]]]]:
-    """Versions, and their types by parameter; ONNX Runtime lists the newest of ONNX's own only, onnx has all."""
+    """All versions, with their types by parameter.
+
+    ONNX Runtime lists only the newest version of ONNX's own operators; the package onnx has all.
+    """
     found = [(s.since_version, s.type_constraints) for s in _schemas().get((domain, op_type), [])]
     if domain == "":
         found += [
@@ -66,7 +69,7 @@ def _every(domain: str, op_type: str) -> list[tuple[int, dict[str, list[str]]]]:
 
 
 def _element_type(text: str) -> int:
-    """Number of the type in "tensor(float)"; 0 for what is no tensor and for complex numbers, which no kernel takes."""
+    """The element type in "tensor(float)"; 0 for other types and for complex numbers, which no kernel takes."""
     if not text.startswith("tensor(") or "complex" in text:
         return 0
     return int(getattr(TensorProto, text[len("tensor(") : -1].upper(), 0))

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_NODES = 12
-# Bytes of a node's choices; a node that takes more takes the simplest of what is left.
+# Bytes of a node's choices and of the graph's own; when they have run out, further choices are the simplest ones.
 NODE_BYTES, HEAD_BYTES = 64, 64
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """Those that this processor has."""
+    """Names of the kernels' instruction sets that this processor supports, the best first."""
     found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     flags = set(found[1].split()) if found else set()
     needs: dict[str, set[str]] = {"avx512": {"avx512_bf16", "avx512_vnni"}, "avx2": {"avx2", "fma"}, "generic": set()}
@@ -35,9 +35,10 @@ INSTRUCTION_SETS = instruction_sets()
 
 @dataclass
 class Case:
-    """A model, what it is run with, one run after another, and how its session is made.
+    """A model, the inputs of its runs, and how its session is made.
 
-    `options`: the provider's. `optimise`: how far ONNX Runtime changes the graph first ("none", "basic", "all").
+    `feeds`: the inputs of each run. `options`: the provider's options. `optimise`: how far ONNX Runtime optimises the
+    graph first ("none", "basic", "all").
     """
 
     model: bytes
@@ -47,7 +48,7 @@ class Case:
 
 
 def build(head: bytes, nodes: list[bytes], isas: tuple[str, ...] = INSTRUCTION_SETS) -> Case:
-    """The case that these bytes mean."""
+    """The case that these bytes encode."""
     choices = Choices(head)
     builder = Builder(choices)
     operators = operators_of(builder.opset)

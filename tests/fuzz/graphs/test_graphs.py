@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found once, and some hundred random graphs; `make fuzz` runs more."""
+"""Earlier findings, and some hundred random graphs; `make fuzz` runs more."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def test_random_graphs(workers: Workers) -> None:
     campaign = Campaign(cases(), Oracle(*workers).judge, lambda _, finding: found.append(finding.text))
     campaign.run(CASES, SEED)
     assert not found
-    # Most of them are models that both run.
+    # Most random graphs must be models that both providers run, or the test would prove little.
     assert campaign.counts["same"] > CASES / 2
     assert campaign.counts["ONNX Runtime's own crash"] < CASES / 20
 
 
 def test_every_operator_that_is_taken_is_there() -> None:
-    """In graphs of all opsets, those that the CPU device lists and those that are lowered to them."""
+    """Random graphs have every operator that the CPU device lists or lowers; a missing one would not be tested."""
     text = "".join(path.read_text() for path in [*(ROOT / "ops/cpu").rglob("*.cc"), ROOT / "ops/lowering/lowering.cc"])
     taken = set(re.findall(r'\{(?:"[a-z.]*"|kDomain), "(\w+)"', text)) | set(
         re.findall(r'\{"(\w+)", \w+_obstacle\}', text)
     )
     assert len(taken) > 60
-    # Its lengths and blocks have to agree in their values, as those of random nodes do not; tests/ops/cpu/ has it.
+    # Its lengths and blocks have to agree in their values, which random ones do not; tests/ops/cpu/ tests it.
     taken.remove("PagedAttention")
     rng = random.Random(SEED)
     models = (build(rng.randbytes(HEAD_BYTES), [rng.randbytes(NODE_BYTES) for _ in range(8)]).model for _ in range(400))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every operator that the CPU device takes, as functions that append a node of it, or a few, to a graph.
+"""Every operator that the CPU device takes, as functions that append one or several nodes to a graph.
 
-A family's list has for each: how often it is taken, its name, the first opset that has it, the function.
+A family's list has for each function: its weight, its name, the first opset that has the operator, the function.
 """
 
 from __future__ import annotations

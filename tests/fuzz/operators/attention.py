@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention as exports have it and as FlowNPU has it, with what is folded into it; and rotations outside of it."""
+"""Attention of exports and of FlowNPU, with nodes that are folded into it; and RoPE outside of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TABLE = 64  # positions that RoPE tables hold
 
 
 def rotary_tables(b: Builder, half: int) -> list[Value]:
-    """cos and sin [TABLE, half]."""
+    """RoPE's tables cos and sin, [TABLE, half]."""
     angles = np.arange(TABLE)[:, None] * 100.0 ** (-np.arange(half) / max(half, 1))
     short = b.mistake()
     shape = (TABLE if not short else 2, half)
@@ -48,7 +48,7 @@ def rotary(b: Builder) -> None:
 
 
 class Attention:
-    """Sizes and inputs of one attention."""
+    """Random sizes and inputs of an attention node."""
 
     def __init__(self, b: Builder) -> None:
         choices = b.choices
@@ -69,14 +69,14 @@ class Attention:
         self.packed = choices.chance(30)
 
     def cache(self, kind: int = FLOAT) -> list[Value]:
-        """Past key and value, or none."""
+        """Past key and value, or absent inputs."""
         if not self.is_cached:
             return [ABSENT, ABSENT]
         shape = (self.batch, self.groups, self.past + self.room, self.d)
         return [self.b.source(kind, shape, constant=False) for _ in range(2)]
 
     def query_key_value(self) -> list[Value]:
-        """Query, key and value, of one Split, of three products, or as they are."""
+        """Query, key and value: packed, from a Split, from three products, or plain values."""
         b, widths = self.b, (self.heads * self.d, self.groups * self.d, self.groups * self.d)
         shapes = [(self.batch, self.tokens, width) for width in widths]
         how = b.choices.pick(("plain", "products", "split", "plain"))
@@ -92,7 +92,7 @@ class Attention:
         return [b.like(FLOAT, shape) for shape in shapes]
 
     def normalised(self, vectors: list[Value]) -> list[Value]:
-        """Query and key with the norms of heads that graphs have before attention."""
+        """The vectors, sometimes with norms of query and key heads, as graphs have them before attention."""
         b = self.b
         if self.packed or b.opset < 14 or not b.choices.chance(25):
             return vectors
@@ -120,7 +120,7 @@ class Attention:
         b = self.b
         if not self.do_rotary or not b.choices.chance(20):
             return ABSENT
-        # ONNX Runtime reads only the first of a first prompt's positions.
+        # For a first prompt ONNX Runtime reads only the first position.
         starts = [length - self.tokens if self.past else 0 for length in self.lengths]
         numbers = [max(0, start) + i for start in starts for i in range(self.tokens)]
         return b.integers(numbers, INT64, shape=(self.batch, self.tokens))
@@ -138,7 +138,7 @@ class Attention:
 
 
 def rows_packed(b: Builder, attention: Attention, width: int) -> Value:
-    """Query, key and value side by side."""
+    """Query, key and value packed side by side."""
     shape = (attention.batch, attention.tokens, width)
     if b.choices.chance(40):
         return n_bits(b, b.source(FLOAT, (*shape[:2], 32), constant=False), width, plain=True)
@@ -146,7 +146,7 @@ def rows_packed(b: Builder, attention: Attention, width: int) -> Value:
 
 
 def group_query_attention(b: Builder) -> None:
-    """com.microsoft GroupQueryAttention with float activations and cache, in what ONNX Runtime's kernel takes."""
+    """com.microsoft GroupQueryAttention with float activations and cache, mostly as ONNX Runtime's kernel takes it."""
     a = Attention(b)
     inputs = a.normalised(a.query_key_value()) + a.cache() + a.lengths_of()
     inputs += rotary_tables(b, a.d // 2) if a.do_rotary else [ABSENT, ABSENT]
@@ -176,7 +176,7 @@ def group_query_attention(b: Builder) -> None:
 
 
 def flow_attention(b: Builder) -> None:
-    """FlowQKVAttention, or FlowKVAttention of one token."""
+    """FlowQKVAttention, or for one token FlowKVAttention."""
     a = Attention(b)
     kind = b.choices.pick((FLOAT, TensorProto.BFLOAT16, TensorProto.FLOAT16)) if a.is_cached else FLOAT
     causal = b.choices.pick((None, None, None, 0)) if a.past == 0 else None
@@ -212,11 +212,11 @@ def flow_attention(b: Builder) -> None:
 
 
 def _mistake(b: Builder, inputs: list[Value], attributes: dict[str, Any]) -> None:
-    """Sometimes another number of heads, or another shape of one input."""
+    """Sometimes makes a mistake: another number of heads or window, or another shape of one input."""
     if b.mistake(25):
         name = b.choices.pick(("num_heads", "kv_num_heads", "local_window_size", "head_size"))
         if name in attributes:
-            # ONNX Runtime takes 32 bits of a window for one.
+            # A window of 2^40 is left out: ONNX Runtime reads only its low 32 bits.
             attributes[name] = b.choices.pick((0, -1, 3, 7) if name == "local_window_size" else (0, -1, 3, 7, 2**40))
     if b.mistake(35):
         place = b.choices.below(len(inputs))
@@ -229,7 +229,7 @@ def _mistake(b: Builder, inputs: list[Value], attributes: dict[str, Any]) -> Non
 
 
 def rows_through_norm(b: Builder) -> None:
-    """A layer's beginning: a norm, and a product of it."""
+    """The beginning of a layer: a norm, a product, and a norm with a residual."""
     x = rows_of(b, b.choices.pick((32, 64)))
     if x.rank != 3:
         x = b.source(FLOAT, (1, 3, 32), constant=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Element by element: activations, arithmetic, comparisons, casts, choices."""
+"""Element-wise operators: activations, arithmetic, comparisons, casts, selections."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def cast(b: Builder) -> None:
     x = b.operand("Cast", "T1")
     to = b.type_for("Cast", "T2")
     if TensorProto.STRING in (x.type, to):
-        to = x.type  # the texts of numbers are not our subject
-    # An attribute of casts to 8-bit floats.
+        to = x.type  # conversions between numbers and texts are not tested
+    # Only casts to 8-bit floats have this attribute.
     saturate = b.choices.pick((None, 0, 1)) if b.opset >= 19 and to >= TensorProto.FLOAT8E4M3FN else None
     b.node("Cast", [x], [(to, x.shape)], to=to, saturate=saturate)
 
@@ -112,7 +112,7 @@ def expand(b: Builder) -> None:
 
 
 def masked_sum(b: Builder) -> None:
-    """As masks are made: a comparison, a Cast of it, and what is multiplied by it."""
+    """A mask: a comparison, a Cast of it, and a product with it."""
     x = b.operand("Add", fits=lambda v: v.type in arrays.FLOATS)
     y = b.partner(x)
     shape = broadcast(x.shape, y.shape) or x.shape

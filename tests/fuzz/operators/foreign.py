@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few operators that FlowNPU's devices do not take, which cut a graph into partitions."""
+"""A few operators that FlowNPU's devices do not take, and that therefore cut a graph into partitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def one(b: Builder) -> None:
 
 
 def non_zero(b: Builder) -> None:
-    """Its shape is known only when it has run."""
+    """NonZero, whose output's shape is known only when it has run."""
     x = b.source(TensorProto.FLOAT, b.shape(1, 3), constant=False)
     array = b.sources[x.name].array()
     count = int(np.count_nonzero(array))

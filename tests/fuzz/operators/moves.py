@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elements that go elsewhere: shapes, look-ups, parts, transposes; and tensors that are made of numbers."""
+"""Operators that move elements: shapes, look-ups, parts, transposes; and operators that make tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def identity(b: Builder) -> None:
 
 
 def cut(b: Builder, elements: int) -> list[int]:
-    """Sizes of which that many elements are the product."""
+    """Random sizes whose product is `elements`."""
     sizes = []
     for _ in range(b.choices.below(3)):
         divisors = [n for n in range(1, 65) if elements and elements % n == 0] or [0, 1, 5]
@@ -55,7 +55,7 @@ def reshape(b: Builder) -> None:
 
 
 def reshape_to_a_shape(b: Builder) -> None:
-    """As exports have it: the new shape is put together out of another one's sizes."""
+    """A pattern of exports: the new shape is put together from another shape's sizes."""
     x = b.operand("Reshape", least=2)
     shape = b.node("Shape", [x], [(INT64, (x.rank,))])[0]
     axis = b.choices.below(x.rank)
@@ -72,7 +72,7 @@ def reshape_to_a_shape(b: Builder) -> None:
 
 
 def unsqueezed(b: Builder, x: Value, axes: list[int]) -> Value:
-    """With axes of size 1, which stand where `axes` says in the result."""
+    """The value with axes of size 1 inserted; `axes` are their places in the result."""
     rank = x.rank + len(axes)
     places = {axis % rank if -rank <= axis < rank else axis for axis in axes}
     rest = iter(x.shape)
@@ -186,7 +186,7 @@ def slice_(b: Builder) -> None:
         start, end = b.choices.pick(starts_of), b.choices.pick(ends_of)
         if step < 0:
             start, end = b.choices.pick((-1, 2**63 - 1, size)), b.choices.pick((-(2**63), 0, -size - 1, 1, 2**63 - 1))
-        if b.choices.chance(60):  # one that all agree on
+        if b.choices.chance(60):  # a plain slice, with step 1
             start, end, step = b.choices.below(max(size, 1)), size, 1
         starts, ends, steps = [*starts, start], [*ends, end], [*steps, step]
         shape[axis] = len(range(*_places(size, start, end, step)))
@@ -204,7 +204,7 @@ def slice_(b: Builder) -> None:
 
 
 def _places(size: int, start: int, end: int, step: int) -> tuple[int, int, int]:
-    """What Python's range takes, of what ONNX's Slice takes."""
+    """Arguments of Python's range for the places that ONNX's Slice takes."""
 
     def place(index: int, lowest: int, highest: int) -> int:
         return min(max(index + size if index < 0 else index, lowest), highest)
@@ -227,7 +227,7 @@ def shape_of(b: Builder) -> None:
 
 
 def indices(b: Builder, shape: Shape, size: int, kinds: tuple[int, ...] = (INT64, INT64, TensorProto.INT32)) -> Value:
-    """Indices of an axis of that size, some counted from the end."""
+    """Random indices of an axis of size `size`, sometimes counted from the end."""
     lowest = -size if b.choices.chance(40) else 0
     numbers = [b.choices.between(lowest, max(size - 1, lowest)) for _ in range(min(math.prod(shape), 8))]
     count = math.prod(shape)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products: MatMul and Gemm, what is folded into them, convolutions of patches, weights in 8 bits."""
+"""Products: MatMul and Gemm, nodes that are folded into them, convolutions of patches, weights in 8 bits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def gemm(b: Builder) -> None:
 
 
 def projection(b: Builder) -> None:
-    """MatMul of a constant weight and what may become its epilogue: bias, Gelu, residual; widened or 8-bit weights."""
+    """MatMul of a constant weight, which may be cast or dequantised, and a possible epilogue: bias, Gelu, residual."""
     x = b.operand("MatMul", least=2, most=3, fits=lambda v: v.type == FLOAT and 0 < v.rank < 5)
     if x.type != FLOAT:
         x = b.source(FLOAT, x.shape)
@@ -92,7 +92,7 @@ def _gelu(b: Builder, y: Value) -> Value:
 
 
 def _weight(b: Builder, k: int, m: int) -> Value:
-    """[k, m] float: as it is, or what a Cast, a DequantizeLinear or a Transpose makes of a constant."""
+    """A float weight [k, m]: a constant, or the Cast, DequantizeLinear or Transpose of one."""
     how = b.choices.pick(("plain", "cast", "dequantise", "plain", "transpose"))
     if how == "cast":
         half = b.source(b.choices.pick((TensorProto.FLOAT16, TensorProto.BFLOAT16)), (k, m), constant=True)
@@ -134,7 +134,7 @@ def dequantize(b: Builder) -> None:
 
 
 def convolution(b: Builder) -> None:
-    """A convolution, mostly of patches: strides = kernel."""
+    """A convolution, mostly of patches, where the strides equal the kernel."""
     images, channels = b.choices.pick((1, 2, 0, 3)), b.choices.pick((3, 1, 2, 4))
     kernel = b.choices.pick((2, 1, 3, 4)), b.choices.pick((2, 1, 3, 5))
     sizes = [k * b.choices.pick((1, 2, 3, 5)) + b.choices.pick((0, 0, 1)) for k in kernel]

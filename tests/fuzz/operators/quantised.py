@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of 4 bits: MatMulNBits and GatherBlockQuantized as exports have them, and FlowNPU's own operators."""
+"""Operators with 4-bit weights: MatMulNBits and GatherBlockQuantized of exports, and FlowNPU's own operators."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = (32, 64, 16, 8, 33, 48, 100, 256, 288)
 
 
 def rows_of(b: Builder, columns: int) -> Value:
-    """X [.., columns] float."""
+    """An existing or new float value [.., columns]."""
     found = [v for v in b.values if v.type == FLOAT and v.rank in (2, 3) and v.shape[-1] == columns]
     if found and b.choices.chance(60):
         return b.choices.pick(found)
@@ -38,7 +38,7 @@ def rows_of(b: Builder, columns: int) -> Value:
 
 
 def some_rows(b: Builder) -> Value:
-    """X that is there already, where a product can read it, or new."""
+    """An existing float value that a product can read, or a new one."""
     found = [v for v in b.values if v.type == FLOAT and v.rank in (2, 3) and 0 < v.shape[-1] <= 320]
     if found and b.choices.chance(50):
         return b.choices.pick(found)
@@ -46,7 +46,7 @@ def some_rows(b: Builder) -> Value:
 
 
 def block_weight(b: Builder, rows: int, columns: int, block: int, *, zero_points: bool) -> list[Value]:
-    """Codes, scales and zero points of [rows, columns]."""
+    """Codes, scales and zero points of a weight [rows, columns]."""
     blocks = -(-columns // block)
     rng = np.random.default_rng(b.choices.seed())
     codes = b.source(UINT8, (rows, blocks, block // 2), constant=True, given=_bytes(rng, rows * blocks * block // 2))
@@ -76,7 +76,7 @@ def n_bits(b: Builder, x: Value, rows: int, *, plain: bool = False) -> Value:
     block = b.choices.pick((32, 32, 16, 64, 128)) if not plain else 32
     given = block_weight(b, rows, columns, block, zero_points=b.choices.chance(50))
     attributes = {"K": columns, "N": rows, "bits": 4, "block_size": block}
-    # ONNX Runtime's kernel of level 4 gives other numbers in each session where zero points are no constants.
+    # With zero points that are no constants, ONNX Runtime's kernel of level 4 gives other numbers in each session.
     if given[-1] == ABSENT:
         attributes["accuracy_level"] = b.choices.pick((None, 4))
     bias = b.source(FLOAT, (rows,), constant=True) if not plain and b.choices.chance(25) else ABSENT
@@ -93,7 +93,7 @@ def matmul_n_bits(b: Builder) -> None:
 
 
 def gate_and_up(b: Builder) -> None:
-    """What becomes one product of both."""
+    """Gate and up projection, an activation and their product, which become one product."""
     x, rows = some_rows(b), b.choices.pick(ROWS)
     gate = n_bits(b, x, rows, plain=True)
     up = n_bits(b, x, rows, plain=True)
@@ -129,7 +129,7 @@ def gather_n_bits(b: Builder) -> None:
         )
     shape_of = b.choices.pick(((2, 3), (1,), (), (4,), (0,)))
     kind = b.choices.pick((TensorProto.INT64, TensorProto.INT32))
-    # Ours refuses what GatherBlockQuantized counts from the end (ops/lowering/q4nx_gather.cc).
+    # No negative indices: FlowNPU refuses GatherBlockQuantized's indices from the end (ops/lowering/q4nx_gather.cc).
     numbers = [b.choices.below(rows) for _ in range(math.prod(shape_of))]
     index = b.integers(numbers, kind, shape=shape_of, constant=b.choices.chance(20))
     attributes = {"bits": 4, "block_size": block, "gather_axis": 0, "quantize_axis": 1}
@@ -143,7 +143,7 @@ def gather_n_bits(b: Builder) -> None:
 
 
 def flow_node(b: Builder, op_type: str, inputs: Sequence[Value], outputs: list[Any], **attributes: Any) -> list[Value]:
-    """A node of ai.flownpu, and the function that defines it; the first variant where the node is none."""
+    """Appends a node of ai.flownpu, and the function that defines it; a node that is invalid gets the plain variant."""
     operator = definitions.OPERATORS[op_type]
     values: list[ir.Value | None] = [ir.Value(name=name) if name else None for name in names_of(inputs)]
     while values and values[-1] is None:
@@ -168,7 +168,7 @@ def _functions(op_type: str, overload: str) -> list[onnx.FunctionProto]:
 
 @cache
 def q4nx_blocks(rows: int, columns: int, layout: q4nx.Layout, seed: int, gated: bool = False) -> np.ndarray:
-    """Blocks of random codes, scales and minima."""
+    """Q4NX blocks of random codes, scales and minima."""
     rng = np.random.default_rng(seed)
 
     def quantized() -> q4nx.Quantized:
@@ -185,7 +185,7 @@ def q4nx_blocks(rows: int, columns: int, layout: q4nx.Layout, seed: int, gated: 
 
 
 def q4nx_weight(b: Builder, rows: int, columns: int, *, gated: bool = False) -> Value:
-    """A Q4NX constant of few seeds, for packing takes time."""
+    """A Q4NX constant, from one of two seeds only, because packing takes time."""
     layout = b.choices.pick((q4nx.NARROW, q4nx.SYMMETRIC, q4nx.WIDE))
     blocks = q4nx_blocks(rows, columns, layout, b.choices.below(2), gated)
     return b.source(UINT8, blocks.shape, constant=True, given=blocks.reshape(-1))

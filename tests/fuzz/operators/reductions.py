@@ -73,7 +73,7 @@ def softmax(b: Builder) -> None:
 
 
 def _norm_axis(b: Builder, x: Value) -> tuple[int, int | None]:
-    """The first axis that is normalised, and the attribute."""
+    """The first axis that is normalised, and the attribute `axis`."""
     if b.choices.chance(15):
         axis = b.choices.below(x.rank)
         return axis, wrapped(b.choices, axis, x.rank)
@@ -81,7 +81,7 @@ def _norm_axis(b: Builder, x: Value) -> tuple[int, int | None]:
 
 
 def _scale(b: Builder, x: Value, axis: int, kind: int) -> Value:
-    """Mostly [last axis]; else what ONNX lets broadcast to the normalised axes."""
+    """A norm's scale: mostly of the normalised axes' shape, else one that ONNX broadcasts to them."""
     shape = x.shape[axis:]
     if b.choices.chance(8):
         shape = b.choices.pick(((1,), (1, *shape), ()))
@@ -107,7 +107,7 @@ def _epsilon(b: Builder) -> dict[str, Any]:
 def rms_norm(b: Builder, op_type: str) -> None:
     x = b.operand(op_type, least=1)
     axis, given = _norm_axis(b, x)
-    # Scale and result have a type of their own.
+    # Scale and result may have another type than x.
     kind = x.type if not b.choices.chance(8) else b.choices.pick(arrays.FLOATS)
     inputs = [x, _scale(b, x, axis, kind)]
     outputs: list[tuple[int, tuple[int, ...]] | None] = [(kind, x.shape)]
@@ -122,7 +122,7 @@ def skip_norm(b: Builder) -> None:
     if x.rank > 3 and not b.mistake(50):
         x = b.source(FLOAT, b.shape(2, 3))
     skip = b.like(x.type, x.shape)
-    if b.choices.chance(8):  # what ONNX Runtime broadcasts
+    if b.choices.chance(8):  # shapes that ONNX Runtime broadcasts
         skip = b.like(x.type, b.choices.pick((x.shape[1:], (1, *x.shape[1:]))))
     bias = b.like(x.type, x.shape[-1:]) if b.choices.chance(10) else ABSENT
     gamma = b.like(x.type, x.shape[-1:])
@@ -133,7 +133,7 @@ def skip_norm(b: Builder) -> None:
 
 
 def average(b: Builder) -> None:
-    """A mean as models have it: ReduceSum, Div by a count."""
+    """A mean as in models: ReduceSum, then Div by the count."""
     x = b.operand("ReduceSum", least=1, fits=lambda v: v.type in arrays.FLOATS and math.prod(v.shape) > 0)
     if b.opset >= 13:
         total = b.node("ReduceSum", [x, b.integers([-1])], [(x.type, (*x.shape[:-1], 1))])[0]

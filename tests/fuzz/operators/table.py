@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All operators, and the choice among those that an opset has."""
+"""All operators, and those among them that an opset has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAMILIES = (elementwise, moves, reductions, products, quantised, attention, fore
 
 @cache
 def operators_of(opset: int) -> list[tuple[int, Callable[[Builder], None]]]:
-    """Weights and functions."""
+    """Weights and functions of the operators that an opset has."""
     return [
         (weight, function) for family in FAMILIES for weight, _, first, function in family.OPERATORS if first <= opset
     ]

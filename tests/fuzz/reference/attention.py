@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention: the operator's own reference in float64, with one bound for all elements; and rotations."""
+"""Bounds of attention, from the operator's reference in float64 and one error bound for all elements; and of RoPE."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.fuzz.reference.evaluate import Node, Table
 
 FLOAT32 = 2.0**-24
-# Queries and weights in prompts on AVX-512 over a bf16 cache (docs/performance.md, Accuracy).
+# Rounding of queries and weights in prompts on AVX-512 with a bf16 cache (docs/performance.md, Accuracy).
 BFLOAT16 = 2.0**-8
 ATTRIBUTES = {
     "num_heads": 0,
@@ -40,10 +40,10 @@ def flow_attention(node: Node) -> list[Bounds | None]:
 
 
 def group_query_attention(node: Node) -> list[Bounds | None]:
-    """The same, of GroupQueryAttention's inputs and attributes."""
+    """Bounds of com.microsoft GroupQueryAttention, whose inputs are brought into FlowQKVAttention's order."""
     attributes = node.attributes
     if node.outputs < 3:
-        raise Unknown  # ONNX Runtime's own, which then keeps keys and values nowhere, reads what memory holds
+        raise Unknown  # without outputs for keys and values, ONNX Runtime's kernel reads uninitialised memory
     if node.has(12) or node.has(13) or attributes.get("qk_output", 0) or attributes.get("kv_cache_bit_width", 0):
         raise Unknown
     heads, groups = attributes["num_heads"], attributes["kv_num_heads"]
@@ -62,7 +62,7 @@ def group_query_attention(node: Node) -> list[Bounds | None]:
 
 
 def attend(inputs: list[Bounds | None], attributes: dict[str, Any]) -> list[Bounds | None]:
-    """Output, present key and present value of inputs in FlowQKVAttention's order."""
+    """Bounds of output, present key and present value, from inputs in FlowQKVAttention's order."""
     middles: list[Any] = []
     radius = 0.0
     for place, value in enumerate(inputs):
@@ -80,14 +80,14 @@ def attend(inputs: list[Bounds | None], attributes: dict[str, Any]) -> list[Boun
     if normalised and radius > 0:
         raise Unknown
     if any(past is not None and past.shape[3] != attributes["head_size"] for past in middles[3:5]):
-        raise Unknown  # ONNX's definition of the operator takes them, where they have no rows
+        raise Unknown  # the operator's ONNX function takes such caches if they have no rows
     if middles[13] is not None and middles[13].shape != middles[0].shape[:2]:
         raise Unknown
     _check_positions(middles, attributes)
     lengths = middles[5]
     first_prompt = middles[6] is None or int(middles[6].reshape(-1)[0]) == middles[0].shape[1]
     if rotated and middles[9] is not None and first_prompt:
-        # ONNX Runtime reads the first position of a first prompt only, that of its first row.
+        # For a first prompt ONNX Runtime reads only the first position of the first row.
         if not middles[9].size:
             raise Unknown
         counted = middles[9].reshape(-1)[0] + np.arange(middles[0].shape[1])
@@ -108,7 +108,7 @@ def attend(inputs: list[Bounds | None], attributes: dict[str, Any]) -> list[Boun
 
 
 def _finite(value: Bounds) -> tuple[Array, float]:
-    """The middle, and the largest distance from it. Raises Unknown where there are infinities or enormous numbers."""
+    """The middles of the bounds, and the largest radius. Raises Unknown for infinities and enormous numbers."""
     middle = (value.low + value.high) / 2
     if value.nan is not None or not np.isfinite(middle).all() or np.abs(middle).max(initial=0) > 1e6:
         raise Unknown
@@ -159,16 +159,17 @@ def _bounds(
     output: Array, key: Array, value: Array, sizes: tuple[float, float, float], radius: float, dtype: np.dtype[Any],
     attributes: dict[str, Any],
 ) -> list[Bounds]:  # fmt: skip
-    """An error e of every score is a factor within e^(+-2 e) of every weight; the weights add up to 1.
+    """Bounds of output, keys and values.
 
-    A score of d products, of numbers that were rotated and perhaps normalised, is wrong by (2 d + 16) roundings of the
-    norms' product; by what bf16 queries and a cache's rounding of keys make of it; and by what was not known before.
+    If every score is off by at most e, every weight is off by a factor within exp(+-2 e), and weights add up to 1. A
+    score of d products, of numbers that were rotated and perhaps normalised, is off by (2 d + 16) roundings of the
+    product of the norms; by the roundings of bf16 queries and of keys in the cache; and by the inputs' radius.
     """
     d = attributes["head_size"]
     query, key_size, value_size = sizes
     scale = attributes["scale"] or d**-0.5
     cache = float(limits(dtype).eps)
-    # A prompt's queries and weights are rounded to bf16 where the cache is, or where there is none (causal = 0).
+    # A prompt's queries and weights are rounded to bf16 if the cache is, or if there is none (causal = 0).
     rounds = BFLOAT16 if dtype.itemsize == 2 or not attributes["causal"] else 0.0
     slack = (2 * d + 16) * FLOAT32 + rounds + (cache if dtype != np.float32 else rounds)
     wide = radius * np.sqrt(d) * 1.5  # a rotation mixes pairs

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between which numbers each element of a value must be.
+"""Bounds: the interval in which each element of a value must be.
 
-A tolerance for a whole graph would have to be guessed: what a subtraction leaves of two long sums may be anything. So
-the reference computes with intervals. Each operator takes intervals in and gives one that holds every result which a
-correct implementation may have, in float64 with the roundings that the operator's arithmetic may make added to it
-(operator by operator, with the reason beside it). Both ends are then exact up to 2^-53, against 2^-24 of what is
-checked. What follows from a comparison or a rounding that the intervals do not decide is unknown, and not checked
-further. The bounds hold in any order of summation and for fused nodes as well, for these round less.
+A tolerance for a whole graph would have to be guessed: the difference of two long sums may have any relative error. So
+the reference computes with intervals. Each operator takes intervals and gives one that holds every result of a correct
+implementation: it is computed in float64, and widened by the roundings that the operator's arithmetic may make
+(operator by operator, with the reason beside it). Both ends are then exact up to 2^-53, compared with 2^-24 of the
+float32 that is checked. Results of a comparison or a rounding that the intervals do not decide are unknown, and not
+checked further. The bounds hold for any order of summation, and for fused nodes, too, for these round less.
 
-Integers and booleans are intervals too, mostly of one number; an unknown one goes from the lowest to the highest.
+Integers and booleans are intervals, too, mostly of one number; an unknown one goes from the lowest to the highest.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tests.fuzz.arrays import Array, is_float, limits
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# What an element is: never, perhaps or always NaN; always NaN or infinite.
+# Whether an element is NaN: never, perhaps, always; or it is always NaN or infinite.
 NEVER, PERHAPS, ALWAYS, NOT_FINITE = 0, 1, 2, 3
 
 
 class Unknown(Exception):  # noqa: N818
-    """What an operator gives for these inputs is not known to the reference, or is left open by ONNX."""
+    """The reference does not know the operator's result for these inputs, or ONNX leaves it open."""
 
 
 class Bounds(NamedTuple):
-    """Lowest and highest numbers of each element: of floats as float64, else in their own type.
+    """The lowest and highest number of each element: float64 for floats, else in the element's own type.
 
-    `nan`: NEVER, PERHAPS, ALWAYS or NOT_FINITE of each element; none: never. Where it is ALWAYS, the numbers are 0.
+    `nan`: NEVER, PERHAPS, ALWAYS or NOT_FINITE for each element; None: never. Where it is ALWAYS, low and high are 0.
     """
 
     low: Array
@@ -51,7 +51,7 @@ class Bounds(NamedTuple):
         return tuple(self.low.shape)
 
     def exact(self) -> Array:
-        """The numbers, where there is one for each element. Raises Unknown."""
+        """The numbers, if each element can only be one. Raises Unknown."""
         if not self.is_exact and not (self.low == self.high).all():
             raise Unknown
         if self.nan is not None:
@@ -59,14 +59,14 @@ class Bounds(NamedTuple):
         return self.low
 
     def map(self, move: Callable[[Array], Array]) -> Bounds:
-        """What a move of elements makes of it."""
+        """The bounds after elements are moved, by applying `move` to each array."""
         low = move(self.low)
         high = low if self.is_exact else move(self.high)
         return Bounds(low, high, self.dtype, None if self.nan is None else move(self.nan))
 
 
 def of(array: Array) -> Bounds:
-    """The bounds of numbers that are known."""
+    """The bounds of known numbers."""
     if not is_float(array.dtype):
         return Bounds(array, array, array.dtype)
     numbers = array.astype(np.float64)
@@ -78,15 +78,15 @@ def of(array: Array) -> Bounds:
 
 
 def unit(dtype: np.dtype[Any]) -> float:
-    """The largest relative error of one rounding, half the distance of 1 to the next number."""
-    # What is computed in float64 here cannot be checked more closely than to some roundings of it.
+    """The largest relative error of one rounding: half the distance from 1 to the next number."""
+    # The reference is float64 itself, so float64 results can only be checked to within several roundings.
     return 2.0**-49 if dtype == np.float64 else float(limits(dtype).eps) / 2
 
 
 def rounded(
     low: Array, high: Array, dtype: np.dtype[Any], units: float | Array = 1.0, nan: Array | None = None
 ) -> Bounds:
-    """The interval, widened by that many roundings' errors; numbers below the normal ones may be flushed to 0."""
+    """The interval widened by the errors of `units` roundings; subnormal numbers may be flushed to 0."""
     relative = unit(dtype) * units
     tiny, largest = float(limits(dtype).tiny), float(limits(dtype).max)
 
@@ -96,7 +96,7 @@ def rounded(
         return np.where(np.isinf(numbers), numbers, numbers + sign * np.where(subnormal, tiny, step))
 
     below, above = widened(low, -1), widened(high, 1)
-    # Beyond the largest number there is infinity, which a number just below may not reach.
+    # A result beyond the largest number is infinity; but one that rounds just beyond it may still be that number.
     below = np.where(np.isinf(below) & (below == low), below, np.minimum(below, largest))
     above = np.where(np.isinf(above) & (above == high), above, np.maximum(above, -largest))
     below, above = np.where(below < -largest, -np.inf, below), np.where(above > largest, np.inf, above)
@@ -104,7 +104,7 @@ def rounded(
 
 
 def joined_nan(*values: Bounds) -> Array | None:
-    """NaN where any of the operands, which broadcast, is NaN."""
+    """The NaNs of a result that is NaN where any of its operands, which broadcast, is."""
     found: Array | None = None
     for value in values:
         if value.nan is not None:
@@ -114,7 +114,7 @@ def joined_nan(*values: Bounds) -> Array | None:
 
 
 def corners(function: Callable[..., Array], *values: Bounds) -> tuple[Array, Array, Array | None]:
-    """Ends and NaNs of a function that is monotone in each operand, in whichever direction."""
+    """Low, high and NaNs of a function that is monotone, in either direction, in each operand."""
     ends: list[Sequence[Array]] = [(v.low,) if v.is_exact else (v.low, v.high) for v in values]
     results = [np.asarray(function(*choice), np.float64) for choice in product(*ends)]
     missing = [np.isnan(result) for result in results]
@@ -128,7 +128,7 @@ def corners(function: Callable[..., Array], *values: Bounds) -> tuple[Array, Arr
         )
         if len(results) == 1:
             return low, low, nan
-        # Between the ends there may be more than at them: the root of what may be negative.
+        # If only some corners are NaN, the result may be anything: the root of an interval with negative numbers.
         return low, np.where(always, 0.0, np.where(own == PERHAPS, np.inf, np.fmax.reduce(results))), nan
     if len(results) == 1:
         return results[0], results[0], nan
@@ -138,7 +138,7 @@ def corners(function: Callable[..., Array], *values: Bounds) -> tuple[Array, Arr
 def elementwise(
     function: Callable[..., Array], *values: Bounds, units: float | Array = 1.0, dtype: np.dtype[Any] | None = None
 ) -> Bounds:
-    """A function of floats, monotone in each operand, with that many roundings."""
+    """The bounds of a function of floats that is monotone in each operand, with `units` roundings."""
     low, high, nan = corners(function, *values)
     if nan is not None:
         nan = np.broadcast_to(nan, low.shape)
@@ -146,7 +146,7 @@ def elementwise(
 
 
 def anything(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Bounds:
-    """Nothing is known of the numbers."""
+    """Bounds of numbers of which nothing is known."""
     if is_float(dtype):
         infinity = np.full(shape, np.inf)
         return Bounds(-infinity, infinity, dtype, np.full(shape, PERHAPS, np.uint8))
@@ -157,7 +157,7 @@ def anything(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Bounds:
 
 
 def unknown_where(value: Bounds, unknown: Array) -> Bounds:
-    """The value, with nothing known of some elements."""
+    """The value's bounds, except that nothing is known of the elements in `unknown`."""
     if not unknown.any():
         return value
     blank = anything(value.shape, value.dtype)

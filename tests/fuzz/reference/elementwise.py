@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activations, arithmetic, comparisons, casts, choices: intervals in, intervals out."""
+"""Bounds of element-wise operators: activations, arithmetic, comparisons, casts, selections."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
     from tests.fuzz.reference.evaluate import Node, Table
 
-# Units in the last place that exp, tanh and their like may be off, beside the result's rounding: libm's and ours have
-# up to 2 (ops/cpu/kernels/vector.h).
+# Allowed error of exp, tanh and the like in roundings, including the result's: libm's and FlowNPU's are off by up to 2
+# units in the last place (ops/cpu/kernels/vector.h).
 FUNCTION_UNITS = 8.0
-# What an exponential below the normal numbers may be instead.
+# An exponential that is below the normal numbers may be anything from 0 up to this.
 LEAST = 2.0**-125
 
 
 def erf(x: Array) -> Array:
-    """erf, to 1e-16 relative: its series below 2, a continued fraction of the tail above."""
+    """erf to a relative error of 1e-16: its series below 2, a continued fraction of the tail above."""
     a = np.minimum(np.abs(x), 6.5)
     small = np.zeros_like(a)
     term = small_a = np.minimum(a, 2.0)
@@ -52,7 +52,7 @@ def erf(x: Array) -> Array:
 
 
 def gelu(x: Bounds, *, tanh: bool) -> Bounds:
-    """x Phi(x), or with the tanh's approximation, which is not monotone, but within [-0.17, 0] below 0."""
+    """Bounds of GELU: x Phi(x), or its tanh approximation. It is not monotone, but within [-0.1701, 0] below 0."""
 
     def exactly(x: Array) -> Array:
         near = np.clip(x, -1e30, 1e30)
@@ -67,20 +67,20 @@ def gelu(x: Bounds, *, tanh: bool) -> Bounds:
     spans = (x.low < -0.75) & (x.high > -0.76) | (low > high)
     low, high = np.minimum(low, high), np.maximum(low, high)
     low = np.where(spans & ~(x.low == x.high), -0.1701, low)
-    # Below 0 the value is x times a difference of numbers near 1: absolute errors count. Ours has a polynomial of erf
-    # with an error of 1.5e-7 (ops/cpu/kernels/activations.h); the tanh's argument is wrong by some units of itself,
-    # which 1 + tanh inherits.
+    # Below 0 the value is x times a difference of numbers near 1: absolute errors count. FlowNPU's polynomial of erf
+    # has an error of 1.5e-7 (ops/cpu/kernels/activations.h); tanh's argument is off by some roundings, and so is
+    # 1 + tanh.
     magnitude = np.maximum(np.abs(x.low), np.abs(x.high))
     finite = np.where(np.isfinite(magnitude), magnitude, 0)
     u = unit(x.dtype)
     error = 0.5 * np.minimum(finite, 1e4) * (2e-7 + 12 * u)
     if tanh:
-        # What is left of an exponential that does not overflow.
+        # For large x only the error of an exponential that does not overflow is left.
         error = np.where(finite > 15, np.minimum(finite * 2.0**-125, 1e-9), error)
     error = np.maximum(error, FUNCTION_UNITS * u * np.maximum(np.abs(low), np.abs(high)))
     error = np.where(np.isfinite(error), error, 0)
     nan = x.nan
-    # inf times a zero: what implementations make of GELU(-inf) is NaN or 0, and both are left open by ONNX.
+    # GELU(-inf) is -inf times 0: implementations give NaN or 0, which ONNX leaves open.
     at_end = x.low == -np.inf
     if at_end.any():
         nan = np.maximum(np.zeros(at_end.shape, np.uint8) if nan is None else nan, np.where(at_end, PERHAPS, NEVER))
@@ -93,9 +93,10 @@ def unary(function: Callable[[Array], Array], units: float) -> Callable[[Node], 
 
 def sigmoid(node: Node) -> Bounds:
     x = node.float(0)
-    # e^-x of a rounded x, and a sum and a quotient after it; where e^-x would overflow, it may end before that.
+    # e^-x of a rounded x, then a sum and a quotient; implementations may limit -x before e^-x overflows.
     made = elementwise(lambda a: 1 / (1 + np.exp(-a)), x, units=FUNCTION_UNITS)
-    # ONNX Runtime's own is an approximation, right to 2^-24 of 1, and it may get a part of a graph at a run.
+    # ONNX Runtime's kernel is an approximation with an absolute error of 2^-24; with on_unsupported=cpu it may compute
+    # a part of the graph.
     least = 2.0**-24 if node.provider.get("on_unsupported") == "cpu" else LEAST
     return made._replace(low=np.where(made.low < least, 0, made.low), high=np.maximum(made.high, least))
 
@@ -123,7 +124,7 @@ def fast_gelu(node: Node) -> Bounds:
 
 
 def integer(function: Callable[[Array, Array], Array], a: Bounds, b: Bounds) -> Bounds:
-    """The bounds of a function of integers, which wrap around; unknown where an operand is."""
+    """The bounds of a function of integers, which wrap around; unknown where an operand is unknown."""
     exact = function(a.low, b.low).astype(a.dtype)
     made = Bounds(exact, exact, a.dtype)
     if a.is_exact and b.is_exact:
@@ -137,7 +138,7 @@ def sum_of(a: Bounds, b: Bounds) -> Bounds:
 
 def product_of(a: Bounds, b: Bounds) -> Bounds:
     made = elementwise(np.multiply, a, b)
-    # Zero times infinity, between the ends.
+    # Where the intervals contain zero times infinity between their ends, nothing is known.
     holes = [
         (p.low <= 0) & (p.high >= 0) & np.isinf(np.maximum(np.abs(q.low), np.abs(q.high))) for p, q in ((a, b), (b, a))
     ]
@@ -165,7 +166,7 @@ def reciprocal(node: Node) -> Bounds:
 
 
 def integer_quotient(a: Array, b: Array) -> Array:
-    """Towards zero; the lowest by -1 wraps."""
+    """The quotient of integers, rounded towards zero; the lowest number divided by -1 wraps around."""
     if (b == 0).any():
         raise Unknown
     wide = a.astype(object) if a.dtype.itemsize == 8 else a.astype(np.int64)
@@ -190,7 +191,7 @@ def arithmetic(
 
 
 def extreme(function: Any) -> Callable[[Node], Bounds]:
-    """Max or Min, of any number of operands; a NaN in any of them is NaN."""
+    """Bounds of Max or Min of any number of operands; if any of them is NaN, so is the result."""
 
     def evaluate(node: Node) -> Bounds:
         made = node.input(0)
@@ -212,14 +213,15 @@ def power(node: Node) -> Bounds:
     if not is_float(b.dtype):
         exponent = b.exact().astype(np.float64)
         b = Bounds(exponent, exponent, a.dtype)
-    # x^y by exp and log, whose argument's error the result inherits; 2^24 units of it would be a whole.
+    # x^y = exp(y log x): exp turns the absolute error of its argument into a relative error of the result, so that the
+    # error grows with the argument.
     with np.errstate(all="ignore"):
         size = np.abs(np.broadcast_arrays(np.log(np.maximum(np.abs(a.low), 1e-300)) * b.low, a.high)[0])
     units = FUNCTION_UNITS + np.minimum(np.nan_to_num(size), 1e3)
     made = elementwise(np.power, a, b, units=units)
     if a.is_exact and b.is_exact:
         return made
-    # Monotone in both operands above 0 only.
+    # x^y is monotone in both operands for x > 0 only.
     return unknown_where(made, np.broadcast_to((a.low <= 0) & ((a.low != a.high) | (b.low != b.high)), made.shape))
 
 
@@ -233,7 +235,7 @@ def truth(low: Array, high: Array) -> Bounds:
 def compare(
     certain: Callable[[Bounds, Bounds], Array], possible: Callable[[Bounds, Bounds], Array]
 ) -> Callable[[Node], Bounds]:
-    """`certain`: true whatever the operands are within their bounds; `possible`: true of some of them."""
+    """Bounds of a comparison: `certain` is whether it holds for all numbers in the bounds, `possible` for some."""
 
     def evaluate(node: Node) -> Bounds:
         a, b = node.input(0), node.input(1)
@@ -299,7 +301,7 @@ def cast(node: Node) -> Bounds:
 
 
 def converted(x: Bounds, to: np.dtype[Any]) -> Bounds:
-    """A Cast; what ONNX leaves open (numbers that the integer's type does not hold) is unknown."""
+    """Bounds of a Cast; numbers that the integer's type does not hold, which ONNX leaves open, become unknown."""
     if to == x.dtype:
         return x
     if to.itemsize < 1 or x.dtype.itemsize < 1 or not (_is_known(to) and _is_known(x.dtype)):

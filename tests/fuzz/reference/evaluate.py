@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walks a model with bounds for values: what each of its outputs may be."""
+"""Evaluates a model with bounds in place of values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ReferenceFailed(Exception):  # noqa: N818
-    """The reference cannot evaluate an operator that ONNX Runtime ran: the reference is what has to be mended."""
+    """The reference fails at an operator that ONNX Runtime ran: a bug of the reference."""
 
     def __init__(self, op_type: str, error: Exception) -> None:
         super().__init__(f"the reference of {op_type} failed: {type(error).__name__}: {error}")
@@ -31,9 +31,10 @@ Table = dict[tuple[str, str], Callable[["Node"], "Bounds | list[Bounds | None]"]
 
 @dataclass
 class Node:
-    """A node and the bounds of its inputs, none being unknown or absent.
+    """A node and the bounds of its inputs; None: unknown or absent.
 
-    `provider`: the options that it runs with. `makers`, `known`: of all values before it, what makes them, and bounds.
+    `provider`: the provider's options. `constants`: names of constant values. `makers`, `known`: the node that makes
+    each value before this node, and its bounds.
     """
 
     op_type: str
@@ -52,7 +53,7 @@ class Node:
         return len(self.names)
 
     def has(self, index: int) -> bool:
-        """Whether an optional input is there."""
+        """Whether an input is present."""
         return index < len(self.names) and bool(self.names[index])
 
     def input(self, index: int) -> Bounds:
@@ -63,33 +64,33 @@ class Node:
         return value
 
     def optional(self, index: int) -> Bounds | None:
-        """The bounds of an input, or none where it is absent."""
+        """The bounds of an input; None if it is absent. Raises Unknown."""
         return self.input(index) if self.has(index) else None
 
     def float(self, index: int) -> Bounds:
-        """The bounds of an input of floats."""
+        """The bounds of an input of floats. Raises Unknown."""
         value = self.input(index)
         if not is_float(value.dtype):
             raise Unknown
         return value
 
     def integers(self, index: int) -> list[int]:
-        """The numbers of an input of integers that are known."""
+        """The numbers of an input of known integers. Raises Unknown."""
         return [int(number) for number in self.input(index).exact().reshape(-1)]
 
     def axes(self, since: int = 13) -> list[int] | None:
-        """Axes, which were an attribute before opset `since`, and are an input from then on; none are none."""
+        """The axes: an attribute before opset `since`, input 1 from then on; None: there are none."""
         if self.opset < since:
             given = self.attributes.get("axes")
             return None if given is None else list(given)
         return self.integers(1) if self.has(1) else None
 
     def is_constant(self, index: int) -> bool:
-        """Whether an input is an initializer that no run can replace, or made of one alone."""
+        """Whether an input is an initializer that no run can replace, or computed from constants only."""
         return self.has(index) and self.names[index] in self.constants
 
     def scale_behind(self, index: int) -> Bounds | None:
-        """The scale of an input that DequantizeLinear made, moved or not since."""
+        """The scale of an input that a DequantizeLinear made, perhaps transposed or reshaped since; else None."""
         maker = self.makers.get(self.names[index])
         while maker is not None and maker.op_type in {"Transpose", "Reshape", "Identity"}:
             maker = self.makers.get(maker.input[0])
@@ -112,10 +113,10 @@ TABLE: Table = {}
 def evaluate(
     model: onnx.ModelProto, feed: dict[str, NDArray[Any]], provider: dict[str, str] | None = None
 ) -> dict[str, Bounds | None]:
-    """The bounds of all values of a model that ONNX Runtime runs, by name; none of those that are unknown.
+    """The bounds of all values of a model that ONNX Runtime runs, by name; None for unknown ones.
 
     Raises:
-        ReferenceFailed: an operator's reference does not know what ONNX Runtime takes.
+        ReferenceFailed: an operator's reference fails.
     """
     if not TABLE:
         TABLE.update(_tables())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtures of experts, where the logits' bounds decide which experts each row chooses."""
+"""Bounds of mixtures of experts; the bounds of the logits must decide which experts each row chooses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def q4nx_moe(node: Node) -> Bounds:
     if min(taken, inner) < 1 or taken > experts or node.has(1) == node.has(4):
         raise Unknown
     if any(node.input(i).shape[0] % experts for i in (2, 3)):
-        raise Unknown  # there are no such blocks
+        raise Unknown  # the blocks do not divide by the experts
     x = given.map(lambda array: array.reshape(-1, hidden))
     logits = _logits(node, x, experts, hidden)
     chosen, weights = _route(logits, taken, normalize=bool(node.attributes.get("normalize_routing_weights", 1)))
@@ -53,10 +53,10 @@ def _logits(node: Node, x: Bounds, experts: int, hidden: int) -> Bounds:
 
 
 def _route(logits: Bounds, taken: int, *, normalize: bool) -> tuple[Array, Bounds]:
-    """Which experts each row chooses, bool [rows, experts], and every expert's weight if it is chosen."""
+    """Which experts each row chooses, bool [rows, experts], and the weight of each expert if it is chosen."""
     if logits.nan is not None or not (np.isfinite(logits.low).all() and np.isfinite(logits.high).all()):
         raise Unknown
-    # Chosen whatever the rounding: fewer than k others can be as good.
+    # An expert is chosen for sure if fewer than k others can be as good.
     better = (logits.high[:, None, :] >= logits.low[:, :, None]).sum(-1) - 1
     chosen = better < taken
     if (chosen.sum(-1) != taken).any():
@@ -73,7 +73,7 @@ def _route(logits: Bounds, taken: int, *, normalize: bool) -> tuple[Array, Bound
 
 
 def _with_rows(y: Bounds, rows: Array, some: Bounds) -> Bounds:
-    """The value with other numbers in some rows."""
+    """The bounds `y` with those of some rows replaced."""
     low, high = y.low.copy(), y.high.copy()
     low[rows], high[rows] = some.low, some.high
     nan = np.zeros(y.shape, np.uint8) if y.nan is None else y.nan.copy()

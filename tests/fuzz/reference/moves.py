@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes, look-ups, parts, transposes, and tensors made of numbers: the same moves for both ends of the bounds."""
+"""Bounds of operators that move elements, which move both ends alike, and of those that make tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.fuzz.reference.evaluate import Node, Table
 
-# As an end of Slice these are the end of the axis in whichever direction it goes, of both integer types.
+# As Slice's `ends` these mean the end of the axis in the slice's direction; one for each integer type.
 NO_END = (2**31 - 1, 2**63 - 1)
 
 
@@ -43,7 +43,7 @@ def unsqueezed(array: Array, node: Node) -> Array:
 def squeezed(array: Array, node: Node) -> Array:
     axes = node.axes()
     if axes is not None and len({axis % max(array.ndim, 1) for axis in axes}) < len(axes):
-        raise Unknown  # ONNX Runtime takes an axis twice
+        raise Unknown  # ONNX Runtime accepts an axis twice
     return array.squeeze() if axes is None else array.squeeze(tuple(axes))
 
 
@@ -111,7 +111,7 @@ def concatenated(node: Node) -> Bounds:
     axis = node.attributes["axis"]
     others = {tuple(np.delete(part.shape, axis)) for part in parts}
     if len(others) > 1:
-        raise Unknown  # ONNX Runtime leaves out what is empty
+        raise Unknown  # ONNX Runtime skips empty parts of other shapes
     low = np.concatenate([part.low for part in parts], axis)
     high = low if all(part.is_exact for part in parts) else np.concatenate([part.high for part in parts], axis)
     nan = None
@@ -157,13 +157,13 @@ def range_(node: Node) -> Bounds:
         if len(integers) > 1 << 20:
             raise Unknown
         return of(np.array(integers, dtype).reshape(-1))
-    # The number of elements is a rounded quotient's.
+    # The number of elements follows from the rounded quotient.
     count = max(0, int(np.ceil((limit[0] - start[0]) / delta[0])))
     if count > 1 << 20:
         raise Unknown
     numbers = np.arange(count)
     exact = start[0] + numbers * delta[0]
-    # One element after the other by addition, or each by a product: up to as many roundings of the largest.
+    # Elements may be computed by repeated addition or each by a product: up to `count` roundings of the largest.
     error = count * 2.0**-23 * np.maximum(abs(start[0]), np.abs(exact))
     return rounded(exact - error, exact + error, dtype)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products, with what the provider's options let them round; weights in 4 and 8 bits; patches."""
+"""Bounds of products, with the roundings that the provider's options permit; weights in 4 and 8 bits; patches."""
 
 from __future__ import annotations
 
@@ -26,32 +26,33 @@ from tests.fuzz.reference.elementwise import FUNCTION_UNITS, gelu, product_of, q
 if TYPE_CHECKING:
     from tests.fuzz.reference.evaluate import Node, Table
 
-# Error of activations and weights that are rounded to bf16, relative: a half unit of 8 significant bits, and the
+# Relative error of activations and weights that are rounded to bf16: half a unit of 8 significant bits, and the
 # product's own rounding after it.
 BFLOAT16 = 2.0**-8
-# Error of rounding to int8, relative to the group's largest number: half of a 127th. A group is within a row.
+# Error of rounding to int8, relative to the group's largest number: half of a 127th. A group is part of a row.
 INT8 = 0.5 / 127 * 1.02
-# A group of magnitudes up to here is 0 (docs/operators.md, small numbers).
+# A group of magnitudes up to this is rounded to 0 (docs/operators.md, small numbers).
 NEGLIGIBLE = 127 / float(np.finfo(np.float32).max)
-# Error of rounding to 8 bits between the lowest and the highest of a group: half of a 255th of their distance.
+# Error of rounding to 8 bits between a group's lowest and highest number: half of a 255th of their distance.
 BYTE = 0.5 / 255 * 1.02
-# From here on roundings to bf16 and scales of int8 overflow.
+# Above this, roundings to bf16 and scales of int8 may overflow.
 ENORMOUS = 1e37
-# The largest sum of a row of activations: it is multiplied by 8-bit codes before their scale.
+# The largest sum of a row of activations that does not overflow: it is multiplied by 8-bit codes before their scale.
 MOST_ACTIVATIONS = float(np.finfo(np.float32).max) / 256
 
 
 def product(
     x: Bounds, w: Bounds, rounding: str = "none", span: Array | None = None, scale: Bounds | None = None
 ) -> Bounds:
-    """x [.., S, K] or [K] times w [.., K, M], in any order of summation.
+    """Bounds of x [.., S, K] or [K] times w [.., K, M], in any order of summation.
 
     Args:
         x: the activations.
         w: the weight.
-        rounding: "none", "bf16" or "int8".
-        span: [M]: between which numbers int8 puts the 8-bit codes of a column; None: between those that are there.
-        scale: of a weight that is int8 in the model.
+        rounding: rounding of activations and weight: "none", "bf16" or "int8".
+        span: [M]: the range that the 8-bit codes of a column cover with "int8"; None: from its least to its largest
+            number.
+        scale: scale of a weight that is int8 in the model.
     """
     if len(x.shape) == 1:
         return product(x.map(lambda row: row[None]), w, rounding, span, scale).map(lambda rows: rows[..., 0, :])
@@ -65,7 +66,7 @@ def product(
     elif rounding == "int8" and xm.size and wm.size:
         xr = xr + (np.abs(xm) + xr).max(axis=-1, keepdims=True) * INT8 + np.minimum(np.abs(xm), NEGLIGIBLE)
         wr = wr + (np.ptp(wm, axis=-2, keepdims=True) if span is None else span) * BYTE
-        if scale is not None:  # 128 is added to the codes, and taken off the product
+        if scale is not None:  # 128 is added to the codes, and subtracted from the product
             offset = np.abs(_middle(scale)[0]).max(initial=0) * 128
             wr = wr + offset * 2.0**-22
     terms = x.shape[-1]
@@ -79,7 +80,7 @@ def product(
 
 
 def _middle(x: Bounds) -> tuple[Array, Array]:
-    """Middle and radius, 0 where there is no number."""
+    """Middle and radius of the bounds; 0 where an end is not finite."""
     if x.is_exact:
         middle = np.where(np.isfinite(x.low), x.low, 0)
         return middle, np.zeros_like(middle)
@@ -89,7 +90,7 @@ def _middle(x: Bounds) -> tuple[Array, Array]:
 
 
 def _with_infinities(made: Bounds, x: Bounds, w: Bounds, magnitude: Array, *, rounded_values: bool) -> Bounds:
-    """Rows and columns with infinities, NaN, or numbers so large that sums may overflow."""
+    """The bounds of a product, corrected for rows and columns with infinities, NaN, or sums that may overflow."""
 
     def odd(value: Bounds, axis: int) -> Array:
         strange = ~(np.isfinite(value.low) & np.isfinite(value.high))
@@ -99,10 +100,10 @@ def _with_infinities(made: Bounds, x: Bounds, w: Bounds, magnitude: Array, *, ro
 
     rows, columns = odd(x, -1), odd(w, -2)
     enormous = magnitude > (ENORMOUS if rounded_values else float(limits(x.dtype).max) / 2)
-    if rounded_values:  # products with codes and with minima, which are summed apart
+    if rounded_values:  # products with codes and with minima are summed separately
         sums = np.where(np.isfinite(x.low), np.abs(x.low), 0).sum(axis=-1, keepdims=True)
         enormous = enormous | (sums > MOST_ACTIVATIONS)
-        # bf16 may round such numbers to infinity, and a range of them, whose steps int8 counts, may be infinite.
+        # Such numbers may round to infinity in bf16, and their range, which int8 divides into steps, may be infinite.
         for value, axis in ((x, -1), (w, -2)):
             largest = np.where(np.isfinite(value.low), np.abs(value.low), 0).max(axis=axis, keepdims=True, initial=0)
             enormous = enormous | (largest > ENORMOUS)
@@ -126,7 +127,7 @@ def _with_infinities(made: Bounds, x: Bounds, w: Bounds, magnitude: Array, *, ro
             nan = np.where(strange, NOT_FINITE, nan)
             low, high = np.where(strange, -np.inf, low), np.where(strange, np.inf, high)
         else:
-            # Between finite numbers beside it, an infinity stays what it is.
+            # A sum with one infinity, and otherwise finite numbers, is this infinity.
             nan = np.where(strange & np.isnan(exact), ALWAYS, nan)
             infinite = strange & np.isinf(exact)
             low, high = np.where(infinite, exact, low), np.where(infinite, exact, high)
@@ -135,14 +136,14 @@ def _with_infinities(made: Bounds, x: Bounds, w: Bounds, magnitude: Array, *, ro
 
 
 def _dense_rounding(node: Node) -> str:
-    """What products with a constant weight round: with AVX-512, of more than 4 rows (docs/operators.md)."""
+    """The rounding of products with a constant weight: on AVX-512 that of `activations` (docs/operators.md)."""
     return node.provider.get("activations", "none") if node.provider.get("cpu_isa") in ("avx512", "auto") else "none"
 
 
 def matmul(node: Node) -> Bounds:
     x, w = node.input(0), node.input(1)
     if x.shape[-1:] == (0,) and node.provider.get("on_unsupported") == "cpu":
-        raise Unknown  # ONNX Runtime's own leaves a sum of nothing as memory was
+        raise Unknown  # ONNX Runtime's kernel leaves a sum of nothing uninitialised
     rounding = _dense_rounding(node) if node.is_constant(1) and len(w.shape) == 2 else "none"
     if len(w.shape) == 1:
         return product(x, w.map(lambda column: column[:, None]), rounding).map(lambda columns: columns[..., 0])
@@ -152,7 +153,7 @@ def matmul(node: Node) -> Bounds:
 def gemm(node: Node) -> Bounds:
     a, w = node.input(0), node.input(1)
     if len(a.shape) != 2:
-        raise Unknown  # ONNX Runtime takes a row without its axis
+        raise Unknown  # ONNX Runtime takes a vector as a row
     if node.attributes.get("transA", 0):
         a = a.map(np.transpose)
     if node.attributes.get("transB", 0):
@@ -180,14 +181,14 @@ def _number(value: float, like: Bounds) -> Bounds:
 
 
 def _nibbles(codes: Array, columns: int) -> Array:
-    """[rows, bytes] to [rows, columns]: the low nibble first."""
+    """Unpacks codes [rows, bytes] to [rows, columns]; the low nibble comes first."""
     return np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1)[:, :columns]
 
 
 def _block_weight(
     node: Node, codes: int, scales: int, zeros: int, rows: int, columns: int, block: int
 ) -> tuple[Bounds, Array]:
-    """[rows, columns], its radius what repacking to Q4NX may round; and between which numbers a row's codes can be."""
+    """A weight's bounds [rows, columns], with what repacking to Q4NX may round as radius; and each row's code range."""
     blocks = -(-columns // block)
     numbers = _nibbles(node.input(codes).exact().reshape(rows, -1), blocks * block).astype(np.float64)
     scale = node.float(scales).exact().reshape(rows, blocks)
@@ -201,9 +202,8 @@ def _block_weight(
     scale, zero = (np.repeat(a, block, axis=1)[:, :columns] for a in (scale, zero))
     numbers = numbers[:, :columns]
     weight = scale * (numbers - zero)
-    # The scale is rounded to bf16, and the minimum, -zero times that, once more.
-    # Blocks of 16 are quantised again, in groups of 32 of 15 steps, whose ends
-    # may be cut off by as much as the rest gains.
+    # The scale is rounded to bf16, and the minimum, -zero times the scale, once more. Blocks of 16 are quantised again
+    # in groups of 32 with 15 steps, whose ends may be clipped if that makes the other errors smaller.
     radius = np.abs(scale) * (numbers + 2 * np.abs(zero)) * BFLOAT16 * 1.01
     if block < 32 or columns % 32:
         padded = np.pad(weight, ((0, 0), (0, -columns % 32)), mode="edge").reshape(rows, -1, 32)
@@ -213,9 +213,9 @@ def _block_weight(
 
 
 def _code_span(scale: Array, minimum: Array) -> Array:
-    """[rows] of [rows, groups]: from the least to the largest number that 4-bit codes of a row's groups stand for.
+    """The range [rows] of the numbers that 4-bit codes of a row's groups can stand for; inputs are [rows, groups].
 
-    The kernel asks the scales for them, not the codes.
+    Like in the kernel, it follows from scales and minima, not from the codes that occur.
     """
     ends = np.stack([minimum, minimum + 15 * scale])
     span: Array = np.ptp(np.where(np.isfinite(ends), ends, 0), axis=(0, 2))
@@ -223,7 +223,7 @@ def _code_span(scale: Array, minimum: Array) -> Array:
 
 
 def q4nx_product(node: Node, x: Bounds, blocks: Array, rows: int, columns: int) -> Bounds:
-    """x times the weight [rows, columns] that the blocks hold."""
+    """Bounds of x times the weight [rows, columns] in Q4NX blocks."""
     weight, span = _q4nx_weight(blocks, rows, columns)
     return product(x, weight.map(np.transpose), node.provider.get("activations", "none"), span)
 
@@ -234,7 +234,7 @@ def matmul_n_bits(node: Node) -> Bounds:
         raise Unknown
     rows, columns = attributes["N"], attributes["K"]
     weight, span = _block_weight(node, 1, 2, 3, rows, columns, attributes["block_size"])
-    # Ours takes constants alone; ONNX Runtime's own kernel rounds activations to int8 where accuracy_level is 4.
+    # FlowNPU takes constants only; ONNX Runtime's kernel rounds activations to int8 if accuracy_level is 4.
     is_ours = all(node.is_constant(i) for i in (1, 2, 3) if node.has(i))
     ours = is_ours or attributes.get("accuracy_level", 0) != 4
     rounding = node.provider.get("activations", "none") if ours else "int8"
@@ -253,9 +253,9 @@ def gather_n_bits(node: Node) -> Bounds:
 
 
 def _q4nx_weight(blocks: Array, rows: int, columns: int) -> tuple[Bounds, Array]:
-    """As `_block_weight`."""
+    """Bounds of a weight in Q4NX blocks, and each row's code range, as from `_block_weight`."""
     weight = q4nx.dequantize(blocks, rows, columns).astype(np.float64)
-    # Products with codes and with minima may be summed apart.
+    # Products with codes and with minima may be summed separately.
     codes, scale, minimum = q4nx.unpack(blocks, rows, columns)
     scale, minimum = scale.astype(np.float64), minimum.astype(np.float64)
     scales, minima = (np.repeat(a, 32, axis=1)[:, :columns] for a in (scale, minimum))
@@ -266,7 +266,7 @@ def _q4nx_weight(blocks: Array, rows: int, columns: int) -> tuple[Bounds, Array]
 def q4nx_matmul(node: Node) -> Bounds:
     rows, columns = node.attributes["M"], node.attributes["K"]
     if rows < 1 or columns < 1:
-        raise Unknown  # there are no such blocks
+        raise Unknown  # no blocks have such a size
     x, blocks = node.float(0), node.input(1).exact()
     gating = node.attributes.get("gating", b"none")
     if gating == b"none":
@@ -280,13 +280,13 @@ def q4nx_matmul(node: Node) -> Bounds:
 
 
 def gated_product(node: Node, x: Bounds, blocks: Array, rows: int, columns: int, *, is_geglu: bool) -> Bounds:
-    """act(gate) * up, of blocks of both."""
+    """Bounds of act(gate) * up, from the blocks of gate and up projection."""
     gate, up = (q4nx_product(node, x, half, rows, columns) for half in np.split(blocks, 2))
     return product_of(gelu(gate, tanh=True) if is_geglu else _silu(gate), up)
 
 
 def _silu(x: Bounds) -> Bounds:
-    """x / (1 + e^-x): between x and 0 below 0, where it is not monotone."""
+    """Bounds of SiLU, x / (1 + e^-x), which is not monotone below 0; its minimum there is -0.2785."""
     low, high = x.low, x.high
     if x.nan is not None or not (np.isfinite(low).all() and np.isfinite(high).all()):
         return product_of(x, elementwise(lambda a: 1 / (1 + np.exp(-a)), x, units=FUNCTION_UNITS))
@@ -349,7 +349,7 @@ def dequantize(node: Node) -> Bounds:
 
 
 def _windows(array: Array, kernel: list[int], node: Node) -> Array:
-    """[N, C, rows, columns, height, width] of images [N, C, H, W]; none of images smaller than the kernel."""
+    """The windows [N, C, rows, columns, height, width] of images [N, C, H, W]; none if the kernel is larger."""
     pads = node.attributes.get("pads", [0, 0, 0, 0])
     strides = node.attributes.get("strides", [1, 1])
     if (

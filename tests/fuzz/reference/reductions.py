@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums and extremes over axes, norms, Softmax."""
+"""Bounds of sums and extremes over axes, norms, Softmax."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from tests.fuzz.reference.evaluate import Node, Table
 
 Axes = tuple[int, ...]
-# SkipSimplifiedLayerNormalization's, as its schema has it; the others' is 1e-5.
+# Default epsilon of SkipSimplifiedLayerNormalization's schema; that of the other norms is 1e-5.
 SKIP_EPSILON = 1e-12
 
 
 def any_nan(x: Bounds, axes: Axes) -> Array | None:
-    """Where results along axes, which are kept, are NaN: where one of the elements is."""
+    """The NaNs of a reduction along axes, which are kept: a result is NaN if one of its elements is."""
     if x.nan is None:
         return None
     own = np.where(x.nan > ALWAYS, PERHAPS, x.nan).astype(np.uint8)
@@ -40,7 +40,7 @@ def any_nan(x: Bounds, axes: Axes) -> Array | None:
 
 
 def total(x: Bounds, axes: Axes) -> Bounds:
-    """The sum along axes, which are kept, in any order: n terms have n - 1 roundings of what was summed so far."""
+    """The sum along axes, which are kept, in any order: n terms make n - 1 roundings of partial sums."""
     terms = int(np.prod([x.shape[axis] for axis in axes], dtype=np.int64))
     low, high = (end.sum(axis=axes, keepdims=True) for end in (x.low, x.high))
     magnitude = np.maximum(np.abs(x.low), np.abs(x.high)).sum(axis=axes, keepdims=True)
@@ -54,12 +54,12 @@ def total(x: Bounds, axes: Axes) -> Bounds:
         low = np.where(missing, np.where(always, 0, -np.inf), low)
         high = np.where(missing, np.where(always, 0, np.inf), high)
     made = rounded(low - error, high + error, x.dtype, nan=nan)
-    # Beyond the largest number on the way there is infinity, in some orders.
+    # Partial sums may overflow to infinity in some orders.
     return unknown_where(made, (magnitude > float(limits(x.dtype).max) / 2) & np.isfinite(magnitude))
 
 
 def _axes(node: Node, since: int) -> tuple[Axes, bool]:
-    """The axes of a reduction, and whether they stay."""
+    """The axes of a reduction, and whether they are kept."""
     x = node.input(0)
     given = node.axes(since)
     if given is None or not given:
@@ -80,7 +80,7 @@ def reduce_sum(node: Node, *, mean: bool = False) -> Bounds:
     axes, keep = _axes(node, 13 if node.op_type == "ReduceSum" else 18)
     count = int(np.prod([x.shape[axis] for axis in axes], dtype=np.int64))
     if not is_float(x.dtype):
-        if mean or not x.is_exact:  # how a mean of integers is rounded, ONNX leaves open
+        if mean or not x.is_exact:  # ONNX leaves open how a mean of integers is rounded
             shape = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape))
             return _without(anything(shape, x.dtype), axes, keep)
         made = x.low.sum(axis=axes, keepdims=True, dtype=x.dtype)
@@ -101,7 +101,7 @@ def reduce_extreme(node: Node, *, largest: bool) -> Bounds:
     x = node.input(0)
     axes, keep = _axes(node, 18)
     if any(x.shape[axis] == 0 for axis in axes):
-        # Since opset 20 the least or largest number; before that it was left open.
+        # The least or largest number since opset 20; left open before.
         shape = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape))
         return _without(anything(shape, x.dtype), axes, keep)
     function: Any = np.max if largest else np.min
@@ -115,10 +115,10 @@ def reduce_extreme(node: Node, *, largest: bool) -> Bounds:
 def arg_max(node: Node) -> Bounds:
     x = node.input(0)
     if x.nan is not None:
-        raise Unknown  # which of NaN and a number is larger, ONNX leaves open
+        raise Unknown  # ONNX leaves open whether NaN or a number is larger
     axis = node.attributes.get("axis", 0)
     if x.shape[axis] == 0:
-        raise Unknown  # there is no largest
+        raise Unknown  # there is no largest element
     if node.attributes.get("select_last_index", 0):
         place = x.shape[axis] - 1 - np.argmax(np.flip(x.low, axis), axis=axis)
     else:
@@ -174,7 +174,7 @@ def softmax(node: Node) -> Bounds:
 
 
 def softmax_along(x: Bounds, axis: int) -> Bounds:
-    """e^x_i / sum e^x_j: each end with its own exponent at that end, and all others' at the other."""
+    """e^x_i / sum e^x_j: each end of the result takes its own x at that end, and all others at the opposite one."""
     if x.low.size == 0:
         return x
     top = x.high.max(axis=axis, keepdims=True)
@@ -189,7 +189,7 @@ def softmax_along(x: Bounds, axis: int) -> Bounds:
     )
     units = FUNCTION_UNITS + x.shape[axis] + np.minimum(span, 1e4)
     nan = any_nan(x, (axis,))
-    # All of them -inf, or one of them inf: a difference of infinities.
+    # If all are -inf, or one is inf, the result is a difference of infinities, NaN.
     hopeless = (x.high.max(axis=axis, keepdims=True) == -np.inf) | (x.low.max(axis=axis, keepdims=True) == np.inf)
     doubtful = (x.low.max(axis=axis, keepdims=True) == -np.inf) | (x.high.max(axis=axis, keepdims=True) == np.inf)
     if doubtful.any() or nan is not None:
@@ -227,14 +227,14 @@ def _square(x: Bounds) -> Bounds:
 def _inverse_root(x: Bounds, epsilon: float) -> Bounds:
     number = np.full((1,) * len(x.shape), epsilon)
     shifted = sum_of(x._replace(low=np.maximum(x.low, 0)), Bounds(number, number, x.dtype))
-    # The reciprocal of a root, or an approximation of it that was improved.
+    # Either the reciprocal of a root, or a refined approximation of it.
     return elementwise(lambda a: 1 / np.sqrt(np.maximum(a, 0)), shifted, units=4)
 
 
 def layer_norm(node: Node) -> list[Bounds | None]:
     x = node.float(0)
     if x.dtype != np.float32:
-        raise Unknown  # how halves are computed, kernels differ in
+        raise Unknown  # kernels differ in how they compute 16-bit floats
     axes = _last_axes(node, x)
     mean = _mean(x, axes)
     deviation = elementwise(np.subtract, x, mean)

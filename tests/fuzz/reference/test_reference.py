@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bounds hold what ONNX Runtime gives, and little else."""
+"""The reference's bounds contain ONNX Runtime's results, and are narrow enough to exclude wrong ones."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'
 X = "agraph (float[4,32] x) => (float y)"
-# Graphs of one input x [4, 32], and how wide their bounds may be, of the largest magnitude in y: some roundings for
-# each function and each of 32 terms.
+# Graphs of one input x [4, 32], and how wide their bounds may be, relative to the largest magnitude in y: some
+# roundings for each function and each of 32 terms.
 GRAPHS: dict[str, float] = {
     "y = Add (x, x)": 2e-7,
     "z = Exp (x)  y = Mul (z, x)": 4e-6,
@@ -39,7 +39,7 @@ def model_of(body: str) -> onnx.ModelProto:
     model = onnx.parser.parse_model(text)
     model.graph.output[0].type.tensor_type.ClearField("shape")
     for node in model.graph.node:
-        if node.op_type == "Constant":  # as exports have them
+        if node.op_type == "Constant":  # as in exports, with a tensor as value
             (attribute,) = node.attribute
             value = np.array(onnx.helper.get_attribute_value(attribute))
             value = value.astype(np.int64 if value.dtype.kind == "i" else np.float32)
@@ -58,7 +58,7 @@ def test_bounds_hold_onnx_runtime_s_numbers_and_are_narrow(body: str, workers: W
     assert not outside(y, np.full_like(y, np.nan), known).any()
     assert ((y >= known.low) & (y <= known.high)).all()
     assert (known.high - known.low).max() <= GRAPHS[body] * np.abs(y).max()
-    # Whoever is off by some times that is found.
+    # An error of ten times this width is found.
     wrong = y + 10 * GRAPHS[body] * np.abs(y).max()
     assert outside(wrong, y, known).all()
 

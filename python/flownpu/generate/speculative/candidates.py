@@ -8,15 +8,16 @@ __all__ = ["Candidates"]
 
 
 class Candidates(Protocol):
-    """One sequence's candidates. How good they are changes the speed, never the text."""
+    """A source of candidates for one sequence. How good they are changes the speed, never the text."""
 
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
-        """What may follow.
+        """Up to `count` tokens that may follow; none if it knows none.
 
         Args:
-            tokens: the sequence so far: what it was at the last call, or what `rewound` left of that, and more.
-            count: candidates at most, at least 1.
+            tokens: the sequence so far. It begins with the sequence of the last call, or with what `rewound` has left
+                of that.
+            count: most candidates; at least 1.
         """
 
     def rewound(self, length: int) -> None:
-        """The sequence was gone back on: its first `length` tokens are left."""
+        """Tells the source that only the first `length` tokens of the sequence are left."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GenAI's choice of the next token, from logits that come from elsewhere.
+"""GenAI's choice of the next token, from logits that another model has computed.
 
-A model whose whole graph is `logits = row`, with the folder's tokenizer and ending tokens: GenAI's generator of it has
-the sequence, sampling, penalties, guidance and the state of its random numbers, and no weights. So a token is chosen
-by the same code as without candidates, with the same random numbers.
+It uses a model whose whole graph is `logits = row`, with the folder's tokenizer and ending tokens. GenAI's generator of
+this model has the sequence, sampling, penalties, guidance and random state, and no weights. So a token is chosen by the
+same code as without candidates, with the same random numbers.
 """
 
 import json
@@ -23,20 +23,20 @@ _ROW = "row"
 
 
 class ChoiceModel:
-    """Makes generators that choose; one for all of a folder's sequences.
+    """Makes choices; one object serves all sequences of a folder's model.
 
     Args:
         genai: the module onnxruntime_genai.
-        folder: of the model whose tokens are chosen.
-        vocabulary: V, its tokens.
+        folder: folder of the model whose tokens are chosen.
+        vocabulary: V, the size of its vocabulary.
     """
 
     def __init__(self, genai: Any, folder: Path, vocabulary: int) -> None:
         self._vocabulary = vocabulary
         config = genai.Config(str(folder))
         config.clear_providers()
-        # Any plain decoder's type: what GenAI knows of the others is about their caches and images.
-        # Threads of its own would wait in loops, on cores that the model's need.
+        # Any plain decoder's type will do: GenAI treats types differently only in their caches and images.
+        # More threads would spin while they wait, on cores that the model's threads need.
         alone = {"intra_op_num_threads": 1, "inter_op_num_threads": 1}
         decoder = {"filename": _FILE, "num_hidden_layers": 0, "session_options": alone}
         config.overlay(json.dumps({"model": {"type": "gemma3_text", "decoder": decoder}}))
@@ -45,7 +45,7 @@ class ChoiceModel:
         self._model = genai.Model(config)
 
     def choice(self, make: Callable[[Any], Any]) -> "Choice":
-        """A choice for a new sequence; `make` makes a generator of a model, as the sampling says."""
+        """A choice for a new sequence; `make` makes a generator of a given model, with the wanted sampling."""
         return Choice(make(self._model), self._vocabulary)
 
 
@@ -55,23 +55,23 @@ class Choice:
     def __init__(self, generator: Any, vocabulary: int) -> None:
         self.generator = generator
         self._row = np.zeros((1, 1, vocabulary), np.float32)
-        # GenAI 0.18 takes this memory as it is, once: what is written there later is what the next step reads.
+        # GenAI 0.18 keeps a reference to this memory: each step reads what was written there before.
         generator.set_model_input(_ROW, self._row)
 
     def append(self, tokens: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
-        """Tokens that are given, and the logits behind the last of them."""
+        """Appends given tokens; `logits`, float32 [V], are those behind the last of them."""
         self._row[...] = logits
         self.generator.append_tokens(tokens)
 
     def next(self, logits: NDArray[np.float32]) -> int:
-        """Chooses a token, float32 [V] are the logits behind the last one; appends it unless it ends the text."""
+        """Chooses a token from the logits behind the last one, float32 [V]; appends it unless it ends the text."""
         self._row[...] = logits
         self.generator.generate_next_token()
         return int(self.generator.get_next_tokens()[0])
 
 
 def _graph(vocabulary: int) -> bytes:
-    """The ONNX file: float32 row [B, 1, V] -> logits [B, 1, V]; input_ids are not looked at."""
+    """The ONNX file: float32 row [B, 1, V] -> logits [B, 1, V]; input_ids are ignored."""
     onnx = require("onnx", extra="convert", purpose="Decoding with candidates")
     text = f"""<ir_version: 10, opset_import: ["": 21]>
         choice (int64[B, S] input_ids, float[B, 1, {vocabulary}] {_ROW}) => (float[B, 1, {vocabulary}] logits) {{

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which models can verify candidates, and which can draft for them: what is known before they are opened."""
+"""Which models can verify candidates, and which can draft for them, as far as it is known before they are opened."""
 
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,9 @@ def _weight_bytes(folder: Path, configuration: dict[str, Any]) -> int:
 
 
 def _difference(folder: Path, draft: Path) -> str:
-    """In what the draft's tokenizer is another; "" if a token is the same text in both.
+    """How the draft's tokenizer differs from the model's; "" if each of the model's tokens has the same text in both.
 
-    A draft may have more tokens: they are never kept.
+    A draft may have further tokens: as candidates they are never kept.
     """
     ours, theirs = folder / "tokenizer.json", draft / "tokenizer.json"
     for path in (ours, theirs):
@@ -83,6 +83,6 @@ def _texts(path: Path) -> dict[int, str]:
     vocabulary = content.get("model", {}).get("vocab", {})
     if isinstance(vocabulary, dict):
         texts = {int(token): str(text) for text, token in vocabulary.items()}
-    else:  # Unigram's: texts with their scores, in order
+    else:  # a Unigram tokenizer: pairs of text and score, in the order of the tokens
         texts = {token: str(text) for token, (text, *_) in enumerate(vocabulary)}
     return texts | {int(token["id"]): str(token["content"]) for token in content.get("added_tokens", [])}

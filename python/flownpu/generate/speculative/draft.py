@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates that a smaller model of the same tokenizer would write."""
+"""Candidates from a smaller model with the same tokenizer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,17 +10,17 @@ __all__ = ["Draft"]
 
 
 class Draft:
-    """What a draft model thinks likeliest, one token after another.
+    """Candidates that a draft model generates, always the likeliest token.
 
-    It always takes the likeliest token, also where the text is sampled: a candidate is kept with the probability that
-    the model gives it. (One that is sampled from the draft's distribution q would be kept with min(1, p / q), p and q
-    being what top-k, top-p and penalties leave of them: GenAI keeps these to itself.)
+    It takes the likeliest token even where the text is sampled: a candidate is then kept with the probability that the
+    model gives it. (A candidate sampled from the draft's distribution q would be kept with min(1, p / q), where p and q
+    are the distributions after top-k, top-p and penalties: GenAI does not expose these.)
 
     Args:
         make: makes a GenAI generator of the draft model, which takes the likeliest tokens.
         context: tokens that the draft's generator holds.
-        known: tokens that the draft has. Of a text with others it proposes nothing.
-        vocabulary: tokens of the model that verifies. Either may have more than their tokenizer, as padding.
+        known: size of the draft's vocabulary. For a text with tokens beyond it, nothing is proposed.
+        vocabulary: size of the verifying model's vocabulary. Either size may include padding, tokens without text.
     """
 
     def __init__(self, make: Callable[[], Any], context: int, known: int, vocabulary: int) -> None:
@@ -31,7 +31,7 @@ class Draft:
         self._generator: Any = None
         self._held: list[int] = []
         self._agreed = 0
-        """Tokens of `_held` that surely are the text's."""
+        """How many of the first tokens of `_held` certainly are those of the text."""
 
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
         """See `Candidates.propose`."""
@@ -41,7 +41,7 @@ class Draft:
         found: list[int] = []
         while len(found) < count and not self._generator.is_done():
             self._generator.generate_next_token()
-            # A token that ends the text is a candidate too, and the last; GenAI does not keep it in the sequence.
+            # A token that ends the text is a candidate, too, and the last one; GenAI does not add it to the sequence.
             found.append(int(self._generator.get_next_tokens()[0]))
         self._held.extend(found)
         return found if max(found) < self._vocabulary else []
@@ -51,9 +51,9 @@ class Draft:
         self._agreed = min(self._agreed, length)
 
     def _read(self, tokens: Sequence[int]) -> bool:
-        """Computes what of the text the draft's cache does not hold, at least its last token; false if it cannot."""
+        """Computes the tokens that the draft's cache does not hold, at least the last one; False if it cannot."""
         common = self._agreed
-        most = min(len(self._held), len(tokens)) - 1  # of what it wrote last, the last token is in no cache
+        most = min(len(self._held), len(tokens)) - 1  # the token that was generated last is not in the cache
         while common < most and self._held[common] == tokens[common]:
             common += 1
         common = max(0, min(common, most))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A generator whose steps may give several tokens: the verifier of candidates."""
+"""A generator whose steps may give several tokens: it verifies candidates."""
 
 import time
 from collections import deque
@@ -22,7 +22,7 @@ Row = NDArray[np.float32]
 
 @dataclass
 class Tally:
-    """What a generator's steps gave."""
+    """Counts of a generator's steps, of the candidates that they verified, and of those that were kept."""
 
     steps: int = 0
     """Runs of the model after prompts."""
@@ -31,27 +31,27 @@ class Tally:
 
 
 class SpeculativeGenerator:
-    """Like GenAI's generator of one sequence, with the tokens that it would give.
+    """Is used like GenAI's generator of one sequence, and gives the same tokens.
 
     Two of GenAI's generators work together: the reader has the model and its KV cache, the choice has the sequence.
-    A step has the reader compute the sequence's last token and the candidates after it; from the logits behind each
-    the choice takes a token, as long as the token before was the candidate that these logits stand behind. The reader
-    is then taken back to what was chosen. That is the rule of speculative sampling (Leviathan et al. 2023) for
-    candidates without a distribution: x is kept with probability p(x), else a token comes from p without x. Because
-    the choice draws once for each token, the same seed gives the same text as without candidates.
+    In a step the reader computes the sequence's last token and the candidates after it. The choice then takes a token
+    from the logits behind the first of these, and from those behind a candidate if it has just chosen this candidate.
+    The reader is then rewound to the tokens that were chosen. That is the rule of speculative sampling (Leviathan et
+    al. 2023) for candidates without a distribution: x is kept with probability p(x), else a token comes from p without
+    x. Because the choice draws once for each token, the same seed gives the same text as without candidates.
 
-    Where nothing is drawn and no grammar has a state, steps without candidates are the reader's own, which copies no
-    logits; the choice gets the tokens when it is asked again.
+    If tokens are chosen greedily and no grammar has a state, the reader itself chooses in steps without candidates,
+    which saves a copy of the logits; the choice gets these tokens before it is next asked.
 
     Args:
         reader: GenAI's generator of the model.
-        choice: with the sampling, and as many tokens at most.
-        sources: candidates with their pace; the first that has any gives a step's.
-        times: what the model's steps take.
-        output: the model's output with the logits of all new tokens, of up to `most_rows`.
-        most_rows: new tokens of a step at most.
+        choice: the choice, with the wanted sampling and the same limit of tokens.
+        sources: sources of candidates, each with its pace; the first that proposes any provides those of a step.
+        times: measured times of the model's steps.
+        output: name of the model's output with the logits of all new tokens, of up to `most_rows`.
+        most_rows: most new tokens of a step.
         reader_chooses: whether the reader, with the choice's settings, always chooses what the choice would.
-        reach: tokens up to which the reader can be taken back, and gets candidates; it has room for them all.
+        reach: length of the sequence up to which the reader can be rewound, so that there are candidates.
     """
 
     def __init__(
@@ -72,24 +72,24 @@ class SpeculativeGenerator:
         self._output, self._most_rows, self._reach = output, most_rows, reach
         self._reader_chooses = reader_chooses
         self._last: Any = choice.generator
-        """The generator that chose the last token, or would choose the next."""
+        """The generator that chose the last token, or that will choose the next."""
         self._tokens: list[int] = []
         self._chosen = 0
-        """Tokens that the choice has."""
+        """How many of the tokens the choice has."""
         self._read = 0
-        """Tokens that the reader's cache has."""
+        """Tokens in the reader's KV cache."""
         self._reader_is_ahead = False
-        """Whether its sequence has one more, which it chose and has not computed."""
+        """Whether the reader's sequence has one more token, which it has chosen but not computed."""
         self._confirmed = 0
-        """How many of these are the sequence's: then come candidates, wrong or not yet compared."""
+        """How many tokens of the reader's cache are the sequence's; candidates follow, wrong or not yet compared."""
         self._rows: deque[Row] = deque()
-        """The logits behind the sequence's last token, then those behind the candidates to which they are."""
+        """The logits behind the sequence's last token, then those behind each of `_candidates`."""
         self._candidates: deque[int] = deque()
         self._step: tuple[Pace, int, float] | None = None
-        """The step that is being verified: its pace, how many candidates, and the seconds to find them."""
+        """The step that is being verified: its pace, the number of candidates, and the seconds it took to find them."""
 
     def append_tokens(self, tokens: NDArray[np.int32]) -> None:
-        """Computes tokens that are given."""
+        """Computes given tokens and appends them to the sequence."""
         self._drop_candidates()
         tokens = np.asarray(tokens, dtype=np.int32).reshape(-1)
         self._compute([*self._tokens[self._read :], *tokens.tolist()], 0)
@@ -99,7 +99,7 @@ class SpeculativeGenerator:
             self._tell_choice()
 
     def generate_next_token(self) -> None:
-        """Chooses the next token; computes, if the last step did not do that already."""
+        """Chooses the next token; runs the model if no logits are left from the last step."""
         if not self._rows and not self._next_step(self._reader_chooses):
             return
         self._tell_choice()
@@ -116,7 +116,7 @@ class SpeculativeGenerator:
         self._end_step()
 
     def get_logits(self) -> Row:
-        """The logits that the next token is chosen from, float32 [1, 1, V]."""
+        """The logits from which the next token is chosen, float32 [1, 1, V]."""
         if not self._rows:
             self._next_step(False)
         return self._rows[0].reshape(1, 1, -1)
@@ -135,14 +135,14 @@ class SpeculativeGenerator:
         return len(self._tokens)
 
     def is_done(self) -> bool:
-        """Whether the sequence has ended, or has the most tokens."""
+        """Whether the sequence has ended, or has reached its limit of tokens."""
         return bool(self._last.is_done())
 
     def rewind_to(self, length: int) -> None:
-        """Leaves the first tokens.
+        """Drops all but the first `length` tokens.
 
         Raises:
-            RuntimeError: the model's KV cache cannot be taken back; the message is GenAI's.
+            RuntimeError: the model's KV cache cannot be rewound; the message is GenAI's.
         """
         self._drop_candidates()
         if self._read + self._reader_is_ahead > length:
@@ -162,7 +162,7 @@ class SpeculativeGenerator:
             Whether there are logits; else there were no candidates, and the reader has chosen the next token.
         """
         if self._read == len(self._tokens):
-            # It was gone back to here: its logits are no longer known.
+            # The sequence was rewound to its present end, so the logits behind its last token are not known.
             self._take_back(self._read - 1)
         new = self._tokens[self._read :]
         started = time.perf_counter()
@@ -186,7 +186,7 @@ class SpeculativeGenerator:
         return not chosen
 
     def _reader_chooses_next(self, new: list[int]) -> None:
-        """A step of the reader alone, over the tokens that its cache does not have."""
+        """A step in which the reader computes the tokens that its cache lacks, and itself chooses the next one."""
         if not self._reader_is_ahead:
             self._reader.append_tokens(np.array(new, np.int32))
         self._reader.generate_next_token()
@@ -197,7 +197,7 @@ class SpeculativeGenerator:
             self._tokens.append(int(self._reader.get_next_tokens()[0]))
 
     def _tell_choice(self) -> None:
-        """Gives the choice the tokens that it does not have; the next ones come from the first row's logits."""
+        """Gives the choice the tokens that it lacks, with the logits behind the last of them."""
         if self._chosen < len(self._tokens):
             self._choice.append(np.array(self._tokens[self._chosen :], np.int32), self._rows[0])
             self._chosen = len(self._tokens)
@@ -211,11 +211,14 @@ class SpeculativeGenerator:
         return None, []
 
     def _compute(self, tokens: list[int], candidates: int) -> None:
-        """Has the reader compute tokens; takes the logits behind the last one and behind the candidates before it."""
+        """Has the reader compute `tokens`, of which the last `candidates` are candidates; takes their logits.
+
+        These are the logits behind the last token before the candidates, and those behind each candidate.
+        """
         if self._reader_is_ahead and candidates:
             self._take_back(self._read)
         elif self._reader_is_ahead:
-            # Computes the token that the reader chose, also where its cache cannot be taken back.
+            # Computes the token that the reader chose; unlike a rewind, this works with every cache.
             self._reader.get_logits()
             self._reader_is_ahead = False
             self._read += 1
@@ -237,7 +240,7 @@ class SpeculativeGenerator:
         self._reader_is_ahead = False
 
     def _end_step(self) -> None:
-        """All that a step gave is chosen: wrong candidates leave the KV cache, and the pace hears of it."""
+        """Ends a step: removes wrong candidates from the KV cache, and tells the pace how many were kept."""
         wrong = self._read - self._confirmed
         if wrong:
             self._take_back(self._confirmed)
@@ -249,7 +252,7 @@ class SpeculativeGenerator:
             self._step = None
 
     def _drop_candidates(self) -> None:
-        """Before the sequence is changed by others: what is not chosen yet is forgotten."""
+        """Drops candidates that are not compared yet, because the caller is about to change the sequence."""
         if self._step is not None:
-            self._step = None  # nobody knows whether they were right
+            self._step = None  # whether they were right is not known, so the pace is told nothing
             self._end_step()

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates that followed the same tokens before, in the prompt or in what was generated."""
+"""Candidates that followed the same tokens earlier, in the prompt or in the generated text."""
 
 from collections.abc import Sequence
 
 __all__ = ["Lookup"]
 
-# Tokens that have to be the same: of the longest of these that has been before, what followed it last. Two are often
-# the same by chance; what is wrong then costs a part of a step, which `pace.py` bounds.
+# Lengths of the n-grams that are looked up, the longest first. Candidates are the tokens behind the latest earlier
+# place of the same n-gram. Two tokens are often equal by chance; wrong candidates cost part of a step, and `pace.py`
+# bounds this cost.
 _LENGTHS = (4, 3, 2)
 
 
 class Lookup:
-    """Prompt lookup: an index of all n-grams of the sequence to where each last ended."""
+    """Prompt lookup: an index from each n-gram of the sequence to the place behind its latest occurrence."""
 
     def __init__(self) -> None:
         self._known = 0
@@ -23,7 +24,7 @@ class Lookup:
         for length in _LENGTHS:
             last = tuple(tokens[-length:])
             end = self._ends.get(last, 0)
-            # The index may have what was gone back on, and is no longer there.
+            # The index may hold n-grams that a rewind has removed from the sequence.
             if 0 < end < len(tokens) and tuple(tokens[end - length : end]) == last:
                 return _copied(tokens, end, count)
         return []
@@ -33,7 +34,7 @@ class Lookup:
         self._known = min(self._known, length)
 
     def _index(self, tokens: Sequence[int]) -> None:
-        """Adds the n-grams that are new, but for those at the very end, which would find themselves."""
+        """Adds the new n-grams, except those at the very end of the sequence, which would find themselves."""
         for end in range(max(self._known, 1), len(tokens)):
             for length in _LENGTHS:
                 if end >= length:
@@ -42,7 +43,7 @@ class Lookup:
 
 
 def _copied(tokens: Sequence[int], place: int, count: int) -> list[int]:
-    """What follows a place; behind the sequence's end, what it would be if the sequence went on like this."""
+    """`count` tokens from `place` on; where the sequence ends, its tokens from `place` on repeat."""
     found: list[int] = []
     for index in range(place, place + count):
         found.append(tokens[index] if index < len(tokens) else found[index - len(tokens)])

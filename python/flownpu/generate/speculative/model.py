@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model needs beside itself to decode with candidates."""
+"""What a model needs to decode with candidates: a graph with more logits, a choice, and sources of candidates."""
 
 import importlib
 from collections.abc import Callable
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 __all__ = ["DraftModel", "Speculation", "SpeculativeModel", "VerifyingGraph"]
 
-# New tokens of a step at most. Calls of up to 4 have one arithmetic (docs/decisions.md): with more, products of int8
-# and attention round otherwise than in single steps, and tokens may be others.
+# Most new tokens of a step. Calls of up to 4 tokens round alike (docs/decisions.md): with more, int8 products and
+# attention round differently than in single steps, and other tokens may be chosen.
 _ROWS = 4
-# GenAI's own slack of a window-sized cache, if genai_config.json has none.
+# GenAI's default slack of a window-sized cache, if genai_config.json has none.
 _SLACK = 16
-# What it costs to find a candidate, in steps of the model, before it is measured.
+# First estimates of the cost to find a candidate, in plain steps of the model, until it is measured.
 _LOOKUP_COST = 0.01
 _DRAFT_COST = 0.25
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """Where candidates come from; where both are wanted, the draft is asked when the lookup has found nothing."""
+    """Where candidates come from; if both are wanted, the draft is asked when the lookup has found nothing."""
 
     lookup: bool = False
     draft: Path | None = None
-    """Folder of a smaller model of the same tokenizer."""
+    """Folder of a smaller model with the same tokenizer."""
 
     def __bool__(self) -> bool:
         return self.lookup or self.draft is not None
@@ -45,26 +45,26 @@ class Speculation:
 
 @dataclass(frozen=True)
 class VerifyingGraph:
-    """A folder's graph, with the logits of few new tokens as an output."""
+    """A folder's graph, with the logits of up to `rows` new tokens as a further output."""
 
     filename: str
     content: bytes
-    """The ONNX file; its weights stay where they are."""
+    """The ONNX file without the weights, which stay in the folder's data file."""
     output: str
-    """Name of the output."""
+    """Name of the further output."""
     rows: int
-    """New tokens of a call at most."""
+    """Most new tokens of a call."""
 
     @staticmethod
     def of(folder: Path, configuration: dict[str, Any]) -> "VerifyingGraph":
-        """Changes the graph of a folder, in memory.
+        """Reads the graph of a folder and adds the output, in memory.
 
         Args:
-            folder: the model's.
+            folder: the model's folder.
             configuration: its genai_config.json.
 
         Raises:
-            FlowNPUError: the graph has a form in which it cannot be done.
+            FlowNPUError: the output cannot be added to this form of graph.
             MissingDependencyError: onnx_ir is not installed.
         """
         path = onnx_path(folder, configuration)
@@ -82,16 +82,16 @@ class VerifyingGraph:
 
 @dataclass(frozen=True)
 class DraftModel:
-    """A model that was opened to draft."""
+    """An open draft model."""
 
     make: Callable[[int], Any]
-    """Makes a GenAI generator of up to so many tokens, which takes the likeliest ones."""
+    """Makes a GenAI generator that takes the likeliest tokens, for a sequence of up to the given number of tokens."""
     context: int
-    """Tokens that it may be made for at most."""
+    """Most tokens that it may be made for."""
     vocabulary: int
 
     def candidates(self, max_length: int, vocabulary: int) -> Draft:
-        """For a sequence of up to `max_length` tokens of a model of `vocabulary` tokens."""
+        """Candidates for a sequence of up to `max_length` tokens, of a model with `vocabulary` tokens."""
         context = min(self.context, max_length)
         return Draft(lambda: self.make(context), context, self.vocabulary, vocabulary)
 
@@ -101,11 +101,11 @@ class SpeculativeModel:
 
     Args:
         genai: the module onnxruntime_genai.
-        folder: the model's.
+        folder: the model's folder.
         configuration: its genai_config.json.
-        graph: with which the model was opened.
-        lookup: whether to look for the text's last tokens in the text.
-        draft: None: there is none.
+        graph: the graph with which the model was opened.
+        lookup: whether to look for the text's last tokens earlier in the text.
+        draft: the draft model, if there is one.
     """
 
     def __init__(
@@ -124,11 +124,11 @@ class SpeculativeModel:
         self._choice = ChoiceModel(genai, folder, self._vocabulary)
         window = configuration["model"]["decoder"].get("sliding_window")
         self.reach: int | None = None if window is None else window["window_size"] + window.get("cache_slack", _SLACK)
-        """Tokens of a sequence until which it has candidates; None: all. A window-sized cache that has dropped tokens
-        cannot be taken back."""
+        """Length of a sequence up to which it gets candidates; None: any. A window-sized cache that has dropped tokens
+        cannot be rewound."""
         self.times = StepTimes()
         self.paces: dict[str, Pace] = {}
-        """What is known of the sources of candidates, by "lookup" and "draft"; it holds for all sequences."""
+        """The pace of each source of candidates, "lookup" and "draft"; all sequences share it."""
         if lookup:
             self.paces["lookup"] = Pace(self.times, graph.rows - 1, _LOOKUP_COST)
         if draft is not None:
@@ -142,13 +142,13 @@ class SpeculativeModel:
         *,
         reader_chooses: bool,
     ) -> Any:
-        """Like a GenAI generator of one sequence of up to `max_length` tokens.
+        """A `SpeculativeGenerator` of one sequence.
 
         Args:
-            max_length: the prompt's tokens included.
+            max_length: most tokens of the sequence, including the prompt.
             make_reader: makes GenAI's generator of the model.
-            make_choice: makes one of another model, with the sampling and guidance that are wanted.
-            reader_chooses: whether the first one has the same settings, and draws nothing.
+            make_choice: makes a generator of a given model (the choice's), with the wanted sampling and guidance.
+            reader_chooses: whether the reader has the same settings as the choice, and is greedy.
         """
         sources: list[tuple[Candidates, Pace]] = []
         if "lookup" in self.paces:

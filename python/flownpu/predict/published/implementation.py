@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The papers' own implementation as equations: what parameters are fitted with to its tables (docs/model.md).
+"""The papers' own implementation as equations, with which parameters are fitted to the papers' tables (docs/model.md).
 
-    token     for each layer: weights through eight streams, then keys and values through two streams a pair of tiles,
-              each pair with whole KV heads; two dispatches. Then the LM head, and the host's choice among the logits
-    prompt    for each layer: dequantisation (blocks in, bf16 out), GEMMs padded to 512, attention, vectors on a core
-              for each operator, four xclbins changed; then the head
-    attention has a query head on each tile, for which every score takes `softmax_score` + d `score_element` cycles;
-              eight KV heads have a column of four tiles each: groups of two or three query heads leave tiles idle
+    token     for each layer: weights through eight streams, then keys and values through two streams for each pair of
+              tiles, each pair with whole KV heads; two dispatches. Then the LM head, and the host's choice of a token
+    prompt    for each layer: dequantisation (blocks in, bf16 out), GEMMs padded to 512, attention, vector operators on
+              a core each, four changes of the xclbin; then the LM head
+    attention computes a query head on each tile, with `softmax_score` + d `score_element` cycles per score; with eight
+              KV heads, each has a column of four tiles: groups of two or three query heads leave tiles idle
 
 Sources: arXiv 2602.06063, section 3; Xu et al., section 3.
 """
@@ -37,24 +37,24 @@ _IMAGE_TOKENS, _QUESTION_TOKENS = 256, 16  # of the image in the decoder, and a 
 
 
 def token_seconds(decoder: DecoderShape, context: int, device: Device, values: Values) -> float:
-    """A token that sees so many keys."""
+    """Seconds of a token that sees `context` keys."""
     shape = decoder.shape
     weights = sum(_weights(part, device, values) for part in shape.projections)
     pairs, run = min(_PAIRS, shape.kv_heads), shape.d * _BF16_BYTES
-    rate = read_rate(pairs * _PAIR_STREAMS, run, values) / pairs  # of a pair
+    rate = read_rate(pairs * _PAIR_STREAMS, run, values) / pairs  # bytes per second of a pair
     key = ceil_div(shape.kv_heads, pairs) * 2 * run / rate
     layers = sum(weights + min(window or context, context) * key + 2 * values["dispatch"] for window in decoder.windows)
     return layers + _head(decoder, device, values)
 
 
 def prompt_seconds(decoder: DecoderShape, tokens: int, device: Device, values: Values) -> float:
-    """A prompt from an empty cache, to the first token."""
+    """Seconds of a prompt from an empty cache to the first token."""
     shape = decoder.shape
     parts = [(part.columns, part.rows * (2 if part.gated else 1)) for part in shape.projections]
     blocks = shape.weight_bytes // BLOCK_BYTES
     dequantised = blocks * (BLOCK_BYTES + BLOCK_ROWS * BLOCK_COLUMNS * _BF16_BYTES)
     heads = (shape.heads + shape.kv_heads) * shape.d
-    # What operators on vectors make of a token: norms, QK-norm, RoPE; gate, up and their product.
+    # Elements that vector operators write per token: norms, QK-norm, RoPE; gate, up and their product.
     elements = 2 * shape.entry_norms * shape.hidden + (1 + shape.qk_norm) * heads + 3 * shape.feed_forward
     layer = (
         sum(_gemm(tokens, k, n, values) for k, n in parts)
@@ -73,7 +73,7 @@ def prompt_seconds(decoder: DecoderShape, tokens: int, device: Device, values: V
 
 
 def image_seconds(decoder: DecoderShape, encoder: EncoderShape, device: Device, values: Values) -> float:
-    """An image through its encoder, then its tokens and a short question through the decoder, to the first token."""
+    """Seconds of an image in its encoder, then of its tokens and a short question, to the first token."""
     tokens, hidden, heads = encoder.patches, encoder.hidden, encoder.heads
     products = [(part.inner, part.columns) for part in encoder.projections]
     layer = (
@@ -89,8 +89,8 @@ def image_seconds(decoder: DecoderShape, encoder: EncoderShape, device: Device, 
 
 
 def _weights(part: Projection, device: Device, values: Values) -> float:
-    """A projection's weights through the fullest stream, memory and the tiles' kernels: whichever is slowest."""
-    # Groups of a row for each tile of a column; the first column has the most.
+    """Seconds of a projection's weights: the slowest of the fullest stream, main memory and the tiles' kernels."""
+    # Rows of blocks of a tile in the first column, which has the most.
     rows = ceil_div(part.rows, BLOCK_ROWS * TILES * _COLUMNS)
     kernels = rows * part.row_bytes / BLOCK_BYTES * values["dqp_block"] / device.clock
     of_stream = rows * TILES * _COLUMNS / _STREAMS * part.row_bytes
@@ -98,7 +98,7 @@ def _weights(part: Projection, device: Device, values: Values) -> float:
 
 
 def _head(decoder: DecoderShape, device: Device, values: Values) -> float:
-    """The LM head, its dispatch, and the host's choice."""
+    """Seconds of the LM head, its dispatch, and the host's choice of a token."""
     host = decoder.vocabulary * values["host_per_logit"]
     return _weights(decoder.head, device, values) + values["dispatch"] + host
 
@@ -109,11 +109,11 @@ def _gemm(m: int, k: int, n: int, values: Values) -> float:
 
 
 def _attention(scores: float, d: int, device: Device, values: Values) -> float:
-    """`scores`: tokens x keys that are not masked x heads, idle tiles' among them."""
+    """Seconds of attention; `scores` is tokens x keys that are not masked x heads, where idle tiles count as heads."""
     return scores * (values["softmax_score"] + d * values["score_element"]) / _ARRAY_TILES / device.clock
 
 
 def _seen(tokens: int, window: int) -> float:
-    """The keys that so many queries see, in all."""
+    """The number of keys that `tokens` queries see, all together."""
     near = min(tokens, window)
     return near * (near + 1) / 2 + (tokens - near) * near

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of tables.toml, which says what its entries mean. A context of 1k is 1024 tokens."""
+"""The rows of tables.toml, where the meaning of its entries is explained. A context of 1k is 1024 tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DATA = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding
 
 
 class Role(Enum):
-    """What the cost model makes of a table: its parameters are fitted to `PAPER` and `FITTED`, never to others."""
+    """How the cost model uses a table: its parameters are fitted to those of `PAPER` and `FITTED` only."""
 
     PAPER = "the papers'"
     FITTED = "of the papers' software"
@@ -30,7 +30,7 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """One number of a table."""
+    """One number of a table, in the unit of the table's quantity."""
 
     table: str
     model: str
@@ -40,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table or figure as published: its name is ours, `read` is when we read its source."""
+    """A table or figure as published. `name` is this project's; `read` is the month when the source was read."""
 
     name: str
     source: str
@@ -67,6 +67,6 @@ TABLES: dict[str, Table] = {name: _table(name, **entry) for name, entry in _DATA
 
 
 def watts(model: str, phase: str) -> float | None:
-    """What NPU, CPU and iGPU were published to take of a model in a phase ("decode", "prefill"); None: nothing."""
+    """Published watts of NPU, CPU and iGPU together, for a model in a phase ("decode", "prefill"); None: none are."""
     found = (of["watts"][model] for of in _DATA["powers"] if of["phase"] == phase and model in of["watts"])
     return next(map(sum, found), None)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu selftest --device gpu`: every kernel in every variant on an OpenCL device, compared and timed."""
+"""`flownpu selftest --device gpu`: runs every variant of every kernel on an OpenCL device, compares and times it."""

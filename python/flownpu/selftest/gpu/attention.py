@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["attention"]
 
 _TYPES = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
-# exp and tanh are off by 3 and 5 units in the last place at most (OpenCL's bounds).
+# Errors of exp and tanh in F32: at most 3 and 5 units in the last place (OpenCL's bounds).
 _EXP, _TANH = 6, 10
-_LANES = 64  # keys of a chunk
+_LANES = 64  # keys in a chunk
 
 
 def attention() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
-    """Names of cases, and what makes them."""
+    """Pairs of a case's name and the function that makes the case."""
     for cache in _TYPES:
         yield f"flow_kv_attention, {cache} cache", partial(_attention, 4, 2, 26, 1, 90, cache=cache)
         yield f"flow_kv_attention, {cache} cache by fours", partial(_attention, 4, 2, 36, 1, 90, cache=cache)
@@ -63,17 +63,17 @@ def _attention(
 
 
 def _stored(rows: np.ndarray, cache: str) -> np.ndarray:
-    """Rows as a cache of that type has them; of int8 with their scales."""
+    """Rows in the form in which a cache of that type stores them; int8 rows with their scales."""
     return quantise_rows(rows) if cache == "int8" else rows.astype(_TYPES[cache])
 
 
 def _read(rows: np.ndarray) -> np.ndarray:
-    """What they stand for, in float64."""
+    """The values of stored rows, in float64."""
     return (dequantise_rows(rows) if rows.dtype == np.int8 else rows).astype(np.float64)
 
 
 def _seen(tokens: int, past: int, window: int, *, causal: bool) -> np.ndarray:
-    """Whether a query sees a key, [tokens, total]."""
+    """Whether a query sees a key, bool [tokens, past + tokens]."""
     position, key = np.arange(past, past + tokens)[:, None], np.arange(past + tokens)[None]
     seen = key <= position if causal else np.ones((tokens, past + tokens), bool)
     return seen & (key > position - window) if window > 0 else seen
@@ -82,11 +82,11 @@ def _seen(tokens: int, past: int, window: int, *, causal: bool) -> np.ndarray:
 def _attended(
     query: np.ndarray, keys: np.ndarray, values: np.ndarray, seen: np.ndarray, softcap: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The output in float64 [batch, tokens, heads size], and its tolerance.
+    """The output in float64 [batch, tokens, heads * size], and its tolerance.
 
-    A score is a sum of `size` products of a query that was scaled: size + 2 roundings of the sum of magnitudes. The
-    softmax's weights are off by e to the power of that, of maximum's and score's, and by exp's own; numerator and
-    denominator sum as many as there are keys, and are scaled anew with each chunk.
+    A score is a sum of `size` products with a scaled query: size + 2 roundings of the sum of magnitudes. A weight of
+    the softmax is off by e to the power of the errors of its score and of the maximum, and by exp's own error.
+    Numerator and denominator are sums over all keys, and are rescaled with each chunk.
     """
     batch, tokens, width = query.shape
     kv_heads, total, size = keys.shape[1:]
@@ -99,7 +99,7 @@ def _attended(
     hidden = ~seen[None, None, None]
     scores[np.broadcast_to(hidden, scores.shape)] = -np.inf
     off = np.where(hidden, 0, off).max(axis=-1, keepdims=True)
-    # The difference to the maximum is rounded, too: it is no larger than twice the largest score.
+    # The difference to the maximum is rounded, too; it is no larger than twice the largest score's magnitude.
     spread = 2 * F32 * np.abs(np.where(hidden, 0, scores)).max(axis=-1, keepdims=True)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)

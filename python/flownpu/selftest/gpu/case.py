@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node of one operator with what must come out, and how it is run on a device."""
+"""A case: a node of one operator with its inputs and expected outputs, and how it runs on a device."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 __all__ = ["F32", "Case", "Expected", "PreparedCase"]
 
-# Half the distance of neighbouring float32 numbers is at most this share of them: what a rounding is off.
+# The largest relative error of a rounding to float32: half the distance between neighbouring numbers.
 F32 = 2.0**-24
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What an output must be.
+    """An expected output.
 
     Attributes:
-        values: float64.
-        tolerance: of each element.
+        values: the exact values in float64.
+        tolerance: the largest absolute error of each element, or of all.
     """
 
     values: np.ndarray
@@ -35,19 +35,19 @@ class Expected:
 
 @dataclass(frozen=True)
 class Case:
-    """A node with its inputs and what must come out.
+    """A node with its inputs and expected outputs.
 
     Attributes:
-        name: the kernel's, a comma, and the variant.
+        name: the kernel's name, a comma, and the variant.
         op_type: the operator.
-        inputs: in its order, None for an absent one.
-        expected: by the number of the output.
-        outputs: types by their ONNX names, "" for an unused one.
-        domain: of the operator.
-        attributes: of the node.
-        constants: numbers of the inputs that are weights.
-        options: of the device.
-        read: bytes that the kernels have to read at least, for a rate; 0: none is told.
+        inputs: the node's inputs in order, None for an absent one.
+        expected: the outputs that are compared, by their indices.
+        outputs: ONNX names of the outputs' types, "" for an unused output.
+        domain: the operator's domain.
+        attributes: the node's attributes.
+        constants: indices of the inputs that are weights.
+        options: options of the device.
+        read: bytes that the kernels must read, from which a rate is computed; 0: no rate is reported.
         operations: multiplications and additions of a product, likewise.
     """
 
@@ -76,7 +76,7 @@ class PreparedCase:
         )  # fmt: skip
 
     def run(self) -> list[np.ndarray | None]:
-        """The outputs; NaN, or zeros of integers, where nothing was written."""
+        """The outputs; an element that was not written is NaN, or 0 in an integer output."""
         outputs = []
         for shape, name in zip(self._node.infer(self._given), self.case.outputs, strict=True):
             dtype = DTYPES.get(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of the product with a weight of numbers, in each type, order and epilogue."""
+"""Cases of the product with an unpacked weight matrix (DenseMatMul), in each type, order and epilogue."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["dense_products"]
 
 _TYPES = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
-# erf is off by 16 units in the last place at most, tanh by 5 (OpenCL's bounds), and what is around them by as many
-# roundings again as there are operations.
+# Errors of an activation in F32: erf is off by at most 16 units in the last place, tanh by 5 (OpenCL's bounds), and
+# each operation around them adds a rounding.
 _ACTIVATION = 24
-_MOST_SLOPE = 1.13  # of GELU
+_MOST_SLOPE = 1.13  # largest slope of GELU
 
 
 def dense_products() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
-    """Names of cases, and what makes them; no size is a multiple of a tile's."""
+    """Pairs of a case's name and the function that makes the case; no size is a multiple of a tile's size."""
     for weight in _TYPES:
         yield f"dense_matmul, {weight}", partial(_dense, 77, 45, 19, weight=weight)
         yield f"dense_matmul, {weight}, transposed", partial(_dense, 67, 30, 3, weight=weight, transposed=True)
@@ -49,7 +49,7 @@ def _dense(
     scale = rng.uniform(0.02, 0.06, rows).astype(np.float32) if weight == "int8" else None
     exact, magnitude = (x.astype(np.float64) @ given.astype(np.float64), np.abs(x) @ np.abs(given.astype(np.float64)))
     factor = 1 if scale is None else scale.astype(np.float64)
-    # A sum in order: each of its terms takes part in at most as many additions as there are columns.
+    # The sum is in order: each term takes part in at most as many additions as there are columns.
     y, tolerance = exact * factor, (columns + 3) * F32 * magnitude * factor
     of_bias = rng.standard_normal(rows, dtype=np.float32) if bias else None
     residual = rng.standard_normal((tokens // repeats, rows), dtype=np.float32) if repeats else None
@@ -62,7 +62,7 @@ def _dense(
     if residual is not None:
         y = y + np.tile(residual, (repeats, 1))
         tolerance = tolerance + F32 * np.abs(y)
-    # A residual that repeats has fewer axes than the result.
+    # A residual that repeats has fewer rows than the result, which gets an axis for the repetitions.
     of_result = (repeats, tokens // repeats, rows) if repeats else (tokens, rows)
     given_x = x.reshape(*of_result[:-1], columns)
     return Case(

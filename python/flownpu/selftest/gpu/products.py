@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of the kernels of products and of the embedding, in each layout of the weight.
+"""Cases of the kernels of Q4NX products and of the embedding, in each layout of the weight.
 
-Tolerances follow from the order of a sum: a term that takes part in n additions is off by n roundings at most, F32 of
-the running sum's magnitude each, which is no more than the sum of all magnitudes.
+Tolerances follow from the order of a sum: a term that takes part in n additions gets at most n roundings, each at most
+F32 times the running sum's magnitude, which is no larger than the sum of all magnitudes.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ __all__ = ["large_products", "products", "products_of_images"]
 
 LAYOUTS = {"narrow": q4nx.NARROW, "symmetric": q4nx.SYMMETRIC, "wide": q4nx.WIDE}
 _GROUP = 32
-# Roundings beside those of the sum over groups: 32 lanes' sums, the weight (3), its product, bias and residual.
+# Roundings beside those of the sum over groups: the sums of 32 lanes, the weight (3), its product, bias and residual.
 _OTHERS = 40
-# tanh is off by 5 units in the last place (OpenCL's bound), and what is around it by as many roundings again.
+# Errors of a gate's activation in F32: tanh's 5 units in the last place (OpenCL's bound), and the roundings around it.
 _GATING = 10
-# A quotient is off by 2.5 units (OpenCL's bound): an activation this near the middle of two integers goes to either.
+# A quotient is off by 2.5 units (OpenCL's bound): an activation this near the middle of two integers may become either.
 _AMBIGUOUS = 127 * 8 * F32
-_MOST_SLOPE = 1.13  # of GELU; SiLU's is 1.1
+_MOST_SLOPE = 1.13  # largest slope of GELU; SiLU's is 1.1
 
 
 def products() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
-    """Names of cases, and what makes them; no size is a multiple of a block's."""
+    """Pairs of a case's name and the function that makes the case; no size is a multiple of a block's size."""
     for layout in LAYOUTS:
         yield f"fused_dqp, {layout}", partial(_product, layout, 77, 345, 1)
         yield f"q4nx_matmul int8, {layout}", partial(_product, layout, 77, 345, 19)
         yield f"q4nx_gather, {layout}", partial(_gather, layout, 77, 345)
-    # Work-groups of one, two and four teams, on a device of two compute units: the others have few rows.
+    # Work-groups of two and four teams on a device of two compute units; the cases above, of few rows, have one team.
     yield "fused_dqp, many rows", partial(_product, "narrow", 300, 345, 1)
     yield "fused_dqp, some rows", partial(_product, "wide", 130, 345, 1)
     yield "fused_dqp, bias and residual", partial(_product, "narrow", 33, 65, 1, bias=True, residual=True)
@@ -51,14 +51,14 @@ def products() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
 
 
 def products_of_images() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
-    """Cases whose weight is read out of an image."""
+    """Cases whose weight is stored in an OpenCL image."""
     for layout in LAYOUTS:
         yield f"fused_dqp, {layout}, image", partial(_product, layout, 77, 345, 1, storage="image")
         yield f"q4nx_matmul int8, {layout}, image", partial(_product, layout, 77, 345, 19, storage="image")
 
 
 def large_products(*, images: bool) -> Iterator[tuple[str, Callable[[Rng], Case]]]:
-    """Cases large enough for a rate."""
+    """Cases large enough for their rates to mean something."""
     yield "fused_dqp, 2048 x 2048", partial(_product, "narrow", 2048, 2048, 1)
     if images:
         yield "fused_dqp, 2048 x 2048, image", partial(_product, "narrow", 2048, 2048, 1, storage="image")
@@ -66,7 +66,7 @@ def large_products(*, images: bool) -> Iterator[tuple[str, Callable[[Rng], Case]
 
 
 def _weight(rng: Rng, layout: q4nx.Layout, rows: int, columns: int) -> tuple[q4nx.Bytes, np.ndarray, np.ndarray]:
-    """Blocks, the weight that they hold, and the magnitudes that it is the sum of, float64 [rows, columns]."""
+    """A random weight: its blocks, its values, and the sums of its terms' magnitudes; float64 [rows, columns]."""
     groups = -(-columns // _GROUP)
     codes = rng.integers(0, 16, (rows, columns)).astype(np.uint8)
     scale = rng.uniform(0.01, 0.05, (rows, groups)).astype(q4nx.BFLOAT16)
@@ -109,7 +109,7 @@ def _product(
 def _multiplied(
     x: np.ndarray, weight: np.ndarray, magnitude: np.ndarray, *, rounds: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The product, and its tolerance."""
+    """The product with a weight, float64 [tokens, rows], and its tolerance."""
     given = x.astype(np.float64)
     doubtful = np.zeros_like(given)
     if rounds:
@@ -120,7 +120,7 @@ def _multiplied(
 
 
 def _rounded(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What int8 leaves of x with a scale for each 32 columns, and by how much it may be another integer's."""
+    """The values of x rounded to int8 with a scale per 32 columns; and one step of it where either integer is right."""
     columns = x.shape[1]
     groups = np.pad(x, ((0, 0), (0, -columns % _GROUP))).reshape(len(x), -1, _GROUP).astype(np.float64)
     scale = np.abs(groups).max(axis=2, keepdims=True) / 127
@@ -133,7 +133,7 @@ def _rounded(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _gated(
     gating: str, gate: np.ndarray, of_gate: np.ndarray, up: np.ndarray, of_up: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """act(gate) * up, and its tolerance: both factors' own, and what the activation itself is off."""
+    """act(gate) * up, and its tolerance: from both factors' tolerances, and from the activation's own error."""
     inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3) if gating == "geglu" else gate / 2
     activated = 0.5 * gate * (1 + np.tanh(inner))
     off = _MOST_SLOPE * of_gate + _GATING * F32 * np.abs(gate)

@@ -19,11 +19,11 @@ __all__ = ["rows"]
 
 _MICROSOFT = "com.microsoft"
 _EPSILON = 1e-6
-_LANES = 64  # of a work-group that sums a row
+_LANES = 64  # work-items that sum a row together
 
 
 def rows() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
-    """Names of cases, and what makes them."""
+    """Pairs of a case's name and the function that makes the case."""
     yield "rms_norm", partial(_norm, (2, 3, 77), None)
     yield "rms_norm, one element", partial(_norm, (3, 1), None)
     yield "rms_norm, residual", partial(_norm, (2, 3, 130), (2, 3, 130))
@@ -44,8 +44,8 @@ def _norm(shape: tuple[int, ...], skip: tuple[int, ...] | None, rng: Rng) -> Cas
         residual = rng.standard_normal(skip, dtype=np.float32)
         added = added + residual
     y = added / np.sqrt(np.mean(added**2, axis=-1, keepdims=True) + _EPSILON) * weight
-    # A term of the squares' sum takes part in as many additions as a lane has, and in those of the lanes' tree; of its
-    # relative error the root halves. The square, quotients and roots (2.5 and 3 units) and three products: 12.
+    # A term of the sum of squares takes part in a lane's additions, and in those of the tree over lanes; the root
+    # halves their relative error. The square, quotients and roots (2.5 and 3 units) and three products: 12.
     additions = -(-shape[-1] // _LANES) + np.log2(_LANES)
     tolerance = (additions / 2 + 12) * F32 * np.abs(y)
     if residual is None:
@@ -53,7 +53,7 @@ def _norm(shape: tuple[int, ...], skip: tuple[int, ...] | None, rng: Rng) -> Cas
             name="", op_type="SimplifiedLayerNormalization", domain="", inputs=[x, weight],
             attributes={"axis": -1, "epsilon": _EPSILON}, expected={0: Expected(y, tolerance)},
         )  # fmt: skip
-    # The sum's own rounding, which the norm keeps relative to it.
+    # The sum with the residual is rounded, too; the norm keeps this error's relative size.
     return Case(
         name="", op_type="SkipSimplifiedLayerNormalization", domain=_MICROSOFT, inputs=[x, residual, weight],
         attributes={"epsilon": _EPSILON}, outputs=["float", "", "", "float"],
@@ -80,7 +80,7 @@ def _rotation(heads: int, head_size: int, half: int, rng: Rng, *, interleaved: b
     attributes = {"interleaved": int(interleaved), "num_heads": heads}
     if 2 * half < head_size:
         attributes["rotary_embedding_dim"] = 2 * half
-    # A product and a sum; elements that stay are exact.
+    # Roundings of a product and of a sum; elements that are not rotated are exact.
     return Case(
         name="", op_type="RotaryEmbedding", domain=_MICROSOFT, inputs=[x, ids, cos, sin], attributes=attributes,
         expected={0: Expected(y.reshape(x.shape), 2 * F32 * magnitude.reshape(x.shape))},

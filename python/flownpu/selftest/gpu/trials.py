@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the cases on an OpenCL device, compares, and times the kernels by the device's own clock."""
+"""Runs the cases on an OpenCL device, compares their outputs, and times the kernels with the device's own clock."""
 
 from __future__ import annotations
 
@@ -37,32 +37,32 @@ class Variant:
     """A variant of a kernel.
 
     Attributes:
-        name: the kernel's, a comma, and what is special.
-        make: makes its case of random numbers.
+        name: the kernel's name, a comma, and what is special about the variant.
+        make: makes the variant's case from random numbers.
     """
 
     name: str
     make: Callable[[np.random.Generator], Case]
 
     def case(self, seed: int = 0) -> Case:
-        """The same of the same seed, whichever others are run."""
+        """The variant's case; it depends on the seed and the name only, not on which other variants are run."""
         return replace(self.make(np.random.default_rng([seed, zlib.crc32(self.name.encode())])), name=self.name)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a variant.
+    """The result of a variant.
 
     Attributes:
-        variant: its name.
-        outcome: of it.
+        variant: the variant's name.
+        outcome: how it ended.
         text: what went wrong; "": nothing.
-        share: the largest error in tolerances; None: nothing was compared.
+        share: the largest error as a multiple of its tolerance; None: nothing was compared.
         error: the largest error.
-        seconds: of its kernels together, by the device's clock: the median of the runs; None: it did not run.
-        kernels: of each kernel the same.
-        read: bytes that a run reads at least.
-        operations: of a run.
+        seconds: the sum of `kernels`; None: it did not run.
+        kernels: seconds of each kernel by the device's clock, the median of the runs.
+        read: bytes that a run must read.
+        operations: operations of a run.
     """
 
     variant: str
@@ -82,9 +82,9 @@ class Result:
 
 
 class Devices:
-    """The OpenCL device with this or that option, each made once.
+    """The OpenCL device, opened once for each set of options.
 
-    Raises ValueError where there is none.
+    Raises ValueError if there is none.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Devices:
         self.first = self.of({})
 
     def of(self, options: Mapping[str, str]) -> _native.GpuDevice:
-        """The one with these options."""
+        """The device with these options."""
         key = tuple(sorted(options.items()))
         if key not in self._made:
             self._made[key] = cast("_native.GpuDevice", _native.make_device("gpu", dict(options)))
@@ -101,7 +101,12 @@ class Devices:
 
 
 def variants(*, large: bool = True, images: bool = True) -> list[Variant]:
-    """All variants of all kernels; `large` ones are for their rates, those of `images` for devices that have them."""
+    """All variants of all kernels.
+
+    Args:
+        large: include cases that are large enough to measure rates.
+        images: include cases with weights in OpenCL images, which not all devices have.
+    """
     parts = [
         products(),
         *([products_of_images()] if images else []),
@@ -114,7 +119,7 @@ def variants(*, large: bool = True, images: bool = True) -> list[Variant]:
 
 
 def run_variant(variant: Variant, devices: Devices, runs: int = 1) -> Result:
-    """Runs and compares a variant. What is wrong with one is told in its result, so that others can be tried."""
+    """Runs and compares a variant. Errors are put into its result, so that other variants can be tried."""
     try:
         case = variant.case()
         device = devices.of(case.options)
@@ -149,12 +154,12 @@ def _compared(case: Case, found: Sequence[np.ndarray | None], times: Sequence[li
 
 
 def facts_of(facts: _native.OpenClFacts) -> dict[str, Any]:
-    """What a device says of itself, by the names of ops/gpu/opencl/devices.h."""
+    """A device's properties, by their names in ops/gpu/opencl/devices.h."""
     return {name: getattr(facts, name) for name in dir(facts) if not name.startswith("_")}
 
 
 def document(device: _native.GpuDevice, results: Sequence[Result]) -> dict[str, Any]:
-    """The report for programs: what a person sends."""
+    """The report as a JSON document, which users can send."""
     return {
         "format": _FORMAT,
         "flownpu": __version__,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What designs must give: inputs, their operators' float64 references, and tolerances derived from the arithmetic."""
+"""Expected results of designs: random inputs, float64 references, and tolerances derived from the arithmetic."""

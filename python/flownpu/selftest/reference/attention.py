@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over a sweep of keys: the operators' float64 reference, and how far a kernel may be off."""
+"""Attention over a sweep of keys: the operators' float64 reference, and the tolerance of a kernel's results."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ ALL = 2**31 - 1
 
 @dataclass
 class Sweep:
-    """Queries of one group of heads against a cache of `key_end` keys, of which chunks from `first_key` on are read.
+    """Queries of one group of heads against `key_end` keys, which are read in chunks from `first_key` on.
 
-    q [heads, queries, d], k and v [capacity, d] in bf16; capacity is whole chunks.
+    q [heads, queries, d], k and v [capacity, d] in bf16; capacity is a multiple of the chunk.
     """
 
     q: np.ndarray
@@ -45,7 +45,7 @@ class Sweep:
     window: int = ALL
     causal: int = 1
     scale: float = 0.0
-    block: int = 0  # the queries see one another (bidirectional_blocks), which to the array is causal = 0
+    block: int = 0  # whether the queries see one another (bidirectional_blocks); the array then gets causal = 0
 
     @property
     def d(self) -> int:
@@ -71,7 +71,7 @@ class Sweep:
 def make_sweep(
     rng: Rng, heads: int, queries: int, d: int, keys: int, chunk: int, *, strength: float = 1.0, **settings: Any
 ) -> Sweep:
-    """Random numbers; the padding after the last key is finite, and no smaller than keys are."""
+    """A sweep of random numbers; padding after the last key is of the same size as keys, so that its use would show."""
     capacity = settings.get("first_key", 0) % chunk + -(-keys // chunk) * chunk + chunk
     q, k, v = (bf16(rng.normal(size=s) * strength) for s in ((heads, queries, d), (capacity, d), (capacity, d)))
     return Sweep(q, k, v, chunk, keys, **settings)
@@ -80,7 +80,7 @@ def make_sweep(
 def as_multiplied(sweep: Sweep, *, in_blocks: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Q, K and V as the matrix unit reads them, in float64.
 
-    in_blocks: In block floating point: along d for Q and K, along 8 neighbouring keys of a chunk for V.
+    in_blocks: whether it reads block floating point: along d for Q and K, along 8 neighbouring keys of a chunk for V.
     """
     if not in_blocks:
         return wide(sweep.q), wide(sweep.k), wide(sweep.v)
@@ -95,7 +95,7 @@ def expectation(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The operator's reference on the numbers that the matrix unit reads, [heads, real queries, d], and its tolerance.
 
-    in_blocks: as in `as_multiplied`.
+    in_blocks: see `as_multiplied`.
     """
     heads, queries, d = sweep.q.shape
     end = sweep.key_end
@@ -123,13 +123,13 @@ def expectation(
     t = np.where(seen, sweep.factor * LOG2_E * (q @ k.T), -np.inf)
     p = np.exp2(t - t.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
-    # An error of t, in powers of 2: f32 sums over d, the product with the scale; a share of F it is ln 2 times that,
-    # and that of exp2 and of F's rounding to bf16.
+    # The error of the exponent t (base 2) comes from f32 sums over d and the product with the scale. The relative error
+    # of F = 2^t is ln 2 times that, and the errors of exp2 and of F's rounding to bf16.
     magnitude = sweep.factor * LOG2_E * (np.abs(q) @ np.abs(k.T))
     share = np.log(2) * (d * F32_ROUNDING + PRODUCT) * magnitude + ROUGH_EXP2 + BF16_ROUNDING
-    # O is an average weighted by F, l the sum of the same F: an error of F moves O by no more than this.
+    # The output O is an average weighted by F, and l the sum of the same F: errors of F move O by no more than this.
     tolerance = (p * share) @ np.abs(v) + (p * share).sum(-1, keepdims=True) * np.abs(expected)
-    if in_blocks:  # F V: F loses up to 2^-6 of the largest of 8 neighbouring keys, which l does not see
+    if in_blocks:  # in the product F V, F is off by up to 2^-6 of the largest F of 8 neighbouring keys, but not in l
         padded = np.pad(p[..., sweep.first_key :], ((0, 0), (0, 0), (0, -(end - sweep.first_key) % 8)))
         largest = np.repeat(padded.reshape(heads, real, -1, 8).max(-1), 8, -1)
         values = np.abs(as_multiplied(sweep, in_blocks=True)[2][sweep.first_key :][: largest.shape[-1]])
@@ -139,14 +139,14 @@ def expectation(
 
 
 def _cache(rng: Rng, capacity: int, kv_heads: int, d: int) -> np.ndarray:
-    """The KV cache [capacity, KV heads, 2, d]; behind the last key are numbers, too."""
+    """A KV cache [capacity, KV heads, 2, d] of random numbers, also behind the last key."""
     return bf16(rng.normal(size=(capacity, kv_heads, 2, d)))
 
 
 def attention_expectation(
     q: np.ndarray, kv: np.ndarray, operator: ModuleType, **of_sweep: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The expectation and the tolerance of queries [tokens, heads, d], in the same shape, by a `Sweep` a KV head."""
+    """Expected output and tolerance of queries [tokens, heads, d], in the same shape; a `Sweep` for each KV head."""
     heads = q.shape[1]
     kv_heads, in_blocks = kv.shape[1], bool(of_sweep.pop("in_blocks"))
     parts = []
@@ -159,7 +159,7 @@ def attention_expectation(
 
 
 def flow_kv_case(design: FlowKV, total: int, capacity: int, rng: Rng, *, window: int | None = None) -> Case:
-    """The token at total - 1 over the keys before it."""
+    """FlowKV: the token at position total - 1 over the keys up to its own."""
     q, kv = bf16(rng.normal(size=(1, design.heads, design.d))), _cache(rng, capacity, design.kv_heads, design.d)
     sweep = {"chunk": design.keys, "key_end": total, "first_query": total - 1, "window": window or ALL}
     expected, tolerance = attention_expectation(q, kv, flow_kv_attention, in_blocks=False, **sweep)
@@ -170,7 +170,7 @@ def flow_qkv_case(
     design: FlowQKV, tokens: int, past: int, capacity: int, rng: Rng, *, window: int | None = None, causal: bool = True,
     block: bool = False,
 ) -> Case:  # fmt: skip
-    """Tokens at `past` and on; what is padded to whole blocks of tokens holds numbers and is not compared.
+    """FlowQKV: tokens from position `past` on; the padding to whole blocks holds numbers and is not compared.
 
     `block`: not causal, and compared with the operator whose bidirectional_blocks has these tokens as one block.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call of a design with what must come out, and the comparison."""
+"""A case: a call of a design with its inputs and expected output; and the comparison of results."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["Case", "Deviation", "compare"]
 
 @dataclass(frozen=True)
 class Case:
-    """A call of a design, its inputs, and what must come out.
+    """A call of a design, its inputs, and the expected output.
 
     Attributes:
         program: makes the call's program.
         inputs: host buffers by name.
-        output: the name of the output.
+        output: the name of the output buffer.
         expected: float64, in any shape.
-        tolerance: of each element, derived from the arithmetic by who made the case.
-        select: picks what is compared from the output buffer, [elements]; by default all of it.
+        tolerance: absolute tolerance of each element, derived from the arithmetic.
+        select: picks from the output buffer, [elements], what is compared; None: all of it.
     """
 
     program: Callable[[], Program]
@@ -43,10 +43,11 @@ class Deviation(NamedTuple):
     """How far numbers are off.
 
     Attributes:
-        beyond: elements beyond their tolerance.
-        share: the largest error in tolerances; infinite where one is no number, or one that must be exact is not.
-        error: the largest error of all elements.
-        text: where the share is largest, what was expected there, and what came.
+        beyond: how many elements are beyond their tolerance.
+        share: the largest error as a multiple of its tolerance; infinite if a number is not finite, or must be exact
+            and is not.
+        error: the largest absolute error.
+        text: a sentence on the element with the largest share: where it is, what was expected, and what came.
     """
 
     beyond: int
@@ -56,7 +57,7 @@ class Deviation(NamedTuple):
 
 
 def compare(actual: np.ndarray, expected: np.ndarray, tolerance: Any) -> Deviation:
-    """Compares every element with what was expected, within its tolerance.
+    """Compares every element with the expected one, within its tolerance.
 
     Raises:
         ValueError: the shapes differ.
@@ -65,7 +66,7 @@ def compare(actual: np.ndarray, expected: np.ndarray, tolerance: Any) -> Deviati
         raise ValueError(f"expected numbers of shape {expected.shape}, got {actual.shape}")
     error = np.abs(wide(actual) - expected)
     error = np.where(np.isfinite(error), error, np.inf)
-    with np.errstate(over="ignore", invalid="ignore"):  # infinite is what it is
+    with np.errstate(over="ignore", invalid="ignore"):  # such shares become infinite below
         share = np.where(error == 0, 0, error / np.maximum(tolerance, 1e-300))
     share = np.where(np.isfinite(error) & (share < 1e290), share, np.inf)
     beyond = ~(error <= tolerance)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of a decoder: random weights, the host buffers of a token's call, and what must come out, in float64.
+"""Layers of a decoder: random weights, the host buffers of a token's call, and the expected results in float64.
 
-The expectation is made of the operators' references (flownpu.ops), without any rounding: `expectation`.
+The expected results are computed with the operators' references (flownpu.ops), without any rounding: `expectation`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = [
 ]  # fmt: skip
 
 EPSILON = 1e-6
-# Perturbed copies of a layer, from which the deviation of each number is estimated, and how many deviations a number
-# may be off: see `expectation`.
+# The number of perturbed copies of a layer from which each number's standard deviation is estimated, and how many
+# standard deviations a number may be off: see `expectation`.
 SAMPLES = 32
 DEVIATIONS = 7
 
@@ -51,19 +51,19 @@ class LayerWeights:
     qk_norm: np.ndarray | None
 
     def blocks(self) -> np.ndarray:
-        """All blocks as the array reads them."""
+        """All blocks in the order in which the array reads them."""
         parts = self.qkv, self.output, interleave(self.gate_up), self.down
         return np.concatenate([part.reshape(-1) for part in parts])
 
     def vectors(self, shape: LayerShape) -> np.ndarray:
-        """The layer's part of `vectors`."""
+        """The layer's norms as part of the host buffer `vectors`."""
         lines = np.zeros((len(self.norms), shape.line), BFLOAT16)
         lines[:, : shape.hidden] = self.norms
         return np.concatenate([lines.reshape(-1), *([] if self.qk_norm is None else [self.qk_norm.reshape(-1)])])
 
 
 def random_projection(rng: Rng, rows: int, columns: int) -> np.ndarray:
-    """Blocks of a weight of mean 0 whose products of normal numbers are about normal: variance 1 / columns."""
+    """Blocks of a random weight of mean 0 and variance 1 / columns: products with normal numbers are about normal."""
     groups = -(-columns // q4nx.GROUP)
     codes = rng.integers(0, 16, (rows, columns), np.uint8)
     # Codes 0..15 have the variance (16^2 - 1) / 12.
@@ -73,7 +73,7 @@ def random_projection(rng: Rng, rows: int, columns: int) -> np.ndarray:
 
 
 def random_layer(shape: LayerShape, rng: Rng) -> LayerWeights:
-    """Weights that keep numbers at about their size."""
+    """Random weights with which the layer's outputs are about as large as its inputs."""
     (m_qkv, k), (m_output, k_output), (m_gate, _), (m_down, k_down) = [(p.rows, p.columns) for p in shape.projections]
     gate_up = np.concatenate([random_projection(rng, m_gate, k) for _ in range(2)])
     norms = bf16(rng.uniform(0.5, 1.5, (2 * shape.entry_norms, shape.hidden)))
@@ -91,7 +91,7 @@ def rotary_table(positions: int, d: int, base: float = 10000.0) -> np.ndarray:
 
 
 def padded(values: np.ndarray, size: int) -> np.ndarray:
-    """With zeros up to `size`."""
+    """The values, followed by zeros up to `size`."""
     return np.concatenate([values, np.zeros(size - len(values), values.dtype)])
 
 
@@ -99,8 +99,8 @@ def padded(values: np.ndarray, size: int) -> np.ndarray:
 class LayerInputs:
     """Inputs of layers for a token.
 
-    hidden, update: bf16 [D], the residual stream before the first layer and what is to be added to it. cache: bf16
-    [layers, capacity, G, 2, d]. rotary: bf16 [tables, positions, d].
+    hidden, update: bf16 [D], the residual stream before the first layer and the update that this layer adds to it.
+    cache: bf16 [layers, capacity, G, 2, d]. rotary: bf16 [tables, positions, d].
     """
 
     design: DecodeLayer
@@ -124,7 +124,7 @@ class LayerInputs:
         )  # fmt: skip
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """The host buffers that go in."""
+        """The host buffers of the inputs, by name."""
         shape, regions = self.design.shape, self.design.regions
         state = np.zeros(self.design.state_size, BFLOAT16)
         for name, values in (("hidden", self.hidden), ("update", self.update)):
@@ -139,7 +139,7 @@ class LayerInputs:
         }  # fmt: skip
 
     def outcome(self, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What the array left, by the names of `expectation`."""
+        """The array's results, taken out of its buffers, by the names of `expectation`."""
         shape = self.design.shape
         hidden = dict.fromkeys(("hidden", "update", "attended"), shape.hidden)
         heads = {"qkv": shape.projections[0].rows, "context": shape.heads * shape.d}
@@ -157,7 +157,7 @@ class LayerInputs:
 def random_call(
     shape: LayerShape, rng: Rng, position: int, layers: list[Layer], capacity: int, tables: int = 1, way: str = "pairs"
 ) -> LayerInputs:
-    """A call with random weights, a full cache, and an update to be added."""
+    """A call with random weights, a KV cache full of random numbers, and an update to be added."""
     hidden, update = bf16(rng.normal(size=shape.hidden) * 3), bf16(rng.normal(size=shape.hidden))
     cache = bf16(rng.normal(size=(len(layers), capacity, shape.kv_heads, 2, shape.d)))
     rotary = np.stack([rotary_table(capacity, shape.d, 10000.0 * 10**table) for table in range(tables)])
@@ -169,33 +169,33 @@ def random_call(
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Rows over their root mean square, times a weight."""
+    """Rows divided by their root mean square, times a weight."""
     return np.asarray(x / np.sqrt((x * x).mean(-1, keepdims=True) + EPSILON) * wide(weight))
 
 
 class Rounding:
-    """What the array rounds to bf16 is off by up to 2^-8: rows 1 and on are made so, at random; row 0 stays exact."""
+    """Adds random relative errors of up to 2^-8, a bound of rounding to bf16, to all rows but row 0, which is exact."""
 
     def __init__(self, rng: Rng) -> None:
         self._rng = rng
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
-        """The copies of some values [copies, ...], each with errors of its own."""
+        """The values [copies, ...], with independent errors in each copy."""
         error = self._rng.uniform(-BF16_ROUNDING, BF16_ROUNDING, values.shape)
         error[0] = 0
         return np.asarray(values * (1 + error))
 
 
 def expectation(call: LayerInputs, rng: Rng, samples: int = SAMPLES) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """What must come out, and how far each number may be off.
+    """The expected results, and how far each number may be off.
 
-    The array rounds where this rounds (kernels/README.md): entries, projections, heads, attention's weights (which are
-    values' factors, so that values are perturbed instead), its output. A number that comes out is off by a sum of many
-    independent small errors. Its deviation is that of `samples` copies of the layer, each with errors of its own, up
-    to the largest that a rounding makes; uniform ones, so the deviation is rather over- than underestimated (a
-    rounding's largest error is between 2^-9 and 2^-8). 7 deviations: 32 samples give the deviation to within a factor
-    of 2/3 in all but 1 of 10^4 cases, and 4.6 true deviations are passed by 1 number in 2 x 10^5 if a rounding were
-    always as bad as assumed. What f32 arithmetic adds is below 3 x 2^-14, a hundredth of a rounding.
+    The array rounds to bf16 where this function perturbs (kernels/README.md): entries, projections, heads, attention's
+    weights (factors of the values, which are perturbed instead) and its output. So the error of a result is a sum of
+    many small independent errors. Its standard deviation is estimated from `samples` copies of the layer, each with
+    errors of its own, uniform up to the largest that a rounding makes: this over- rather than underestimates it, for a
+    rounding's largest error is between 2^-9 and 2^-8. The tolerance is 7 such deviations: 32 samples give the deviation
+    to within a factor of 2/3 in all but 1 of 10^4 cases, and 1 number in 2 x 10^5 would be beyond 4.6 true deviations
+    if every rounding were as bad as assumed. What f32 arithmetic adds is below 3 x 2^-14, a hundredth of a rounding.
 
     Returns:
         By name the expected numbers in float64, and their tolerances.
@@ -228,20 +228,20 @@ def expectation(call: LayerInputs, rng: Rng, samples: int = SAMPLES) -> dict[str
 def enter(
     shape: LayerShape, norms: np.ndarray, residual: np.ndarray, update: np.ndarray, rounded: Rounding
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The residual stream with the update, and what the next projection reads of it."""
+    """The residual stream after the update is added, and its norm, which the next projection reads."""
     after = rounded(residual + (rms_norm(update, norms[0]) if shape.post_norms else update))
     return after, rounded(rms_norm(after, norms[-1]))
 
 
 def product(x: np.ndarray, blocks: np.ndarray, projection: Projection, gating: str = "none") -> np.ndarray:
-    """A projection of rows x, of the same float32 weights as the operator's."""
+    """A projection of rows x, with the same dequantised float32 weights as the operator."""
     return q4nx_matmul.reference(x, blocks, rows=projection.rows, columns=projection.columns, gating=gating)
 
 
 def attend(
     call: LayerInputs, index: int, layer: Layer, qkv: np.ndarray, rounded: Rounding
 ) -> tuple[np.ndarray, np.ndarray]:
-    """FlowKVAttention with its norms and RoPE; and the position's keys and values, as they lie in the cache."""
+    """The output of FlowKVAttention with norms and RoPE; and the position's keys and values in the cache's layout."""
     shape, rows = call.design.shape, len(qkv)
     seen = wide(call.cache[index, : call.position])[None]
     past = np.repeat(seen, rows, 0).transpose(3, 0, 2, 1, 4)  # [2][rows, G, position, d]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as kernels hold them: their formats and layouts (aie/kernels/README.md), and how far arithmetic is off."""
+"""Formats and layouts of kernels' numbers (aie/kernels/README.md), and error bounds of their arithmetic."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ __all__ = [
 ]
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-# Half the distance of neighbouring bf16 is at most this share of a number: 8 bits of mantissa.
+# Relative error bound of a rounding to bf16, which has 8 bits of mantissa: half the distance of neighbouring numbers.
 BF16_ROUNDING = 2.0**-8
-# What aie/kernels/common/float_math.h says of a product of f32 numbers that are split in two bf16.
+# Relative error bound of a product of f32 numbers, each split into two bf16 (aie/kernels/common/float_math.h).
 PRODUCT = 3 * 2.0**-16
-# ... of power_of_two, of rough_power_of_two, and of aie::inv and invsqrt on the host (elementary.hpp).
+# Relative error bounds of power_of_two and rough_power_of_two (float_math.h), and of aie::inv and invsqrt on the host
+# (elementary.hpp).
 EXP2 = 2.0**-14
 ROUGH_EXP2 = 2.0**-10
 INVERSE = 2.0**-15
@@ -37,7 +38,7 @@ F32_ROUNDING = 2.0**-24
 
 
 def bf16(values: Any) -> np.ndarray:
-    """Rounded to the nearest bfloat16."""
+    """Values rounded to the nearest bfloat16."""
     return np.asarray(values, np.float32).astype(BFLOAT16)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products with weights: FusedDQP, the dequantisation engine, GEMM and its epilogues."""
+"""Cases of products with weights: FusedDQP, the dequantisation engine, GEMM and its epilogues."""
 
 from __future__ import annotations
 
@@ -42,22 +42,23 @@ __all__ = [
     "random_weight",
 ]  # fmt: skip
 
-# |act(x) - act(y)| <= 1.13 |x - y|: the steepest of GELU (1.129) and SiLU (1.0998).
+# |act(x) - act(y)| <= 1.13 |x - y|: the largest slopes are 1.129 (GELU) and 1.0998 (SiLU).
 STEEPEST = 1.13
 ACTIVATIONS = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}
 
 
 def activation_tolerance(x: np.ndarray, act: np.ndarray) -> np.ndarray:
-    """Bounds the error of act(x), x times a sigmoid: five products make its exponent, limited to 64; exp2; four more.
+    """Bounds the error of act(x), which is x times a sigmoid.
 
-    The reference has 1 + tanh, which loses 2^-53 of 1.
+    The sigmoid's exponent, limited to 64, takes five products; then come exp2 and four more products. The reference
+    computes 1 + tanh, which is off by 2^-53.
     """
     exponent = np.minimum(1.4427 * np.maximum(np.abs(x), 1.5958 * np.abs(x + 0.044715 * x**3)), 64)
     return np.asarray((5 * exponent * PRODUCT + EXP2 + 4 * PRODUCT) * np.abs(act) + np.abs(x) * 2.0**-52)
 
 
 def random_weight(rng: Rng, m: int, k: int) -> tuple[np.ndarray, q4nx.Quantized]:
-    """Blocks of a weight [m, k] of random codes and parameters, and these."""
+    """A weight [m, k] of random codes, scales and minima: its blocks, and these numbers."""
     groups = -(-k // q4nx.GROUP)
     codes = rng.integers(0, 16, (m, k), np.uint8)
     scale, minimum = bf16(rng.normal(size=(m, groups)) / 16), bf16(rng.normal(size=(m, groups)))
@@ -65,7 +66,7 @@ def random_weight(rng: Rng, m: int, k: int) -> tuple[np.ndarray, q4nx.Quantized]
 
 
 def projection_tolerance(weight: q4nx.Quantized, x: np.ndarray) -> np.ndarray:
-    """Bounds FusedDQP's error: a group's sums are split in two bf16 parts, 2^-16, of 32 products and 4 sums."""
+    """Bounds FusedDQP's error: a group's sums are split into two bf16 (2^-16), and have 32 products and 4 sums."""
     k = weight.shape[1]
     scale, minimum = (np.repeat(np.abs(wide(p)), q4nx.GROUP, 1)[:, :k] for p in (weight.scale, weight.minimum))
     magnitude = (scale * weight.codes + minimum) @ np.abs(wide(x))
@@ -73,7 +74,7 @@ def projection_tolerance(weight: q4nx.Quantized, x: np.ndarray) -> np.ndarray:
 
 
 def woven(gate: np.ndarray, up: np.ndarray, n: int) -> np.ndarray:
-    """[K, 2 N] of n columns of the gate, the same n of the up projection, and so on."""
+    """Gate and up projection interleaved, [K, 2 N]: n columns of the gate, the same n of the up projection, ..."""
     parts = (
         part for start in range(0, gate.shape[1], n) for part in (gate[:, start : start + n], up[:, start : start + n])
     )
@@ -81,7 +82,7 @@ def woven(gate: np.ndarray, up: np.ndarray, n: int) -> np.ndarray:
 
 
 def operand(b: np.ndarray, weights: str) -> np.ndarray:
-    """`panels` of B [K, N] in bf16 or, as bytes, in bfp16 (kernels/README.md)."""
+    """B [K, N] in the layout of `panels`, in bf16 or, as bytes, in bfp16 (kernels/README.md)."""
     if weights == "bf16":
         return panels(b)
     k, n = b.shape
@@ -97,7 +98,7 @@ def as_multiplied(a: np.ndarray, b: np.ndarray, target: str) -> tuple[np.ndarray
 
 
 def gated(sums: list[np.ndarray], errors: list[np.ndarray], gating: str) -> tuple[np.ndarray, np.ndarray]:
-    """act(gate) up of two sums with errors, and how far the stored product may be off."""
+    """act(gate) * up of two sums with error bounds, and the tolerance of the product as it is stored, in bf16."""
     (gate, up), (gate_error, up_error) = sums, errors
     act = ACTIVATIONS[gating](gate)
     expected = act * up
@@ -129,7 +130,7 @@ def fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng, *, interleaved: b
 
 
 def biased_fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng) -> Case:
-    """One row times a random weight [m, k], plus a bias, which the weight's blocks hold."""
+    """One row times a random weight [m, k], plus a bias, which is stored in the weight's blocks."""
     blocks, weight = random_weight(rng, m, k)
     bias, x = bf16(rng.normal(size=m)), np.zeros(design.k_max, BFLOAT16)
     x[:k], x[bias_column(k)] = bf16(rng.normal(size=k)), 1
@@ -143,7 +144,7 @@ def biased_fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng) -> Case:
 def dequant_engine_case(
     engine: DequantEngine, m: int, k: int, rng: Rng, *, gated: bool = False, interleaved: bool = False
 ) -> Case:
-    """Blocks of random weights; what comes out is exact: one rounding to f32 and one to bf16, one more to bfp16."""
+    """Blocks of random weights; the result must be exact, for each step rounds once: to f32, to bf16, and to bfp16."""
     blocks = np.concatenate([random_weight(rng, m, k)[0] for _ in range(2 if gated else 1)])
     height, width = -(-m // 32) * 32, -(-k // 256) * 256
     parts = [bf16(q4nx.dequantize(part, height, width)).T for part in np.split(blocks, 2 if gated else 1)]
@@ -153,7 +154,7 @@ def dequant_engine_case(
 
 
 def gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng, *, plain: bool = False) -> Case:
-    """A [m, k] times B [k, n], with gelu if the design has that; padding holds numbers that must not matter.
+    """A [m, k] times B [k, n], with gelu if the design has it; rows of padding hold numbers that must not matter.
 
     `plain`: without the design's epilogue.
     """
@@ -180,7 +181,7 @@ def gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng, *, plain: bool = F
 
 
 def gated_gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng) -> Case:
-    """act(A gate) (A up); padding holds zeros along K and numbers that must not matter along M."""
+    """act(A gate) * (A up); padding is zero along K, and random along M, where it must not matter."""
     rows, inner = design.padded(m, k)
     a = bf16(rng.normal(size=(rows, inner)) / 16)
     a[:, k:] = 0

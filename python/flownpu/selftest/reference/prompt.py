@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What prefill must leave, in float64, and how far each number may be off.
+"""The expected results of prefill in float64, and how far each number may be off.
 
-As in layer.py (`expectation`): beside the exact numbers go copies of the model, each with errors of its
-own wherever the array rounds; a number may be off by so many of their standard deviations. A sum of many errors over
-the deviation of 32 such sums is Student's t with 31 degrees of freedom: beyond 9 in 4 of 10^10 cases, where the tests
-compare 10^7 numbers. What is new here:
+As in layer.py (`expectation`), copies of the model are computed beside the exact one, each with errors of its own
+wherever the array rounds; a number may be off by `DEVIATIONS` times their standard deviation. A sum of many errors
+divided by the deviation of 32 such sums has Student's t distribution with 31 degrees of freedom: it is beyond 9 in 4 of
+10^10 cases, and the tests compare 10^7 numbers. Beyond layer.py:
 
 - On XDNA2 the matrix unit reads 8 neighbours with one exponent (kernels/README.md, "Arithmetic"): A and B of a GEMM
   along K, queries and keys along d, attention's weights and values along 8 neighbouring keys. The unit of a mantissa is
   2^-6 of the largest's power of two, and rounding to it is off by half of that at most.
-- The dequantised weights are rounded to bf16 before that (stored in bfp16 at once: that is one error less). A product
-  sums so many of these errors that it is off by a normal number of their variance. A weight is off by the same for all
-  tokens; as if that made a product's errors the same share of their deviations for all tokens, one such number serves a
-  copy's tokens.
-- The residual stream is the host's, in f32: what it rounds is 2^-16 of what bf16 does.
-- The cache of a copy is that copy's, so what one chunk was off by the next one sees.
+- The dequantised weights are rounded to bf16 before that (weights stored in bfp16 at once have one error less). A
+  product sums so many of these errors that its error is normal, with the sum of their variances. A weight's error is
+  the same for all tokens, so a copy draws one normal number for each row of a weight and uses it for all tokens, as if
+  the product's error were the same multiple of its deviation for all of them.
+- The residual stream is the host's, in f32, whose roundings are 2^-16 of bf16's.
+- Each copy has its own KV cache, so that the errors of a chunk carry over to the next one.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ ACTIVATIONS = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}
 
 @dataclass
 class PrefillModel:
-    """Layers, and the caches of the exact model and its copies.
+    """The layers' weights, and the KV caches of the exact model and its copies.
 
     Attributes:
-        shape: of the layers.
-        layers: what tells them apart.
-        weights: of each.
+        shape: sizes of all layers.
+        layers: window and rotary table of each layer.
+        weights: weights of each layer.
         rotary: bf16 [tables, context, d].
-        scale: of the scores.
-        rng: for the errors.
-        cache: float64 [1 + copies, layers, context, G, 2, d], row 0 exact.
+        scale: factor of the scores; 0: d^-0.5.
+        rng: draws the errors.
+        cache: float64 [1 + copies, layers, context, G, 2, d]; row 0 is exact.
     """
 
     shape: LayerShape
@@ -71,17 +71,17 @@ class PrefillModel:
         self._off: dict[tuple[int, int], np.ndarray] = {}
 
     def prefill(self, hidden: np.ndarray, position: int, *, bf16_stream: bool = False) -> Iterator[_Step]:
-        """Tokens at `position` and on, whose embeddings are bf16 [tokens, D], through all layers.
+        """Computes all layers of some tokens, and their keys and values in `cache`.
 
         Args:
-            hidden: the embeddings.
-            position: of the first.
-            bf16_stream: whether the residual stream is rounded, as the array does with a token, or f32, as the host
-                has it in prefill.
+            hidden: the tokens' embeddings, bf16 [tokens, D].
+            position: position of the first token.
+            bf16_stream: whether the residual stream is rounded to bf16, as on the array in decode, or f32, as on the
+                host in prefill.
 
         Yields:
             layer, buffer (aie/programs/prefill.py), the expected numbers [tokens, ..], their tolerance. The last layer
-            ends with its update. The cache is in `cache`.
+            ends with its update.
         """
 
         def made(index: int, name: str, copies: np.ndarray) -> _Step:
@@ -119,27 +119,27 @@ class PrefillModel:
     # --- The steps ----------------------------------------------------------------------------------------------------
 
     def _add(self, norms: np.ndarray, stream: np.ndarray, update: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The residual stream with the update, normalised first where there are post-norms; and what is read of it."""
+        """The residual stream plus the update (normalised first if there are post-norms), and the stream's norm."""
         added = rms_norm(update, norms[0]) if self.shape.post_norms else update
         stream = self._stream(stream + added)
         return stream, self._norm(norms, stream)
 
     def _norm(self, norms: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        """What the next projection reads of it."""
+        """The norm of the residual stream, which the next projection reads."""
         return self._rounded(rms_norm(residual, norms[-1]))
 
     def _product(self, index: int, number: int, x: np.ndarray) -> np.ndarray:
-        """A projection: row 0 by the operator."""
+        """A projection, [copies, tokens, rows]; row 0 is the operator's exact result."""
         shape, weights, projection = self.shape, self.weights[index], self.shape.projections[number]
         blocks = (weights.qkv, weights.output, weights.gate_up, weights.down)[number]
         gating = shape.activation if projection.gated else "none"
         exact = q4nx_matmul.reference(x[0], blocks, rows=projection.rows, columns=projection.columns, gating=gating)
         weight = q4nx.dequantize(blocks, 32 * len(blocks), projection.columns).astype(np.float64)
-        variance = ((BF16_ROUNDING * weight) ** 2 + (_units(weight) / 2) ** 2) / 3  # of errors up to these
+        variance = ((BF16_ROUNDING * weight) ** 2 + (_units(weight) / 2) ** 2) / 3  # of uniform errors up to these
         if (index, number) not in self._off:
             self._off[index, number] = self.rng.normal(size=(SAMPLES, 1, len(weight)))
         read = self._in_blocks(x)[1:]
-        sums = (read.reshape(-1, read.shape[-1]) @ weight.T).reshape(*read.shape[:2], -1)  # one product is quicker
+        sums = (read.reshape(-1, read.shape[-1]) @ weight.T).reshape(*read.shape[:2], -1)  # one large product is faster
         sums += self._off[index, number] * np.sqrt(x[0] ** 2 @ variance.T)
         if projection.gated:
             gate, up = np.split(sums, 2, axis=-1)
@@ -147,7 +147,7 @@ class PrefillModel:
         return self._rounded(np.concatenate([exact[None], sums]))
 
     def _attend(self, index: int, qkv: np.ndarray, position: int) -> tuple[np.ndarray, np.ndarray]:
-        """Queries and attention's output, [copies, tokens, H d]; row 0 is the operator's. Keys and values are kept."""
+        """Queries and attention's output, [copies, tokens, H d]; row 0 is exact. Keys and values go into `cache`."""
         shape, layer, rows, tokens = self.shape, self.layers[index], *qkv.shape[:2]
         heads, kv_heads, end = shape.heads, shape.kv_heads, position + tokens
         weights = self.weights[index].qk_norm
@@ -176,7 +176,7 @@ class PrefillModel:
         scores = np.where(seen, scores, -np.inf)
         weights = self._rounded(np.exp(scores - scores.max(-1, keepdims=True)))
         total = weights.sum(-1, keepdims=True)
-        # Blocks of 8 keys lie along the last axis, but for the values.
+        # Blocks of 8 keys must lie along the last axis, for which the values are transposed.
         padded = [(0, 0)] * 4 + [(0, -end % 8)]
         weights = self._in_blocks(np.pad(weights, padded))
         values = self._in_blocks(np.pad(values.swapaxes(-1, -2), padded[1:])).swapaxes(-1, -2)
@@ -185,7 +185,7 @@ class PrefillModel:
         return q.reshape(rows, tokens, -1), self._rounded(context)
 
     def _in_blocks(self, values: np.ndarray) -> np.ndarray:
-        """As the matrix unit reads numbers: 8 along the last axis with one exponent. Row 0 stays exact."""
+        """Adds the errors of block floating point, 8 numbers along the last axis per exponent; row 0 stays exact."""
         error = self.rng.uniform(-0.5, 0.5, values.shape)
         error[0] = 0
         return np.asarray(values + error * _units(values))
@@ -199,22 +199,22 @@ def _units(values: np.ndarray) -> np.ndarray:
 
 
 def turned(x: np.ndarray, norm: np.ndarray | None, cosine: np.ndarray, sine: np.ndarray) -> np.ndarray:
-    """Heads [.., d], normalised if they have a norm, turned by their token's angles."""
+    """Heads [.., d], normalised if there is a norm, then rotated by their token's angles (RoPE)."""
     x = x if norm is None else x / np.sqrt((x * x).mean(-1, keepdims=True) + EPSILON) * norm
     a, b = np.split(x, 2, axis=-1)
     return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1)
 
 
 def _require_equal(copy: np.ndarray, expected: np.ndarray) -> None:
-    """What the copies are made by is the operator.
+    """Checks that the equations of the copies give the operator's result.
 
     Raises:
-        ArithmeticError: it is not.
+        ArithmeticError: they do not.
     """
     if not np.allclose(copy, expected, rtol=1e-9, atol=1e-12):
         raise ArithmeticError("expected the model of attention to be the operator, and it is not: a bug of flownpu")
 
 
 def deviation(copies: np.ndarray) -> np.ndarray:
-    """The tolerance: so many deviations of the copies; and of numbers that are exact, nothing."""
+    """The tolerance: `DEVIATIONS` standard deviations of the copies; 0 for numbers that are equal in all copies."""
     return np.asarray(DEVIATIONS * copies[1:].std(0))

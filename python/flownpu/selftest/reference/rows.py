@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators on rows: norms, softmax, RoPE, gated activations, pooling."""
+"""Cases of operators on rows: norms, softmax, RoPE, gated activations, pooling."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ __all__ = [
     "residual_rms_norm_case", "rms_norm_case", "rotary_embedding_case", "softmax_case",
 ]  # fmt: skip
 
-_PAD = 32  # of lines, beyond what they hold
+_PAD = 32  # elements by which a line is longer than the row that it holds
 
 
 def copy_cases(design: Copy, rows: int, rng: Rng) -> list[Case]:
-    """A copy of the first part of each row, exact; a case for each stream."""
+    """Copies of the first part of each row, which must be exact; a case for each stream."""
     inputs = {f"x_{number}": bf16(rng.normal(size=(rows, design.n))) for number in range(design.streams)}
     return [
         Case(partial(design.program, rows), inputs, f"y_{number}", wide(x[:, : design.part]), 0.0)
@@ -55,10 +55,10 @@ def copy_cases(design: Copy, rows: int, rng: Rng) -> list[Case]:
 
 
 def rms_norm_case(design: RMSNorm, rows: int, rng: Rng) -> Case:
-    """Rows over their root mean square, times a weight."""
+    """Rows divided by their root mean square, times a weight."""
     x, weight = bf16(rng.normal(size=(rows, design.n)) * 3), bf16(rng.normal(size=design.n))
     expected = wide(x) / np.sqrt((wide(x) ** 2).mean(-1, keepdims=True) + 1e-6) * wide(weight)
-    # 1/n, the root's inverse (half of whose argument's error counts), f32 sums, and two split products.
+    # Errors of 1/n, of the inverse root (its argument's error counts half), of f32 sums and of two split products.
     relative = BF16_ROUNDING + 2 * INVERSE + design.n * F32_ROUNDING + 2 * PRODUCT
     make = partial(design.program, rows, 1e-6)
     return Case(make, {"x": x, "weight": weight}, "y", expected, relative * np.abs(expected))
@@ -69,10 +69,10 @@ def _rms(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def residual_rms_norm_case(design: ResidualRMSNorm, rows: int, rng: Rng, *, output: str = "s") -> Case:
-    """S = x + residual, y = norm(s); or s = residual + norm(x)."""
+    """Outputs s = x + residual and y = norm(s); or, if the design normalises first, s = residual + norm(x)."""
     x, residual = (bf16(rng.normal(size=(rows, design.n)) * 3) for _ in range(2))
     weight = bf16(rng.normal(size=design.n))
-    relative = 2 * INVERSE + design.n * F32_ROUNDING + 2 * PRODUCT  # as of RMSNorm
+    relative = 2 * INVERSE + design.n * F32_ROUNDING + 2 * PRODUCT  # as in rms_norm_case
     summed = bf16(x.astype(np.float32) + residual.astype(np.float32))
     if design.norm_first:
         normal = _rms(wide(x), wide(weight))
@@ -88,7 +88,7 @@ def residual_rms_norm_case(design: ResidualRMSNorm, rows: int, rng: Rng, *, outp
 
 
 def residual_layer_norm_case(design: ResidualLayerNorm, rows: int, rng: Rng, *, output: str = "y") -> Case:
-    """S = x + residual, y = layer norm(s), of lines of x and y that are longer than a row."""
+    """Outputs s = x + residual and y = layer norm(s); lines of x and y are longer than a row."""
     n, line = design.n, design.n + _PAD
     x, affine = bf16(rng.normal(size=(rows, line)) * 3), bf16(rng.normal(size=(2, n)))
     residual, before = bf16(rng.normal(size=(rows, n)) * 3 + 2), bf16(rng.normal(size=(rows, line)))
@@ -99,7 +99,8 @@ def residual_layer_norm_case(design: ResidualLayerNorm, rows: int, rng: Rng, *, 
     else:
         mean, deviation = summed.mean(-1, keepdims=True), summed.std(-1, keepdims=True)
         normal = (summed - mean) / np.sqrt(deviation**2 + 1e-6) * weight
-        # The mean's error, of 1/n and f32 sums, in units of the deviation; the rest as for RMSNorm, with 3 products.
+        # `shift`: the mean's error, from 1/n and f32 sums, divided by the deviation. The rest is that of RMSNorm, with
+        # 3 products.
         shift = (INVERSE + n * F32_ROUNDING) * np.abs(mean) / deviation * np.abs(weight)
         relative = 3 * PRODUCT + 2 * INVERSE + n * F32_ROUNDING
         expected, tolerance = wide(before), np.zeros(before.shape)
@@ -110,7 +111,7 @@ def residual_layer_norm_case(design: ResidualLayerNorm, rows: int, rng: Rng, *, 
 
 
 def rotary_embedding_case(design: RotaryEmbedding, tokens: int, rng: Rng, *, first: int = 0) -> Case:
-    """Tokens at positions `first` and on."""
+    """RoPE of tokens at positions from `first` on."""
     heads, d = design.heads, design.d
     angle = (first + np.arange(tokens))[:, None] * 10000.0 ** (-2 * np.arange(d // 2) / d)
     table, x = bf16(np.concatenate([np.cos(angle), np.sin(angle)], 1)), bf16(rng.normal(size=(tokens, heads, d)))
@@ -136,14 +137,14 @@ def gated_activation_case(target: str, activation: str, elements: int, rng: Rng,
 
 
 def softmax_case(design: Softmax, rows: int, n: int, rng: Rng) -> Case:
-    """Scores of a few units; what lies beyond the columns that count does not, and comes out as 0."""
+    """Softmax of n random scores per row; columns behind them hold large numbers, must not count, and become 0."""
     x = (rng.normal(size=(rows, design.line)) * 6).astype(np.float32)
     x[:, n:] = 1e9
     known = wide(x[:, :n])
     power = np.exp(known - known.max(-1, keepdims=True))
     expected = np.zeros(x.shape)
     expected[:, :n] = power / power.sum(-1, keepdims=True)
-    # Errors of a power's exponent and exp2; of the sum, from its powers and f32 additions; of its inverse, the product.
+    # Errors of a power: its exponent and exp2; of the sum: its powers and f32 additions; then the inverse, the product.
     error = np.zeros(x.shape)
     error[:, :n] = np.log(2) * 1.4427 * (known.max(-1, keepdims=True) - known) * PRODUCT + EXP2
     average = (error * expected).sum(-1, keepdims=True)
@@ -154,10 +155,10 @@ def softmax_case(design: Softmax, rows: int, n: int, rng: Rng) -> Case:
 def norm_rope_case(
     design: NormRope, tokens: int, position: int, rng: Rng, *, capacity: int = 256, output: str = "cache"
 ) -> Case:
-    """A chunk of tokens by the second of two tables, against the keys and values that the operator appends.
+    """A chunk of tokens with the second of two rotary tables: the operator's keys and values are expected in the cache.
 
-    A cache that is full of numbers keeps those of other positions. What is expected of the queries is what the operator
-    makes of them as keys.
+    The cache is full of numbers, and must keep those of other positions. The expected queries are those that the
+    operator would append as keys.
     """
     heads, kv_heads, d = design.heads, design.kv_heads, design.d
     x = bf16(rng.normal(size=(tokens, heads + 2 * kv_heads, d)) * 2)
@@ -177,7 +178,7 @@ def norm_rope_case(
         return np.asarray(present[0, :, position : position + tokens].swapaxes(0, 1))
 
     def off(heads: np.ndarray, weight: np.ndarray, expected: np.ndarray) -> np.ndarray:
-        # As of the kernels rope and rms_norm_rope: products are exact but for the norm's; one rounding to bf16.
+        # As in the kernels rope and rms_norm_rope: products are exact, except the norm's; one rounding to bf16.
         operand = 2 * F32_ROUNDING
         if design.qk_norm:
             heads = _rms(heads, wide(weight))
@@ -209,15 +210,15 @@ def patch_pooling_case(design: PatchPooling, grid: int, rng: Rng) -> Case:
 
 
 def pooled_norm_case(design: PatchPooling, grid: int, rng: Rng) -> Case:
-    """The RMS norm of the mean of each square of patches; epsilon is as large as the mean's square, to show."""
+    """The RMS norm of the mean of each square of patches; epsilon is about the mean's square, so that it matters."""
     side, n, epsilon = design.side, design.n, 0.1
     x, weight = bf16(rng.normal(size=(grid, grid, n))), bf16(rng.normal(size=n))
     squares = wide(x).reshape(grid // side, side, grid // side, side, n)
     mean, magnitude = squares.mean((1, 3)), np.abs(squares).mean((1, 3))
     inverse = 1 / np.sqrt((mean**2).mean(-1, keepdims=True) + epsilon)
     expected = mean * inverse * wide(weight)
-    # The sums' f32 additions; of the root's argument, whose error counts half, a split square, its f32 sum and 1/n; the
-    # root's inverse and two products.
+    # Errors of the root's argument, which count half: a split square, its f32 sum and 1/n; of the inverse root and two
+    # products. The tolerance adds the f32 additions of the mean.
     relative = PRODUCT / 2 + (INVERSE + n * F32_ROUNDING) / 2 + INVERSE + 2 * PRODUCT + BF16_ROUNDING
     tolerance = relative * np.abs(expected) + side**2 * F32_ROUNDING * magnitude * inverse * np.abs(wide(weight))
     return Case(partial(design.program, grid, epsilon=epsilon), {"x": x, "weight": weight}, "y", expected, tolerance)

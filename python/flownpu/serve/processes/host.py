@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process of one model: `python -m flownpu.serve.processes.host`, started by `ModelProcess`.
 
-GenAI holds Python's lock while it computes, for seconds with a long prompt: a server in the same process would not even
-say that it is alive. And a crash here ends one model's requests instead of the server.
+GenAI holds Python's lock while it computes, for seconds with a long prompt: a server in the same process could not even
+answer /health meanwhile. And a crash here ends one model's requests instead of the server.
 
-What comes over the connection: a `ModelSettings`, then (number, Question) to answer or (number, None) to cancel. What
-goes: a `ModelFacts` or an exception, then (number, Event). The connection's end is the process's.
+The process receives a `ModelSettings`, then (number, Question) to answer or (number, None) to cancel. It sends a
+`ModelFacts` or an exception, then (number, Event). It ends when the connection does.
 """
 
 import os
@@ -29,10 +29,10 @@ __all__ = ["main"]
 
 
 def open_worker(settings: ModelSettings) -> Worker:
-    """Opens a model and starts what computes its answers.
+    """Opens a model and starts the worker that computes its answers.
 
     Raises:
-        FlowNPUError, RuntimeError: as `LanguageModel`.
+        FlowNPUError, RuntimeError: the model cannot be opened, see `LanguageModel`.
     """
     model = LanguageModel(
         settings.folder,
@@ -47,16 +47,16 @@ def open_worker(settings: ModelSettings) -> Worker:
 
 
 class _Host:
-    """Answers what comes over a connection."""
+    """Answers the questions that come over a connection."""
 
     def __init__(self, connection: Connection, worker: Worker) -> None:
         self._connection = connection
         self._worker = worker
         self._requests: dict[int, Request] = {}
-        self._lock = Lock()  # of the requests and of what is sent: the worker's thread sends, too
+        self._lock = Lock()  # guards `_requests` and sending: the worker's thread sends, too
 
     def run(self) -> None:
-        """Until the connection ends."""
+        """Receives questions until the connection ends."""
         while True:
             try:
                 number, question = self._connection.recv()
@@ -82,7 +82,7 @@ class _Host:
 
     def _send(self, number: int, event: Event) -> None:
         if isinstance(event, Failed) and not isinstance(event.error, FlowNPUError):
-            # Only what surely can be read again on the other side.
+            # Any other exception might not survive pickling.
             event = Failed(RuntimeError(f"{type(event.error).__name__}: {event.error}"))
         with self._lock:
             if isinstance(event, Finished | Failed):
@@ -94,10 +94,10 @@ class _Host:
 
 
 def _request(question: Question, worker: Worker) -> Request:
-    """A question in tokens.
+    """A question as a request in tokens.
 
     Raises:
-        FlowNPUError: its prompt cannot be written or does not fit.
+        FlowNPUError: the prompt is empty or too long, has unknown tokens, or the chat template does not take it.
     """
     tokens = _tokens(question, worker.model)
     room = worker.context_length - len(tokens)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model in a process of its own, and the requests that it has."""
+"""The server's end: starts a model's process, sends it questions and receives the events of its answers."""
 
 import itertools
 import queue
@@ -19,7 +19,7 @@ from flownpu.system import start_connected
 __all__ = ["ModelProcess"]
 
 CLOSING_SECONDS = 10.0
-"""After which a process that does not end by itself is killed: one step of a long prompt takes some seconds."""
+"""Seconds after which a process that does not end by itself is killed; one step of a long prompt takes some seconds."""
 
 
 class ModelProcess:
@@ -40,8 +40,8 @@ class ModelProcess:
         self._process, self._connection = start_connected([sys.executable, "-m", "flownpu.serve.processes.host"])
         self._numbers = itertools.count()
         self._delivers: dict[int, Deliver] = {}
-        self._lock = threading.Lock()  # of `_delivers`, and of whether the process has ended
-        self._ended = ""
+        self._lock = threading.Lock()  # guards `_delivers` and `_ended`
+        self._ended = ""  # how the process ended; empty while it runs
         self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._open()
         self._threads = [
@@ -67,12 +67,12 @@ class ModelProcess:
 
     @property
     def requests(self) -> int:
-        """How many have not ended."""
+        """How many requests have not ended."""
         return len(self._delivers)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can take requests."""
+        """Whether the process can take requests."""
         return not self._ended
 
     def memory(self) -> int:
@@ -85,8 +85,8 @@ class ModelProcess:
     def submit(self, question: Question, deliver: Deliver) -> int:
         """Sends a question; returns its number.
 
-        `deliver` is called on a thread of this object: with the events of `Worker.submit`, and with Failed if the
-        process ends.
+        `deliver` is called with the events of `Worker.submit`, and with Failed if the process ends. It is called on a
+        thread of this object, or at once if the process has ended before.
         """
         number = next(self._numbers)
         with self._lock:
@@ -98,23 +98,23 @@ class ModelProcess:
         return number
 
     def cancel(self, number: int) -> None:
-        """Ends a request at its next step; nothing if it has ended."""
+        """Ends a request at its next step; does nothing if it has ended."""
         if number in self._delivers:
             self._outgoing.put((number, None))
 
     def close(self) -> None:
-        """Ends what runs, and the process; returns when its memory is free."""
+        """Ends all requests and the process; returns when the process's memory is free."""
         self._end()
         for thread in self._threads:
             thread.join()
 
     def _send(self) -> None:
-        """Pickles and sends, which may have to wait for the process to read."""
+        """Sends what is queued, on a thread of its own, for sending blocks until the process reads."""
         while (message := self._outgoing.get()) is not None:
             try:
                 self._connection.send(message)
             except OSError:
-                return  # `_receive` says so
+                return  # the connection has ended, which `_receive` reports
 
     def _receive(self) -> None:
         while True:
@@ -136,14 +136,14 @@ class ModelProcess:
             deliver(Failed(RuntimeError(ended)))
 
     def _end(self) -> str:
-        """Ends the process, if it has not; returns how it ended."""
+        """Ends the process, if it runs; returns how it ended."""
         try:
-            # Wakes the other end, and a thread of ours that reads.
+            # Wakes the process, and the thread that waits in `_receive`.
             with socket.socket(fileno=self._connection.fileno()) as both:
                 both.shutdown(socket.SHUT_RDWR)
                 both.detach()
         except (OSError, ValueError):
-            pass  # it has ended, or was closed before
+            pass  # the connection has ended, or was closed before
         try:
             code = self._process.wait(CLOSING_SECONDS)
         except subprocess.TimeoutExpired:

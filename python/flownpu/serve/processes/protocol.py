@@ -26,16 +26,16 @@ class ModelSettings:
     options: dict[str, str] = field(default_factory=dict)
     threads: int | None = None
     context: int = 4096
-    """Tokens of a prompt and its answer together, at most those of the model."""
+    """Tokens of a prompt and its answer together; a smaller context length of the model takes precedence."""
     slots: int = 4
-    """Requests that are computed at the same time, of a model that is not paged."""
+    """Requests that a model that is not paged computes at the same time."""
     speculation: Speculation = field(default_factory=Speculation)
     """Where candidates for the next tokens come from."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One answer that is wanted; as `flownpu.generate.worker.Request`, but for what only a tokenizer can tell."""
+    """A request for one answer: a `flownpu.generate.worker.Request` whose prompt need not be tokens yet."""
 
     prompt: Prompt
     """A text, its tokens, or the turns of a conversation, which the model's chat template writes."""
@@ -52,7 +52,7 @@ class Question:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the process of a model says of it when it is open."""
+    """What a model's process tells the server about the model once it is open."""
 
     context_length: int
     slots: int
@@ -60,5 +60,5 @@ class ModelFacts:
     takes_images: bool
     has_chat_template: bool
     placement: str
-    """What runs where, in a line."""
+    """A line about which devices compute which nodes."""
     load_seconds: float

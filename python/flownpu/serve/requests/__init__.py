@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients may ask, as types: the fields of each API, their bounds, and the same in the words of one of them."""
+"""Requests as types: the fields of each API and their bounds, and how each becomes a request of OpenAI's API."""

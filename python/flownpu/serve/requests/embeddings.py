@@ -34,7 +34,7 @@ class OllamaEmbed(Strict):
     truncate: bool = True
     """Whether texts that are too long are cut; else they are refused."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    # What follows changes no embedding.
+    # The following fields change no embedding.
     keep_alive: str | int | None = None
     options: dict[str, Any] | None = None
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of Ollama's API, and the same in OpenAI's words.
+"""Requests of Ollama's API, and how they become requests of OpenAI's.
 
-As in `requests.openai`, what could change an answer and cannot be followed is refused unless it says what happens
-anyway.
+As in `requests.openai`, a field that could change an answer and is not supported is refused, unless its value asks for
+what happens anyway.
 """
 
 import json
@@ -35,7 +35,7 @@ class OllamaOptions(Strict):
     presence_penalty: NoPenalty | None = None
     frequency_penalty: NoPenalty | None = None
     mirostat: Literal[0] | None = None
-    # What follows changes no answer: the server was told when it was started, or has no use for it.
+    # The following fields change no answer: the server's options decide, or it has no use for the field.
     num_ctx: int | None = None
     num_keep: int | None = None
     num_batch: int | None = None
@@ -94,7 +94,7 @@ class OllamaMessage(Strict):
         """OpenAI's object of it."""
         content: Any = self.content or ""
         if self.images:
-            # What kind of image it is, its file says.
+            # The file itself says which kind of image it is.
             parts = [{"type": "image_url", "image_url": {"url": f"data:image/*;base64,{one}"}} for one in self.images]
             content = [*parts, {"type": "text", "text": content}]
         document = {"role": self.role, "content": content}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of OpenAI's API: the fields that are known here, their types and bounds.
+"""Requests of OpenAI's API: the fields that the server knows, their types and bounds.
 
-Fields that could change an answer and cannot be followed are refused unless they say what happens anyway; those that
-change nothing are taken. A field that nobody knows is an error.
+A field that could change an answer and is not supported is refused, unless its value asks for what happens anyway;
+fields that change no answer are accepted. Unknown fields are an error.
 """
 
 from typing import Annotated, Any, Literal
@@ -74,7 +74,7 @@ class Message(Strict):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    # What an answer has that is sent back as it came.
+    # Fields of the server's answers, which clients may send back with the conversation.
     refusal: str | None = None
     annotations: list[Any] | None = None
     reasoning_content: str | None = None
@@ -195,7 +195,7 @@ class ChatRequest(Shared):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    # What follows changes no answer here.
+    # The following fields change no answer of this server.
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None

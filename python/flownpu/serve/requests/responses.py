@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of OpenAI's /v1/responses, and the same as a chat.
+"""Requests of OpenAI's /v1/responses, and how they become chat requests.
 
-The server keeps no conversations: each request has all of its turns.
+The server keeps no conversations: each request must hold all turns of its conversation.
 """
 
 from typing import Annotated, Any, Literal
@@ -143,11 +143,11 @@ class ResponsesRequest(Strict):
     tools: list[ResponsesFunction] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool | None = None
     parallel_tool_calls: bool | None = None
-    # What the server has not.
+    # Fields for what the server does not do.
     previous_response_id: None = None
     conversation: None = None
     background: Literal[False] | None = None
-    # What follows changes no answer here.
+    # The following fields change no answer of this server.
     store: bool | None = None
     include: list[str] | None = None
     metadata: dict[str, Any] | None = None

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paths of each API, and the page: from a request to what is sent back."""
+"""The paths of each API and of the chat page: they take requests and write responses."""

@@ -18,7 +18,7 @@ NANOSECONDS = 1e9
 
 
 def embeddings_routes(service: Service) -> APIRouter:
-    """The routes over a server's models."""
+    """The routes to a server's models that embed texts."""
     router = APIRouter()
 
     @router.post("/v1/embeddings")
@@ -57,5 +57,5 @@ def embeddings_routes(service: Service) -> APIRouter:
 
 
 def _base64(vector: np.ndarray[Any, Any]) -> str:
-    """An embedding's float32, little-endian, as OpenAI's client asks for it."""
+    """An embedding as base64 of little-endian float32, the form that OpenAI's client asks for."""
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/api/chat, /api/generate, /api/tags, /api/show, /api/ps and /api/version, as Ollama's clients know them."""
+"""Ollama's API: /api/chat, /api/generate, /api/tags, /api/show, /api/ps and /api/version."""
 
 import json
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ NANOSECONDS = 1e9
 
 
 def ollama_routes(service: Service) -> APIRouter:
-    """The routes over a server's models."""
+    """The routes to a server's models."""
     router = APIRouter(prefix="/api")
 
     @router.get("/version")
@@ -75,7 +75,7 @@ def ollama_routes(service: Service) -> APIRouter:
         return await answer(request, connection, _response)
 
     async def load(name: str, empty: dict[str, Any]) -> Response:
-        """Ollama's way to ask for a model before it is needed."""
+        """Loads a model before it is needed: what Ollama does with a request that has no prompt."""
         service.model(name.removesuffix(":latest"))
         await service.catalogue.get(name.removesuffix(":latest"))
         return JSONResponse({"model": name, "created_at": _now(), **empty, "done": True, "done_reason": "load"})
@@ -157,7 +157,7 @@ async def _documents(chat: Chat, model: str, part: Any) -> AsyncIterator[dict[st
 
 
 async def _whole(documents: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
-    """All documents in one: the last one, with the text of all."""
+    """A stream's documents joined into one: the last document, with the text of all."""
     texts = []
     last: dict[str, Any] = {}
     async for document in documents:

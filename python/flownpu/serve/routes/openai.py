@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v1/models, /v1/chat/completions and /v1/completions."""
+"""OpenAI's API: /v1/models, /v1/chat/completions and /v1/completions."""
 
 import time
 import uuid
@@ -18,7 +18,7 @@ __all__ = ["chat_completion", "completion", "openai_routes"]
 
 
 def openai_routes(service: Service) -> APIRouter:
-    """The routes over a server's models."""
+    """The routes to a server's models."""
     router = APIRouter(prefix="/v1")
 
     def model(name: str) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _head(kind: str, model: str) -> dict[str, Any]:
 
 
 async def chat_completion(chat: Chat, request: ChatRequest) -> dict[str, Any]:
-    """The whole answer to a chat."""
+    """The document of a chat's answers, once all have ended."""
     choices = len(chat.answers.questions)
     texts: list[list[str]] = [[] for _ in range(choices)]
     likelihoods: list[list[Any]] = [[] for _ in range(choices)]
@@ -109,7 +109,7 @@ async def _chat_chunks(chat: Chat, request: ChatRequest) -> AsyncIterator[dict[s
 
 
 async def completion(chat: Chat, request: CompletionRequest) -> dict[str, Any]:
-    """The whole answer to prompts."""
+    """The document of a completion's answers, once all have ended."""
     count = len(chat.answers.questions)
     texts: list[list[str]] = [[] for _ in range(count)]
     likelihoods: list[list[Any]] = [[] for _ in range(count)]

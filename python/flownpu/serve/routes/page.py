@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page at /, with which people talk to a model: files that are sent as they are."""
+"""The chat page at /: static files."""
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ __all__ = ["page_routes"]
 FOLDER = Path(__file__).parent / "chat_page"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
-    # Nothing from elsewhere is loaded or asked, and no other page shows this one in a frame. What a model writes is put
-    # into the page as text; should a mistake let it in as markup, it still runs nothing.
+    # The page loads and asks nothing from elsewhere, and no other page can show it in a frame. A model's text is put
+    # into the page as text; should a bug insert it as markup, scripts in it still do not run.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v1/responses, OpenAI's newer API, without what would need conversations that the server keeps."""
+"""OpenAI's /v1/responses, without the features that need a server that keeps conversations."""
 
 import itertools
 import time
@@ -21,7 +21,7 @@ __all__ = ["response", "responses_routes"]
 
 
 def responses_routes(service: Service) -> APIRouter:
-    """The route over a server's models."""
+    """The route to a server's models."""
     router = APIRouter(prefix="/v1")
 
     @router.post("/responses")
@@ -39,7 +39,7 @@ def responses_routes(service: Service) -> APIRouter:
 
 
 async def response(chat: Chat, request: ResponsesRequest) -> dict[str, Any]:
-    """The whole answer."""
+    """The document of the answer, once it has ended."""
     last: dict[str, Any] = {}
     async for event in _events(chat, request):
         last = event
@@ -48,7 +48,7 @@ async def response(chat: Chat, request: ResponsesRequest) -> dict[str, Any]:
 
 
 async def _events(chat: Chat, request: ResponsesRequest) -> AsyncIterator[dict[str, Any]]:
-    """The events of a stream; the last one has the whole response."""
+    """The events of a stream; the last one holds the whole response."""
     numbers = itertools.count()
     whole = _response(request)
 
@@ -129,7 +129,7 @@ def _usage(chat: Chat) -> dict[str, Any]:
 
 
 def _response(request: ResponsesRequest) -> dict[str, Any]:
-    """What is known of a response when it begins."""
+    """The response document when the answer begins: no output yet."""
     said = request.model_dump(
         by_alias=True,
         include={

@@ -264,7 +264,7 @@ def test_a_mutation_is_caught(compiler, table, tmp_path, rng, name):
 
 
 def test_unchanged_kernels_pass_the_same_checks(compiler, table, tmp_path):
-    """Else the checks would fail by the way these libraries are built, not by the mutations."""
+    """Otherwise the way these libraries are built, not the mutations, could be what fails the checks."""
     unchanged = build(compiler, table, tmp_path)
     for _, check in MUTATIONS.values():
         check(unchanged, np.random.default_rng(1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a core's program computes with integers, beside numpy."""
+"""The integer arithmetic of core programs gives what numpy's gives."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import pytest
 from flownpu.aie.plan.data import Operation, Variable
 from flownpu.aie.plan.expressions import evaluate
 
-# Of "%" the array's compiler makes arith.remsi, of "//" arith.floordivsi: C's remainder, a quotient that is rounded down.
+# The array's compiler makes "%" arith.remsi, C's remainder, and "//" arith.floordivsi, a quotient rounded down.
 NUMPY = {"+": np.add, "-": np.subtract, "*": np.multiply, "//": np.floor_divide, "%": np.fmod}
 
 

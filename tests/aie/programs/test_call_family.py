@@ -70,7 +70,7 @@ def flatten(plan):
 
 
 def boundaries(positions):
-    """Positions around each change of a sweep's number of tasks and around the first chunk's end, the ends, and others."""
+    """Positions around each change of a sweep's number of tasks and the first chunk's end, the ends, and others."""
     features = np.array([positions.features(position) for position in range(positions.count)])
     changes = {int(at) for at in np.flatnonzero(np.any(np.diff(positions.tasks(features), axis=0), axis=1))}
     others = np.random.default_rng(7).choice(positions.count, 8).tolist()

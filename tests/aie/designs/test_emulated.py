@@ -183,7 +183,7 @@ def test_flow_kv(rng, target, d, tokens):
     ("target", "heads", "kv_heads"), [("npu2", 9, 3), ("npu2", 32, 32), ("npu1", 16, 8), ("npu2", 18, 18)]
 )
 def test_flow_kv_of_more_heads_than_pairs(rng, target, heads, kv_heads):
-    """Heads take turns. 18 KV heads are three for each of six pairs, two of which get their queries on a second stream."""
+    """Heads take turns. Each of six pairs takes three of 18 KV heads; two get their queries on a second stream."""
     flow_kv_case(FlowKV(target, heads, kv_heads, 64), 100, 128, rng).check()
 
 

@@ -74,7 +74,7 @@ def compiled(plan):
 
 
 def pieces_of(name, make=compiled):
-    """A call of programs/test_call_family.py: its pieced words, what makes its plan at a position, and its positions."""
+    """A call of programs/test_call_family.py: its pieced words, what makes its plan at a position, its positions."""
     program, positions = CALLS[name]
 
     def plan(position):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults of core programs: what is acquired, released and called.
 
-Each is broken once; the message names the place, the need and what is there.
+Each rule is broken once; the message names the place, the need and what is there.
 """
 
 import dataclasses

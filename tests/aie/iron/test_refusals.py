@@ -72,7 +72,7 @@ def test_cores_that_are_refused(core, arguments, message):
 
 
 def test_a_loop_left_by_break_is_closed_by_python():
-    # Python drops the generator when the loop is left, so the loop is never closed.
+    # Python closes the generator when the loop is left, so the recorder never comes to the loop's end.
     with pytest.raises(RecordingError, match="left by break or return"):
         one_core(break_out)
 
@@ -95,7 +95,7 @@ def test_sequences_that_are_refused(sequence, message):
 
 
 def test_a_float_as_a_parameter_is_refused():
-    """It was cut to an integer."""
+    """Python would cut it to an integer without a message."""
     buffer = Buffer(tensor(16), name="parameters", use_write_rtp=True)
 
     def sequence(x, z, a, c, parameters):

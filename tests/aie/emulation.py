@@ -33,7 +33,7 @@ _NEVER_WRITTEN = 0xFF
 
 
 def emulator(array: Array, functions: Mapping[str, Callable[..., None]] | None = None) -> Emulator:
-    """An emulator of the array with the kernels of its architecture; `functions`: kernels in Python, which go first."""
+    """An emulator of the array with its architecture's kernels; `functions`: kernels in Python, which replace these."""
     return Emulator(array, LIBRARIES / f"libflownpu_aie_{ARCHITECTURES[array.target]}.so", functions)
 
 

@@ -116,7 +116,7 @@ def test_classes_cost_no_compilations():
 
 
 def test_a_compiler_that_writes_something_else_is_noticed():
-    """It writes other operations, or words that do not follow the steps' numbers."""
+    """Other operations, and words that do not follow the steps' numbers, are errors."""
 
     def squares(plan):
         words = compiled(plan)

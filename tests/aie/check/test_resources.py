@@ -89,7 +89,7 @@ def test_core_memory_is_exact():
 
 
 def test_memory_tile_is_exact():
-    """32 objects that fill 524288 bytes fit, larger ones do not; aie-opt would move some to the next column, unsaid."""
+    """32 objects that fill 524288 bytes fit, larger ones do not; aie-opt would move some a column on, silently."""
     fit, over = (
         with_end(pass_through(1, elements=n // 4), "a0", "consume", depth=d) for n, d in ((16384, 32), (16388, 32))
     )

@@ -66,7 +66,7 @@ def test_throughput_of_a_core(core):
 
 @pytest.mark.parametrize("core", TABLE_1, ids=named)
 def test_single_core_programme(core):
-    """It finds the kernels of table 1, with the efficiency that was measured."""
+    """Its solutions are the kernels of table 1, with the efficiency that was measured."""
     known, kind = gemm_parameters(core.target), PRECISIONS[core.precision]
     measured = core.macs_per_cycle / peak_macs(known, kind)
     assert single_core_kernel(known, kind, measured=measured) == core.size
@@ -227,7 +227,7 @@ def test_errors(make, message):
 def test_prediction_agrees_with_the_plan_followed_in_time(kind, epilogue):
     """The model without main memory and dispatch agrees to 5 % with the plan followed event by event.
 
-    The rest: the followed streams move whole objects, and a kernel that is no product takes all its buffers at once.
+    They differ as followed streams move whole objects, and a kernel that is no product takes all its buffers at once.
     """
     design = Gemm(*kind, epilogue)
     known, precision, limits = gemm_parameters(design.target), PRECISIONS[design.weights], LIMITS[design.target]

@@ -169,7 +169,7 @@ def test_counting_finds_what_following_finds(design):
     ],
 )
 def test_where_one_part_is_busy_both_agree(plan):
-    """They differ by the pipeline's ends: a few objects' ways in and out, and the sequence's wait."""
+    """Both times differ by the pipeline's ends only: a few objects' ways in and out, and the sequence's wait."""
     plan = plan_of(plan())
     counted, followed = call_cost(plan, DEVICE), simulate(plan, DEVICE)
     assert counted.total == pytest.approx(followed.seconds, rel=0.05, abs=2 * VALUES["wait"])
@@ -205,7 +205,7 @@ def test_the_sequence_waits_once_for_what_it_awaits_together():
 
 
 def test_instructions_count_where_nothing_else_takes_as_long():
-    """They bound a chain: a parameter, a barrier, two transfers, an await. They count little where weights are read."""
+    """They bound a chain (a parameter, a barrier, two transfers, an await), and count little where weights are read."""
     plan = chain()
     words = words_of_steps(plan.sequence.steps) - HEADER_WORDS
     values = {**FREE, "instruction_word": 1e-6}
@@ -217,7 +217,7 @@ def test_instructions_count_where_nothing_else_takes_as_long():
 
 
 def test_memory_is_shared():
-    """Eight streams, each faster than an eighth of memory's rate, have that rate together."""
+    """Eight streams, each faster than an eighth of memory's rate, together have just that rate."""
     plan = plan_of(FusedDQP("npu2", 2560).program(10240, 2560))
     followed = simulate(plan, DEVICE, {**VALUES, "memory_read": 20e9})
     assert followed.read_bytes / followed.seconds == pytest.approx(20e9, rel=0.03)

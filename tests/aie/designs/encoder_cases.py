@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases for the emulator: what an encoder of images needs of the designs beyond a decoder.
+"""Cases for the emulator: what an encoder of images needs of the designs, and a decoder does not.
 
 As in tests/aie/designs/cases.py: random inputs, float64 references, tolerances of the kernels' tests. Most host
 buffers have lines longer than what they hold; what lies between must not be read or, in outputs, must stay.

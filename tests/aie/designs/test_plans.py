@@ -196,7 +196,7 @@ def test_patch_pooling_of_siglip(target):
 
 
 def test_xdna():
-    """What fits XDNA's 4 columns: 16 tiles of FusedDQP, FlowQKV, and FlowKV of up to four KV heads (others above)."""
+    """FusedDQP on 16 tiles, FlowKV and FlowQKV fit XDNA's 4 columns; the other designs are checked on it above."""
     programs = [
         FusedDQP("npu1", 6912, 16).program(1536, 1152),
         FusedDQP("npu1", 6912, 16, "geglu").program(6912, 1152),

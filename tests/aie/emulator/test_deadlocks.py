@@ -44,7 +44,7 @@ def test_an_output_that_is_never_released(seed):
 
 
 def test_an_input_that_is_never_released():
-    """No deadlock: as in hardware, what the core holds counts for its next acquire; it is left over after the call."""
+    """No deadlock: as in hardware, an acquire counts what the core holds already. After the call it still holds it."""
     plan = without_release("consume")
     with pytest.raises(AssertionError, match=r"core \(0, 2\) still holds 1 objects of the consume end of fifo b"):
         emulate(plan, functions={"scale": lambda *_: None}, checked=False, source=np.zeros(256, np.int32))

@@ -370,7 +370,7 @@ def test_what_fails_in_a_kernel_in_python_fails_so():
 
 
 def test_an_access_that_traps_is_said_with_core_and_kernel():
-    """The host's model of the vector unit refuses it: 24 numbers do not fill whole vectors."""
+    """The host's model of the vector unit refuses the access: 24 numbers do not fill whole vectors."""
     plan = chain(4, 24)
     kinds = (Type((24,), "f32"), Type((), "i32"))
     plan = with_array(plan, kernels=(dataclasses.replace(plan.array.kernels[0], entry="zero_f32", arguments=kinds),))

@@ -115,7 +115,7 @@ SOURCE = np.arange(1, 257, dtype=np.int32)
 
 
 def test_a_parameter_that_is_written_while_the_core_runs():
-    """The core reads the number of objects after its start: whether it reads it before the change is chance."""
+    """After its start the core reads how many objects there are: before or after the change, by chance."""
     plan = chain()
     steps = list(plan.sequence.steps)
     after = next(place for place, step in enumerate(steps) if isinstance(step, SetBarrier)) + 1

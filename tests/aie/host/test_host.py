@@ -244,7 +244,7 @@ def test_blocks_of_every_exponent(xdna2_probes):
 
 
 def test_exp2_instruction_is_a_line_between_powers(xdna2_probes):
-    """It is up to 6.15 % too large and takes its argument in bf16, so our kernels do not use it."""
+    """Its result is up to 6.15 % too large, and its argument is bf16, so our kernels do not use it."""
     x, y = np.linspace(-0.99, -0.01, 16).astype(np.float32), np.zeros(16, BFLOAT16)
     xdna2_probes.call("exp2_native", x, y)
     excess = wide(y) / np.exp2(wide(x)) - 1

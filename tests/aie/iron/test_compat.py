@@ -74,7 +74,7 @@ def test_mlir_aie_of_generation_c(tmp_path):
 
 
 def test_names_that_only_mlir_aie_has(tmp_path):
-    """If mlir-aie is chosen they come from whichever of its modules has them; the recorder refuses their use."""
+    """Where mlir-aie is chosen they come from the module of it that has them; the recorder refuses their use."""
     install(tmp_path, "to_stream")
     done = imported("mlir-aie", tmp_path, "print(c.NPU2Col4.__module__)")
     assert done.stdout.split() == ["aie.iron.device"], done.stderr

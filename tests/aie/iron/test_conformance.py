@@ -131,7 +131,7 @@ def test_split_and_join(parts, rng):
 
 @DEVICES
 def test_broadcast(device, rng):
-    """One producer, a consumer in every column; each keeps another share of what all of them see."""
+    """One producer, a consumer in every column; each scales the object that all of them see by its own factor."""
     columns = 4 if device.target == "npu1" else 8
     tile = tensor(64)
     a = ObjectFifo(tile, name="a")

@@ -112,7 +112,7 @@ def test_options_at_their_defaults_are_taken():
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_names_that_are_not_recorded_say_so(name):
-    """They can be imported, called and subscripted as upstream's, and refuse that by their names."""
+    """They can be imported; to call or subscript them, or to read an attribute, is refused by their names."""
     refused = getattr(iron_compat, name)
     for use in (lambda: refused(1, option=2), lambda: refused[np.int32], lambda: refused.something):
         with pytest.raises(RecordingError, match=rf"\[{name}\] a plan does not hold .*: \w+"):

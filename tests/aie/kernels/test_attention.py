@@ -54,8 +54,8 @@ def assert_is_attention(o, sweep, *, in_blocks=False, operator=flow_qkv_attentio
     expected, tolerance = expectation(sweep, in_blocks=in_blocks, operator=operator)
     o = o[:, : expected.shape[1]]  # the rows after them are padding
     if unbiased:
-        # In units of the last place, on average: rounding to nearest errs by 0, floor by -1/2. The mean of 512 errors,
-        # each with a deviation of about 3/4 of a unit (its own rounding and F's), has one of 0.033: 0.2 is six of it.
+        # In units of the last place, on average: rounding to nearest errs by 0, floor by -1/2. One error has a
+        # deviation of about 3/4 of a unit (its own rounding and F's), the mean of 512 one of 0.033: 0.2 is six such.
         _, exponent = np.frexp(expected)
         assert expected.size >= 512
         assert abs(np.sum(wide(o) - expected) / np.sum(np.exp2(exponent - 8.0))) < 0.2

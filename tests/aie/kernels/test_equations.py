@@ -191,7 +191,7 @@ def rms(x, weight, epsilon):
 
 
 def norm_tolerance(expected, n):
-    """Errors of the output, 1/n, the inverse root (half of its argument's counts), f32 sums, and two split products."""
+    """Rounding the output, 1/n, the inverse root (half its argument's error counts), f32 sums, two split products."""
     return (BF16_ROUNDING + 2 * INVERSE + n * F32_ROUNDING + 2 * PRODUCT) * np.abs(expected)
 
 

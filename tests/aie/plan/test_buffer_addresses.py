@@ -115,7 +115,7 @@ def test_buffers_are_where_the_compiler_puts_them(plan):
 @needs_aie_opt
 @pytest.mark.parametrize("design", sorted(ALL))
 def test_a_real_compiler_takes_every_design(design):
-    """It goes through all of aiecc's passes without a warning."""
+    """Every design goes through all of aiecc's passes without a warning."""
     assert "warning" not in lowered(to_mlir(plan_of(ALL[design]())))[1]
 
 

@@ -65,7 +65,7 @@ def test_changed_limits():
 
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 def test_limits_that_others_imply(limits):
-    """Some limits no check of a plan reads, because another limit is always reached first."""
+    """No check of a plan reads these limits, because another limit is always reached first."""
     # A compute tile's memory without the stack has fewer words than its descriptor's length can count.
     assert (limits.compute.memory_bytes - limits.stack_bytes) // limits.granule_bytes < 1 << limits.compute.length_bits
     # A task is repeated by a tap's outermost dimension, a fifo's object by its lock's value.

@@ -42,7 +42,7 @@ class Machine:
                     self.buffers[buffer.name] = np.zeros(buffer.bytes, np.uint8)
 
     def run(self, program: Program, rows: np.ndarray, position: int) -> Iterator[tuple[Step, dict[str, np.ndarray]]]:
-        """Run a program at a position; `rows`: its input, bf16 [tokens, columns], which zeros fill up.
+        """Run a program at a position; `rows`: its input, bf16 [tokens, columns]; zeros follow them.
 
         Yields:
             After each step: the step, and the contents of its arguments by their names in the design.

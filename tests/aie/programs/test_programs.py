@@ -90,7 +90,7 @@ def test_attention_of_a_long_chunk_is_several_calls_of_one_dispatch():
 
 
 def priced(times):
-    """By the tokens of each program, the fewest that it is worth its time for; `times`: its seconds, by its tokens."""
+    """For each program, by its tokens, the fewest tokens that are worth its time; `times`: its seconds."""
     token = decode_program(decoder(SMALL, 1), "npu2", CONTEXT).program
     programs = [replace(token, kind="prefill" if tokens > 1 else "decode", tokens=tokens) for tokens in times]
     return {each.tokens: each.fewest for each in with_fewest(programs, lambda program: times[program.tokens])}
@@ -107,7 +107,7 @@ def test_fewest_weighs_a_chunk_against_shorter_ones():
 
 
 def test_products_of_a_decoder_share_an_array():
-    """Its tiles are the fastest ones for the products with the epilogue."""
+    """The array's tiles are the fastest ones for the products with the epilogue."""
     program = prefill_program(decoder(GEMMA3_4B), "npu2", CONTEXT, 256, "bfp16")
     design = Gemm("npu2", "bfp16", "geglu")
     (array,) = {step.call.last_plan.array for step in program.steps if step.call.operator == "gemm"}

@@ -64,7 +64,7 @@ def test_every_block_meets_its_outputs(name, way):
         weights = 2 if projection.gated else 1
 
         def row_of(number, found, first=first, projection=projection, weights=weights):
-            """Checks that tiles took all blocks of one row of a weight, each once; the row."""
+            """Checks that tiles took all blocks of one row of a weight, each once; returns the row."""
             numbers = [number for mine, _ in found for number in mine]
             starts = np.array([start for _, taken in found for start in taken])
             assert sorted(numbers) == list(range(projection.blocks))

@@ -88,7 +88,7 @@ def without_waiting(plan, fifos):
 
 
 def result(way, plan, seed):
-    """The bytes of the state that a schedule gives in the case of a way; or "deadlock", whatever error it is."""
+    """The state's bytes after a plan ran under a schedule on a way's case; any error of the emulator: "deadlock"."""
     try:
         state = run(emulator(plan.array), plan, seed=seed, **mistaken_case(way).call.buffers())["state"]
     except RuntimeError:

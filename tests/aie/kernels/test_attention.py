@@ -55,7 +55,8 @@ def assert_is_attention(o, sweep, *, in_blocks=False, operator=flow_qkv_attentio
     o = o[:, : expected.shape[1]]  # the rows after them are padding
     if unbiased:
         # In units of the last place, on average: rounding to nearest errs by 0, floor by -1/2. One error has a
-        # deviation of about 3/4 of a unit (its own rounding and F's), the mean of 512 one of 0.033: 0.2 is six such.
+        # deviation of about 3/4 of a unit (by its own rounding and F's), the mean of 512 one of 0.033; the bound is six
+        # of these.
         _, exponent = np.frexp(expected)
         assert expected.size >= 512
         assert abs(np.sum(wide(o) - expected) / np.sum(np.exp2(exponent - 8.0))) < 0.2

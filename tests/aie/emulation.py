@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from flownpu.selftest.reference import case as known
 
 ARCHITECTURES = {"npu1": "xdna", "npu2": "xdna2"}
-# What no output may keep: not a number in bf16 and f32.
+# The byte that outputs hold before a call: where nothing is written, an element stays NaN in bf16 and f32.
 _NEVER_WRITTEN = 0xFF
 
 
 def emulator(array: Array, functions: Mapping[str, Callable[..., None]] | None = None) -> Emulator:
-    """An emulator of the array with the kernels of its architecture; `functions`: kernels in Python, which go first."""
+    """An emulator of the array with its architecture's kernels; `functions`: kernels in Python, which replace these."""
     return Emulator(array, LIBRARIES / f"libflownpu_aie_{ARCHITECTURES[array.target]}.so", functions)
 
 
 def plan_of(program: Program | Plan, *, checked: bool = True) -> Plan:
-    """The plan of a design's program, without faults unless `checked` is False."""
+    """The plan of a design's program; unless `checked` is False, a `PlanError` if the checker finds faults."""
     plan = program if isinstance(program, Plan) else program.resolve_program("design")
     return require_valid(plan) if checked else plan
 
@@ -47,20 +47,22 @@ def call(
     array: Emulator, plan: Plan, *, seed: int = 0, settle: bool = True, last: str = "",
     shared: Mapping[str, np.ndarray] = MappingProxyType({}), **buffers: np.ndarray,
 ) -> dict[str, Any]:  # fmt: skip
-    """Run a plan's sequence on an emulator of its array, which may have run others.
+    """Run a plan's sequence on an emulator of its array, which may have run other calls before.
 
     Args:
         array: the emulator.
         plan: the call.
         seed: the schedule.
         settle: as in `Emulator.run`.
-        last: likewise.
-        shared: buffers that are given as they are, and changed; they may be views of one memory.
-        buffers: host buffers by their names in the plan (those of the sequence function's arguments), in any shape.
-            Those that are not given are outputs.
+        last: as in `Emulator.run`.
+        shared: host buffers that are passed without a copy, so that the call changes them; they may be views of the
+            same memory.
+        buffers: host buffers by their names in the plan (those of the sequence function's arguments), in any shape;
+            the call gets copies. Those that are not given are outputs.
 
     Returns:
-        Every host buffer afterwards, [elements] of its type; outputs hold NaN where nothing was written.
+        Every host buffer after the call, [elements] of its type; outputs hold bytes of 0xFF (NaN in floats, -1 in
+        integers) where nothing was written.
     """
     unknown = {*buffers, *shared} - {record.name for record in plan.sequence.buffers}
     assert not unknown, f"the plan has no host buffers {unknown}"
@@ -80,7 +82,7 @@ def call(
 
 
 def assert_nothing_left(array: Emulator) -> None:
-    """The calls so far have left no data under way and no core in the middle of a pass."""
+    """Assert that the calls so far left no data under way and no core in the middle of a pass."""
     left = array.leftovers()
     assert left == [], "\n".join(left)
 
@@ -110,7 +112,7 @@ class Case:
         inputs: host buffers by name.
         output: the name of the output.
         expected: float64, in any shape.
-        tolerance: of each element, derived from the arithmetic by who made the case.
+        tolerance: absolute, for each element or for all; the case's maker derives it from the arithmetic.
         select: picks what is compared from the output buffer, [elements]; by default all of it.
     """
 
@@ -136,7 +138,7 @@ class Case:
         return np.asarray(output)
 
     def fuzz(self, seeds: Iterable[int] = range(1, 101)) -> None:
-        """Every schedule gives the same bytes, whether on a fresh array or after other calls of it."""
+        """Assert that every schedule gives the bytes of schedule 0, each on the array as the call before left it."""
         array = emulator(self.plan.array)
         self.check(array)
         first = call(array, self.plan, **self.inputs)
@@ -148,7 +150,7 @@ class Case:
 
 
 def emulated(make: Callable[..., known.Case]) -> Callable[..., Case]:
-    """The same cases, with their plans, checked, for the emulator."""
+    """Decorate a function that makes the package's cases: it then makes cases for the emulator, with checked plans."""
 
     @wraps(make)
     def case(*arguments: Any, **options: Any) -> Case:

@@ -40,7 +40,8 @@ __all__ = [
 
 ROOT = Path(__file__).parents[2]
 BUILT = Path(os.environ.get("FLOWNPU_TESTING_DIR", ROOT / "build" / "testing"))
-# The kernels: under the sanitizers they are apart from those that emulated models call (CMakeLists.txt).
+# The kernels' libraries. A sanitized build has them in a folder of their own; beside it are unsanitized ones, which
+# emulated models call (CMakeLists.txt).
 LIBRARIES = BUILT / "kernels" if (BUILT / "kernels").is_dir() else BUILT
 ARCHITECTURES = ("xdna", "xdna2")
 
@@ -69,7 +70,7 @@ def _load(folder: Path) -> ModuleType:
 
 
 def _buffer(content: np.ndarray, offset: int) -> tuple[np.ndarray, np.ndarray]:
-    """Memory with red zones around a copy of the content, which begins `offset` bytes past a multiple of 64."""
+    """Memory with red zones around a copy of the content, and the copy: `offset` bytes past a multiple of 64."""
     raw = np.full(content.nbytes + 2 * _RED_ZONE + 64 + offset, _RED, np.uint8)
     begin = -raw.ctypes.data % 64 + _RED_ZONE + offset
     inside = raw[begin : begin + content.nbytes]
@@ -92,11 +93,13 @@ class Kernels:
     def call(self, name: str, *arguments: np.ndarray | int, offset: int = 0) -> None:
         """Runs a kernel on copies of the arrays in aligned memory, and copies those back that it writes.
 
-        The same array given twice is the same memory. `offset` bytes are added to the buffers' addresses.
+        An array that is given twice is one buffer. Buffers begin `offset` bytes past a multiple of 64.
 
         Raises:
-            RuntimeError: The kernel made an access that the array would not have made as written.
-            AssertionError: It changed bytes around a buffer.
+            RuntimeError: The kernel made an access that the array does not make as written: misaligned, outside of its
+                buffers, or a write to an input.
+            AssertionError: An array has another dtype than the kernel's parameter, or the kernel changed bytes around
+                a buffer.
         """
         buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         passed: list[Any] = []
@@ -117,11 +120,11 @@ class Kernels:
 
 
 def load(architecture: str, library: str = "flownpu_aie") -> Kernels:
-    """The host build of one architecture, "xdna" or "xdna2"."""
+    """The host build of one architecture, "xdna" or "xdna2"; `library`: "flownpu_aie_probes" for host/probes.cc."""
     return Kernels(LIBRARIES / f"lib{library}_{architecture}.so")
 
 
 def assert_within(actual: np.ndarray, expected: np.ndarray, tolerance: Any) -> None:
-    """Every element within its tolerance."""
+    """Assert that the shapes are equal and every element is within its tolerance, absolute."""
     found = compare(np.asarray(actual), np.asarray(expected), tolerance)
     assert found.beyond == 0, found.text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small programs and changes to plans, for the tests of the recorder and the checker."""
+"""Small programs and changes to plans, for the tests of the recorder, the checker, the emulator and the printer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KIND = tensor(64)
 
 
 def one_core(core, *arguments, sequence=None, types=(), kind=None):
-    """A program of one core between two fifos."""
+    """The plan of one core between two fifos."""
     kind = kind or tensor(64)
     a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
 
@@ -86,7 +86,10 @@ def chain(passes: int = 4, elements: int = 64) -> Plan:
 
 
 def between(workers, a, c, *host) -> Plan:
-    """Workers between two fifos: `a` is filled from x, `c` drained to z, each at once."""
+    """The plan of workers between two fifos: `a` is filled from x, `c` drained to z, by a transfer each.
+
+    `host`: the types of x and z.
+    """
 
     def sequence(x, z, a, c):
         a.fill(x)
@@ -136,7 +139,7 @@ def with_fifo(plan: Plan, fifo_name: str, /, **changes) -> Plan:
 
 
 def with_end(plan: Plan, name: str, port: str, **changes) -> Plan:
-    """The plan with one end of a fifo changed (the first consumer)."""
+    """The plan with one end of a fifo changed; `port`: "produce", or "consume" for the first consumer."""
     fifo = next(fifo for fifo in plan.array.fifos if fifo.name == name)
     if port == "produce":
         return with_fifo(plan, name, producer=dataclasses.replace(fifo.producer, **changes))
@@ -144,7 +147,7 @@ def with_end(plan: Plan, name: str, port: str, **changes) -> Plan:
 
 
 def with_body(plan: Plan, change) -> Plan:
-    """The plan with the body of its first core's loop changed by `change(tuple) -> tuple`."""
+    """The plan with the body of the first loop of its first core changed by `change(tuple) -> tuple`."""
     core = plan.array.cores[0]
     place = next(i for i, statement in enumerate(core.body) if hasattr(statement, "body"))
     loop = dataclasses.replace(core.body[place], body=tuple(change(core.body[place].body)))

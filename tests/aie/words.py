@@ -10,7 +10,7 @@ from flownpu.aie.programs.call_family import CallFamily, CallSweep, Patch, Posit
 
 
 class Reader:
-    """What is left of a file."""
+    """Takes words from the front of a file; what is not taken yet is left."""
 
     def __init__(self, words):
         self._words = list(map(int, words))
@@ -30,7 +30,7 @@ class Reader:
         return data[:size].decode()
 
     def head(self):
-        """Checks magic and version; the kind."""
+        """Checks magic and version, keeps the identity, and returns the kind."""
         assert (struct.pack("<q", self.integer()), self.integer()) == (b"FlowNPU\0", 4)
         kind, self.identity = self.integer(), self.integer()
         return kind
@@ -45,7 +45,7 @@ def words_of(file):
 
 
 def read_family(words):
-    """A family's file, by the description of its format: name, identity, family."""
+    """Reads a family's file by the description of its format: name, identity, family."""
     reader = Reader(words)
     assert reader.head() == 4
     name, identity = reader.text(), reader.integer()
@@ -62,7 +62,7 @@ def _word_class(reader):
 
 
 def read_index(folder):
-    """The index, by its format's description: target, emulated, identity, arrays, calls, the host's calls, programs."""
+    """Reads the index by its format's description: target, emulated, identity, arrays, calls, host calls, programs."""
     everything = words_of(folder / "index.words")
     reader = Reader(everything)
     assert reader.head() == 3

@@ -119,7 +119,7 @@ def test_another_program_is_made_again_and_what_is_not_called_is_gone(tmp_path):
 @pytest.mark.parametrize(
     ("bad", "error", "message"),
     [
-        # Rows as long as L1 has no room for.
+        # Rows for which L1 has no room.
         (
             norm(2, lambda: RMSNorm("npu2", 32768).program(2, 1e-6), "large"),
             PlanError,

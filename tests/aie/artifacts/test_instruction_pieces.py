@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions that are put together of those of few positions are what a compiler makes of each position."""
+"""Instructions put together from those of a few positions are what a compiler makes at each position."""
 
 import numpy as np
 import pytest
@@ -28,12 +28,12 @@ from tests.aie.mlir.aie_opt import instructions, lowered, needs_aie_opt
 from tests.aie.programs.test_call_family import CALLS
 from tests.aie.small_programs import chain
 
-# Compilations that a call needs: of 363 that its classes have positions to be derived from.
+# The most compilations that a call may need; its classes are derived from as many as 363 positions.
 FEW = 12
 
 
 def compiled(plan):
-    """Instructions, as a compiler that counts descriptors from the lowest free number of a tile might write them."""
+    """Instructions as a compiler might write them that takes the lowest free descriptor of a tile."""
     tiles = {fifo.name: fifo.producer.tile if fifo.producer.tile.row == 0 else fifo.consumers[0].tile
              for fifo in plan.array.fifos}  # fmt: skip
     names = {name: number for number, name in enumerate(sorted(tiles))}
@@ -74,7 +74,7 @@ def compiled(plan):
 
 
 def pieces_of(name, make=compiled):
-    """The pieced words of a call of programs/test_call_family.py, and what makes its plans."""
+    """A call of programs/test_call_family.py: its pieced words, what makes its plan at a position, its positions."""
     program, positions = CALLS[name]
 
     def plan(position):
@@ -93,12 +93,12 @@ def test_words_are_those_of_the_compiler_at_all_positions(name):
     for position in np.random.default_rng(1).choice(positions.count, 6).tolist():
         expected = compiled(plan(position))
         np.testing.assert_array_equal(words(position), expected, err_msg=str(position))
-        differ = family.at(position) != expected  # strides of dimensions of one step
+        differ = family.at(position) != expected  # strides of dimensions of size 1, which the compiler leaves 0
         assert not expected[differ].any()
 
 
 def test_classes_cost_no_compilations():
-    """A call of four times the tasks, in a longer context, needs no four times as many."""
+    """A call with four times the tasks, in a longer context, needs one compilation more at most."""
     flow = FlowKV("npu2", 8, 4, 64)
     most = LIMITS["npu2"].iteration_maximum
     counts = []
@@ -116,7 +116,7 @@ def test_classes_cost_no_compilations():
 
 
 def test_a_compiler_that_writes_something_else_is_noticed():
-    """What has other operations, or words that do not follow the numbers."""
+    """Other operations, and words that do not follow the steps' numbers, are errors."""
 
     def squares(plan):
         words = compiled(plan)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the checker start from: a plan without faults, changes of it, and the messages of a check."""
+"""What the tests of the checker share: a plan without faults, changes to it, and the messages of a check."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ BUFFER = PlanBuffer("extra", Place(0, 2), Type((4,), "i32"))
 
 
 def walked(walk, port="produce", name="b", dtype="i32", elements=64, **changes):
-    """The chain with a walk at an end: b's producer is the memory tile, c's the core."""
+    """The chain with a walk at one end of a fifo; b's producer is the memory tile, c's the core."""
     plan = CHAIN
     for fifo in ("a", "b", "c"):
         plan = with_fifo(plan, fifo, type=Type((elements,), dtype))
@@ -57,7 +57,7 @@ FILL, DRAIN = (step for step in STEPS if isinstance(step, Transfer))
 
 
 def tasks(count, *, awaited=False, step=1):
-    """`count` pairs of a fill and a drain, at most `step` pairs at once if awaited."""
+    """A plan with `count` pairs of a fill and a drain; if `awaited`, at most `step` pairs are under way at once."""
     kind = tensor(64)
     a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults of core programs: what is acquired, released and called.
 
-Each is broken once; the message names the place, the need and what is there.
+Each rule is broken once; the message names the place, the need and what is there.
 """
 
 import dataclasses
@@ -190,7 +190,7 @@ def test_what_a_loop_leaves_held():
 
 
 def window_that_slides(*, anew, index, dynamic=True):
-    """Hold two objects, use and give up the oldest, then use the other, acquired anew or not, by an index."""
+    """Hold two objects, use and give up the older, then the other: acquired anew, or by its index in the view."""
     kind = tensor(64)
     a, c = ObjectFifo(kind, name="a", depth=3), ObjectFifo(kind, name="c")
 

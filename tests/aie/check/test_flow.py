@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults of flow: fifos that are not drained, not reached, or out of balance.
 
-Each is broken once; the message names the place, the need and what is there.
+Each rule is broken once; the message names the place, the need and what is there.
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ def test_a_fifo_that_nobody_drains():
 
 
 def test_a_core_without_a_barrier_must_suit_all_its_fifos():
-    """Two passes' worth of a, three passes' worth of b."""
+    """The host sends what two passes of the loop take of a, and what three take of b."""
     kind = tensor(64)
     a, b, c = (ObjectFifo(kind, name=name) for name in "abc")
 
@@ -125,7 +125,7 @@ def test_a_load_of_free_names_its_transfer():
 
 
 def test_walk_of_a_joined_output_is_over_each_part():
-    """dimensionsToStream of a join's output applies to every input's part (asked of aie-opt)."""
+    """dimensionsToStream of a join's output applies to every input's part (as a real aie-opt has it)."""
     kind, part = tensor(128), tensor(64)
     c = ObjectFifo(kind, name="c", to_stream=TensorAccessPattern.full((8, 8)).permute([1, 0]))
     parts = c.prod().join([0, 64], tile=Tile(0, 1), obj_types=[part] * 2)

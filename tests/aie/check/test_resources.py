@@ -77,9 +77,9 @@ def pass_through(count, *, elements=64, depth=2, column=0):
 
 
 def test_core_memory_is_exact():
-    """64512 bytes beside a stack of 1024 fit, four more do not (both asked of a real aie-opt).
+    """64512 bytes beside a stack of 1024 fit, eight more do not (a real aie-opt says so of both).
 
-    What constants need behind them (plan/test_buffer_addresses.py) is not there.
+    Those that fit leave no room for constants behind them (plan/test_buffer_addresses.py), which the checker reports.
     """
     fit, over = (many(1, 1, elements=n // 4, depth=1) for n in (32256, 32260))
     assert all("memory behind the highest buffer: need 1024 bytes, have 0 bytes" in text for text in messages(fit))
@@ -89,7 +89,7 @@ def test_core_memory_is_exact():
 
 
 def test_memory_tile_is_exact():
-    """524288 bytes fit, four more do not; the real compiler would move the rest to the next column without a word."""
+    """32 objects that fill 524288 bytes fit, larger ones do not; aie-opt would move some a column on, silently."""
     fit, over = (
         with_end(pass_through(1, elements=n // 4), "a0", "consume", depth=d) for n, d in ((16384, 32), (16388, 32))
     )

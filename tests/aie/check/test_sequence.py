@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults of run-time sequences: taps, queues, live descriptors.
 
-Each is broken once; the message names the place, the need and what is there.
+Each rule is broken once; the message names the place, the need and what is there.
 """
 
 import dataclasses
@@ -165,7 +165,7 @@ def test_taps_that_are_good(offset, walk, elements, dtype):
 
 
 def halves(*verbs):
-    """The chain's data in two transfers each way; a verb is of `fill`, `drain`, `await`, `free` and a number."""
+    """The chain's data in two transfers each way; a verb is fill, drain, await or free with the number of a half."""
 
     def half(step, number):
         tap = Tap(128 * number, (Dimension(128, 1),))
@@ -187,12 +187,12 @@ FREED_EARLY = "completion known before Free: need yes, have no"
 @pytest.mark.parametrize(
     ("verbs", "early"),
     [
-        # A fill belongs to the drain behind it, and to the one before it where it has no larger share of the data.
+        # A fill has ended with a drain behind it, or with one before it if no more of the data was filled than drained.
         (["fill 0", "drain 0", "fill 1", "drain 1", "await 0", "free 0", "await 1", "free 1"], []),
         (["drain 0", "fill 0", "drain 1", "fill 1", "await 0", "free 0", "await 1", "free 1"], []),
         (["drain 0", "drain 1", "fill 0", "fill 1", "await 0", "free 0", "await 1", "free 1"], []),
         (["drain 0", "fill 0", "drain 1", "fill 1", "await 1", "free 0", "free 1", "await 0"], []),
-        # The second half is not there when the first has come out.
+        # When the first half has come out, the second fill need not have ended.
         (["fill 0", "drain 0", "fill 1", "drain 1", "await 0", "free 0", "free 1", "await 1"], ["a1"]),
         (["drain 0", "fill 0", "drain 1", "fill 1", "await 0", "free 1", "free 0", "await 1"], ["a1"]),
         (["drain 0", "drain 1", "fill 0", "fill 1", "free 0", "await 0", "free 1", "await 1"], ["a0", "a1"]),

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of GEMM: against what was published, against plans followed event by event, and its tuner's choices."""
+"""The model of GEMM: against what was published, against plans followed event by event, and its tuner's choices.
+
+Tables, sections and equations are those of arXiv 2512.13282.
+"""
 
 from __future__ import annotations
 
@@ -56,21 +59,21 @@ def test_l1_is_filled_as_published(core):
 
 @pytest.mark.parametrize("core", CORES, ids=named)
 def test_throughput_of_a_core(core):
-    """As near as the fit is: 9 %; published throughputs are whole percents of the unit's rate, up to 1.2 % off."""
+    """To 9 %, as near as the fit is; published throughputs are whole percents of the unit's rate, up to 1.2 % off."""
     modelled = macs_per_cycle(gemm_parameters(core.target), PRECISIONS[core.precision], core.size)
     assert modelled == pytest.approx(core.macs_per_cycle, rel=0.09)
 
 
 @pytest.mark.parametrize("core", TABLE_1, ids=named)
 def test_single_core_programme(core):
-    """Table 1, with the efficiency that was measured."""
+    """Its solutions are the kernels of table 1, with the efficiency that was measured."""
     known, kind = gemm_parameters(core.target), PRECISIONS[core.precision]
     measured = core.macs_per_cycle / peak_macs(known, kind)
     assert single_core_kernel(known, kind, measured=measured) == core.size
 
 
 def test_single_core_programme_with_the_modelled_efficiency():
-    """int8-int32 differs: its call is predicted 5 to 7 % too fast, so that 48 columns do not keep the inputs up."""
+    """int8-int32 differs: its call is predicted 5 to 7 % too fast, so that with 48 columns inputs come too slowly."""
     differing = []
     for core in TABLE_1:
         known, kind = gemm_parameters(core.target), PRECISIONS[core.precision]
@@ -100,13 +103,13 @@ def test_native_sizes_of_the_text():
 
 
 def test_tiles_are_the_programmes():
-    """Tables 2 and 3: with its k, each has the largest m n; but one, which the constraints as stated do not explain."""
+    """Tables 2 and 3: a kernel's m n is the largest for its k, but for one, which the constraints do not explain."""
     throughput = {(core.target, core.precision, core.size): core.macs_per_cycle for core in CORES}
     differing = []
     for gemm in TABLES:
         size = gemm.tiling.size
         search = GemmSearch(gemm.target, gemm.precision)
-        # The efficiency of the k before: of the programme's step, unless it was smaller than this kernel's own.
+        # The efficiency at the k before: the model's, or 2 % more than was measured with this kernel.
         of_size = throughput[gemm.target, gemm.precision, size]
         found = search.kernels(size.k) + search.kernels(size.k, throughput=of_size * 1.02)
         if size not in found:
@@ -124,7 +127,7 @@ def test_balance_is_where_the_paper_found_it(target, precision):
 
 @pytest.mark.parametrize(("target", "precision"), list(itertools.product(GEMM, ("int8-int32", "bf16-bf16"))))
 def test_balance_is_flat_where_it_differs(target, precision):
-    """Another k is predicted to be better by 11 % or less: what the model's own error may make of it."""
+    """Another k is predicted to be better, but by 11 % or less: the model's own error may be as large."""
     search = GemmSearch(target, precision)
     best = search.candidates()[0][1].tops
     published = next(gemm.tiling for gemm in TABLES if (gemm.target, gemm.precision) == (target, precision))
@@ -143,7 +146,7 @@ def test_predictions_are_within_ten_percent(row):
 
 
 def test_parameters_are_what_the_fit_finds():
-    """As they are rounded in the table: to three digits."""
+    """The table has them rounded to three digits."""
     fitted, held = gemm_fit.fitted(gemm_fit.fit(ROWS)), gemm_fit.fitted(GEMM)
     for name, value in held.items():
         assert fitted[name] == pytest.approx(value, rel=0.01), name
@@ -156,7 +159,7 @@ def test_fitted_parameters_say_so():
 
 
 def test_fit_finds_what_made_its_rows():
-    """Rows that other parameters predict, and the parameters again: what the published ones are near is no accident."""
+    """From rows that other parameters predict it finds these again: what it finds in published rows is no accident."""
     changed = {("npu1", "read"): 25e9, ("npu2", "element"): 0.06, ("", "call"): 150.0}
     other = gemm_fit.with_values(GEMM, changed)
     made = [replace(row, published=row.predict(other, True)) for row in ROWS if row.unit != "factor"]
@@ -222,9 +225,9 @@ def test_errors(make, message):
 
 @pytest.mark.parametrize(("kind", "epilogue"), ALL)
 def test_prediction_agrees_with_the_plan_followed_in_time(kind, epilogue):
-    """Event by event, with main memory and dispatch that take no time: the rest of the model, to 5 %.
+    """The model without main memory and dispatch agrees to 5 % with the plan followed event by event.
 
-    What is left: streams move whole objects here, and a kernel that is no product takes all its buffers at once.
+    They differ as followed streams move whole objects, and a kernel that is no product takes all its buffers at once.
     """
     design = Gemm(*kind, epilogue)
     known, precision, limits = gemm_parameters(design.target), PRECISIONS[design.weights], LIMITS[design.target]
@@ -248,7 +251,7 @@ def test_prediction_agrees_with_the_plan_followed_in_time(kind, epilogue):
 
 @pytest.mark.parametrize(("kind", "epilogue"), ALL)
 def test_defaults_are_what_the_tuner_finds(kind, epilogue):
-    """For the projections of all models in chunks of 512 tokens, as `rank_for_shapes` weighs them; ties are ties."""
+    """For all models' projections in chunks of 512 tokens, as `rank_for_shapes` weighs them; others may be as fast."""
     groups = [
         [
             (512, k, -(-n // 32) * 32)
@@ -264,7 +267,7 @@ def test_defaults_are_what_the_tuner_finds(kind, epilogue):
 
 @pytest.mark.parametrize(("kind", "epilogue"), ALL)
 def test_tiles_that_are_tried_fit(kind, epilogue):
-    """What L1's bytes say is what the checker says: of those it lets pass and of those it does not."""
+    """The tuner's count of L1's bytes agrees with the checker, which passes what it takes and refuses larger tiles."""
     for design in list(designs(*kind, epilogue))[::40]:
         assert check(design.program(design.height, design.k_mt, design.width).resolve_program("gemm")) == []
     large = Gemm(*kind, epilogue, m=96, k=64, n=64, e_y=3, e_x=1)

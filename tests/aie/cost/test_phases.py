@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost model of a plan: its parts against published numbers and sums by hand, counting against following events."""
+"""The cost model of a plan: its parts against published numbers and sums by hand, counts against followed events."""
 
 import itertools
 import math
@@ -35,12 +35,12 @@ from tests.aie.designs.test_plans import ALL, plan_of
 from tests.aie.small_programs import chain
 
 DEVICE = DEVICES["kraken-350"]
-# As fast as memory and streams may be: what is left is the array's.
+# Memory, waits and instructions take no time: what is left is the array's.
 FREE = {**VALUES, "memory_read": 1e15, "channel_read": 1e15, "wait": 0.0, "instruction_word": 0.0}
 
 
 def moved(plan):
-    """Bytes from or to main memory by fifo, from the walks' sizes."""
+    """Bytes from or to main memory by fifo, from the taps' sizes."""
     items = {fifo.name: fifo.type.item_bytes for fifo in plan.array.fifos}
     total = Counter()
     for step in plan.sequence.steps:
@@ -89,7 +89,7 @@ def test_streams_add_up_to_what_memory_gives():
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 40)), min_size=1, max_size=4), st.sampled_from([1, 2]))
 def test_contiguous_bytes(walk, item):
-    """No run of an address list, taken as the DMA takes it, is shorter than what the walk's sizes say."""
+    """No run in the list of addresses, in the DMA's order, is shorter than what the walk's sizes say."""
     tap = Tap(0, tuple(Dimension(size, stride) for size, stride in walk))
     indices = itertools.product(*(range(size) for size, _ in walk))
     addresses = np.array([sum(i * stride for i, (_, stride) in zip(at, walk, strict=True)) for at in indices])
@@ -97,7 +97,7 @@ def test_contiguous_bytes(walk, item):
     runs = np.diff(np.concatenate([[-1], breaks, [len(addresses) - 1]]))
     found = contiguous_bytes(tap, item) // item
     assert found <= runs.min()
-    # And it is the longest such that divides all of them, unless neighbours meet by chance.
+    # And it is the longest that divides all runs, unless some of them are neighbours by chance.
     assert found == runs.min() or len(set(runs)) > 1 or runs.min() % found == 0
 
 
@@ -134,7 +134,7 @@ def test_our_attention_by_its_instructions():
 
 @pytest.mark.parametrize("sizes", [(64, 32, 64), (64, 16, 128), (32, 8, 256)])
 def test_our_attention_is_between_what_was_published(sizes):
-    """Faster than a kernel with an exact softmax was published (26 multiply-adds a cycle), slower than GEMM (180)."""
+    """Faster than a published kernel with an exact softmax (26 multiply-adds a cycle), slower than GEMM (180)."""
     assert 26 < 2 * math.prod(sizes) / sum(_flow_qkv_cycles(*sizes)) < 180
 
 
@@ -169,7 +169,7 @@ def test_counting_finds_what_following_finds(design):
     ],
 )
 def test_where_one_part_is_busy_both_agree(plan):
-    """What is left are the pipeline's ends: a few objects' ways in and out, and the sequence's wait."""
+    """Both times differ by the pipeline's ends only: a few objects' ways in and out, and the sequence's wait."""
     plan = plan_of(plan())
     counted, followed = call_cost(plan, DEVICE), simulate(plan, DEVICE)
     assert counted.total == pytest.approx(followed.seconds, rel=0.05, abs=2 * VALUES["wait"])
@@ -177,7 +177,7 @@ def test_where_one_part_is_busy_both_agree(plan):
 
 def test_counting_takes_no_longer_for_long_sequences():
     """128 times the keys are 128 times the work, in a plan whose loops are as many statements."""
-    values = {**VALUES, "instruction_word": 0.0}  # their number follows the tasks'
+    values = {**VALUES, "instruction_word": 0.0}  # their number depends on how many tasks there are
     short, long = (call_cost(plan_of(FlowKV("npu2", 8, 4, 256).program(n, n)), DEVICE, values) for n in (1024, 131072))
     assert long.read_bytes == pytest.approx(128 * short.read_bytes, rel=1e-3)
     waits = [cost.seconds[WAITS] for cost in (short, long)]
@@ -191,7 +191,7 @@ def test_a_chain_by_hand():
     followed = simulate(plan, DEVICE, FREE)
     assert followed.seconds == pytest.approx(392 / DEVICE.clock, rel=0.2)
     slow = simulate(plan, DEVICE, {**FREE, "channel_read": 256 / (640 / DEVICE.clock)})
-    # 640 cycles an object, and the last one's way: two streams more and the kernel.
+    # 640 cycles an object, then the last one's way through two more streams and the kernel.
     efficiency = burst_efficiency(1024, VALUES) / burst_efficiency(5120, VALUES)
     assert slow.seconds == pytest.approx((4 * 640 / efficiency + 64 + 8 + 64) / DEVICE.clock, rel=0.01)
 
@@ -200,12 +200,12 @@ def test_the_sequence_waits_once_for_what_it_awaits_together():
     plan = plan_of(FusedDQP("npu2", 1280).program(1024, 1152))
     values = {**VALUES, "instruction_word": 0.0}  # a wait may hide them
     without, with_waits = (simulate(plan, DEVICE, {**values, "wait": wait}).seconds for wait in (0.0, 1e-3))
-    # x is awaited, then the outputs; weights' windows are awaited besides.
+    # x is awaited, then the outputs; the oldest transfers of weights are awaited besides.
     assert 1e-3 < with_waits - without < 4e-3
 
 
 def test_instructions_count_where_nothing_else_takes_as_long():
-    """A chain's: seven parameters, barriers, transfers and awaits; and not where weights are read meanwhile."""
+    """They bound a chain (a parameter, a barrier, two transfers, an await), and count little where weights are read."""
     plan = chain()
     words = words_of_steps(plan.sequence.steps) - HEADER_WORDS
     values = {**FREE, "instruction_word": 1e-6}
@@ -217,7 +217,7 @@ def test_instructions_count_where_nothing_else_takes_as_long():
 
 
 def test_memory_is_shared():
-    """Eight streams, each faster than an eighth of memory: memory's rate is what they have together."""
+    """Eight streams, each faster than an eighth of memory's rate, together have just that rate."""
     plan = plan_of(FusedDQP("npu2", 2560).program(10240, 2560))
     followed = simulate(plan, DEVICE, {**VALUES, "memory_read": 20e9})
     assert followed.read_bytes / followed.seconds == pytest.approx(20e9, rel=0.03)
@@ -239,9 +239,9 @@ DECODE_LAYERS = {way: partial(DecodeLayer, way=way) for way in WAYS}
 def test_phases_take_what_events_make_of_them(name, kind, position):
     """Two layers of a token: weights are sent ahead of their phases, and phases wait for one another.
 
-    The rest are the first objects' ways in and the last ones' out, and weights that come in while a phase waits: they
-    hide up to its wait, which is counted. Instructions that come after a phase's streams are
-    counted as beside them: that is off by what the controller takes at most.
+    Counted and followed times differ by the first objects' ways in and the last ones' out, and by weights that come in
+    while a phase waits: a wait is counted in full, however much of it they hide. Instructions behind a phase's streams
+    are counted as going on beside them, which is off by at most what the controller takes.
     """
     plan = plan_of(DECODE_LAYERS[kind](SHAPES[name]).program(position, 2560, layers=(Layer(),) * 2))
     free = {**VALUES, "instruction_word": 0.0}
@@ -252,7 +252,7 @@ def test_phases_take_what_events_make_of_them(name, kind, position):
     instructions = words_of_steps(plan.sequence.steps) * VALUES["instruction_word"]
     assert counted.total == pytest.approx(followed.seconds, rel=0.05, abs=0.05 * followed.seconds + instructions)
     assert (counted.read_bytes, counted.written_bytes) == (followed.read_bytes, followed.written_bytes)
-    # Those of a layer, and one for the residual stream.
+    # The waits of both layers, and one for the residual stream.
     waits = DECODE_LAYERS[kind](SHAPES[name]).attention.waits
     assert counted.seconds[WAITS] / VALUES["wait"] == pytest.approx(2 * waits, abs=1)
 
@@ -274,9 +274,9 @@ def test_a_call_takes_no_less_than_its_busiest_part(design):
 @pytest.mark.parametrize(("m", "k", "n"), [(1024, 2560, 10240), (4096, 2560, 4096), (4096, 1152, 1536)])
 @pytest.mark.parametrize("epilogue", ["none", "geglu"])
 def test_a_gemms_plan_takes_what_the_tuner_predicts(m, k, n, epilogue):
-    """The equations that were fitted to published GEMMs, against the plan's streams, memory and kernels: 12 %.
+    """What is counted from the plan's streams, memory and kernels agrees to 12 % with the tuner's fitted equations.
 
-    Streams are here as slow as decoding's, and main memory's pages are not counted: neither is the other's equation.
+    The count has streams as slow as in decoding and ignores main memory's pages; the tuner's equations do neither.
     """
     design = Gemm("npu2", "bfp16", epilogue)
     plan = plan_of(design.program(m, k, n, line=k))
@@ -288,7 +288,7 @@ def test_a_gemms_plan_takes_what_the_tuner_predicts(m, k, n, epilogue):
 
 @dataclass(frozen=True)
 class OfTheHost:
-    """A step of the host."""
+    """A call that the host computes, with the bytes that it reads and writes."""
 
     operator: str
     reads: int
@@ -303,7 +303,7 @@ def norm(array, rows=64):
 
 
 def program_of(*calls, kind="prefill", tokens=64, fewest=8, context=4096):
-    """A program of these steps."""
+    """A program whose steps are these calls."""
     writer = ProgramWriter([Buffer("weight", Role.CONSTANT, 2048)])
     given = writer.rows("x", 64, 1024)
     steps = []
@@ -317,7 +317,7 @@ def program_of(*calls, kind="prefill", tokens=64, fewest=8, context=4096):
 
 
 def test_a_program_by_hand():
-    """Arrays A A B host B A: three changes, four dispatches of five calls, a step of the host; the calls' own cost."""
+    """Arrays A A B host B A: two changes behind the first array, four dispatches of five calls, a step of the host."""
     host = OfTheHost("add", 3_000_000, 1_000_000)
     program = program_of(norm("A"), norm("A"), norm("B"), host, norm("B"), norm("A"))
     prices = Prices(DEVICE)
@@ -332,13 +332,13 @@ def test_a_program_by_hand():
     assert of_calls == pytest.approx(5 * one.total)
     assert cost.read_bytes == 5 * (64 * 1024 + 1024) * 2
     assert cost.total == pytest.approx(sum(cost.seconds.values()))
-    # One run after the other changes nothing where the next begins with the array that the last ended with.
+    # The next run begins with the array that the last ended with: no change between them.
     assert prices.of_runs([(program, 0), (program, 0)], before=program).changes == 4
     assert prices.of_runs([(program, 0)]).changes == 3
 
 
 def test_prompts_go_in_the_chunks_that_the_host_takes():
-    """`chunk_for` of ops/npu/run/decoder_layers.cc, by hand: the last token alone, the rest in the longest worth it."""
+    """As `part_at` of ops/npu/run/decoder_layers.cc, by hand: the last token alone, the rest in chunks worth it."""
     token = program_of(norm("T"), kind="decode", tokens=1)
     short, long = (program_of(norm("P"), tokens=tokens, fewest=fewest) for tokens, fewest in ((64, 8), (256, 150)))
 
@@ -349,17 +349,16 @@ def test_prompts_go_in_the_chunks_that_the_host_takes():
     assert runs(9) == [(64, 0), (1, 8)]  # eight tokens are worth a chunk
     assert runs(8) == [(1, position) for position in range(8)]
     assert runs(301) == [(256, 0), (64, 256), (1, 300)]
-    assert runs(1 + 2 * 256 + 65) == [(256, 0), (256, 256), (64, 512), (1, 576), (1, 577)]  # 65 are worth no long one
+    assert runs(1 + 2 * 256 + 65) == [(256, 0), (256, 256), (64, 512), (1, 576), (1, 577)]  # 65: no long chunk
     assert runs(65, past=4096 - 64) == [(64, 4032), (1, 4096)]
     assert Counter(tokens for tokens, _ in runs(33, past=4070)) == {1: 33}  # a chunk would go beyond the cache
 
 
 @pytest.mark.parametrize("window", [0, 512])
 def test_prices_between_knots_are_those_of_the_plans(window):
-    """A token's call and a chunk's at positions that were not counted: but for a chunk, where a window begins in one.
+    """To 6 %, for a token's call and a chunk's at positions that were not counted.
 
-    That is one of 34 for each 32 queries, and what comes with it. At the first positions a chunk's instructions count,
-    which do not grow with it but with its tasks.
+    What differs is a chunk of keys in which a window begins: one of about 72 that a block of 64 queries sees.
     """
     from flownpu.aie.designs.flow_qkv import FlowQKV
     from flownpu.aie.programs.call import moving_call
@@ -377,7 +376,7 @@ def test_prices_between_knots_are_those_of_the_plans(window):
         "flow_qkv", "flow", "chunk", lambda position: flow.program(256, position, context, window=window or None),
         "npu2", context - 255, flow.keys, [CallSweep(top, block, 256, window) for top in range(0, 256, block)],
     )  # fmt: skip
-    # Instructions come in steps, with each task more; the straight line between knots is for the rest.
+    # Instructions grow in steps, with each further task; only the rest is linear between knots.
     values = {**VALUES, "instruction_word": 0.0}
     prices = Prices(DEVICE, values)
     for call in (layer, chunk):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan followed in time, against times worked out by hand, and that all of a call is in it; its trace."""
+"""A plan followed in time: against times worked out by hand, and that every byte of a call is moved; and its trace."""
 
 import json
 from collections import Counter
@@ -19,7 +19,7 @@ CORE, MEMORY, SHIM = Tile(0, 2), Tile(0, 1), Tile(0, 0)
 
 
 def estimate(plan, limits):
-    """All spans, with kernels that take one pass over their buffers, 64 bytes a cycle."""
+    """All spans, if a kernel takes a cycle for each 64 bytes of its buffers."""
     return TimedDataflow(plan, limits, lambda _kernel, _integers, size: size / 64).run()
 
 

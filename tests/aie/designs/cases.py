@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases for the emulator: those of the package (flownpu.selftest.reference), and a projection as prefill makes it.
 
-Tolerances are those of the kernels' tests, plus nothing: the array only moves what kernels make.
+Tolerances are those of the kernels' tests and no larger: the array only moves what kernels compute.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ pooled_norm_case = emulated(rows.pooled_norm_case)
 
 
 def product_error(x: np.ndarray, weight: np.ndarray, inner: int, *, in_blocks: bool) -> np.ndarray:
-    """How far GEMM's sums are from x [m, k] times weight [n, k] of float64, before they are rounded.
+    """Bounds the error of GEMM's sums, before they are rounded, from x [m, k] times weight [n, k] in float64: [m, n].
 
-    Weights are rounded to bf16; in blocks a mantissa's rounding is half of 2^-6 of its block's power of two, all of it
-    where it saturates, of both operands; sums over `inner` are f32.
+    Weights are rounded to bf16. `in_blocks`: the mantissas of both operands are rounded, too, which errs by half of
+    2^-6 of their block's power of two, by all of 2^-6 where one saturates. Sums over `inner` products are f32.
     """
     error = (BF16_ROUNDING + (inner + 1) * F32_ROUNDING) * (np.abs(x) @ np.abs(weight).T)
     if in_blocks:
@@ -57,17 +57,17 @@ def product_error(x: np.ndarray, weight: np.ndarray, inner: int, *, in_blocks: b
         )
         error += 2.0**-6 * (largest_x @ np.abs(weight).T + np.abs(x) @ largest_w.T)
         error += 2.0**-12 * largest_x @ largest_w.T
-    return np.asarray(1.02 * error)  # rounded operands are larger by up to 2^-6 of a term of 2^-8
+    return np.asarray(1.02 * error)  # the terms of 2^-8 are of rounded operands, larger by up to 2^-6
 
 
 def projection_case(
     design: Gemm, m: int, k: int, n: int, rng: Rng, *, gating: str = "none", with_bias_of: float = 0.0,
     unpadded: bool = False,
 ) -> Case:  # fmt: skip
-    """The operator Q4NXMatMul in prefill: the engine turns the blocks, GEMM multiplies; against the operator itself.
+    """Q4NXMatMul as prefill computes it, against the operator: the engine makes tiles of the blocks, GEMM multiplies.
 
-    `with_bias_of`: the bias's size, 0 for none. `unpadded`: rows of A are K long, a multiple of 32, and so those of
-    other tokens are read beyond it.
+    `with_bias_of`: the bias's standard deviation, 0 for no bias. `unpadded`: A's rows are only K long, a multiple of
+    32, so GEMM, which pads K, reads on into the next row.
     """
     parts = [random_weight(rng, n, k)[0] for _ in range(2 if gating != "none" else 1)]
     blocks, x = np.concatenate(parts), bf16(rng.normal(size=(m, k)) / (16 if gating != "none" else 1))
@@ -90,7 +90,7 @@ def projection_case(
     for part in parts:
         weight = q4nx.dequantize(part, n, k).astype(np.float64)
         error = product_error(wide(x), weight, inner, in_blocks=design.target == "npu2")
-        if bias is not None:  # rounded as the weight is
+        if bias is not None:  # the bias is rounded as the weight is
             of_bias = BF16_ROUNDING + (inner + 1) * F32_ROUNDING + (2.0**-6 if design.target == "npu2" else 0)
             error += 1.02 * of_bias * np.abs(bias)
         sums.append(wide(x) @ weight.T)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases for the emulator, of what an encoder of images adds to the designs.
+"""Cases for the emulator: what an encoder of images needs of the designs, and a decoder does not.
 
-As in tests/aie/designs/cases.py: random inputs, float64 references, tolerances of the kernels' tests. All host buffers
-have lines longer than what they hold; what lies between must not be read, or must stay.
+As in tests/aie/designs/cases.py: random inputs, float64 references, tolerances of the kernels' tests. Most host
+buffers have lines longer than what they hold; what lies between must not be read or, in outputs, must stay.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["biased_gemm_case", "packed_flow_qkv_case"]
 
-_PAD = 32  # of lines, beyond what they hold
+_PAD = 32  # elements of a line beyond what it holds
 
 
 def biased_gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng) -> Case:
-    """act(A B + bias): the bias is B's row `bias_column`, where A has ones, and C's lines are those of the next A."""
+    """act(A B + bias): the bias is B's row `bias_column(k)`, where A has ones; C's lines are longer than N."""
     place = bias_column(k)
     rows, inner = design.padded(m, place + 1)
     line = n + _PAD

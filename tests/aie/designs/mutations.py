@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes that a design could have, planted in its plan, one at a time; and what notices them.
+"""Mistakes that a design could have, planted in its plan one at a time, and what notices them.
 
 A mistake is planted wherever a plan has a place for it: on one fifo of each name (a_0 stands for a_1, a_2, ...) and in
 one core of each kind.
@@ -43,7 +43,7 @@ _FLAG = 5  # the word of attention's run-time parameters that says whether it is
 
 
 def caught(cases: Iterable[Case], mutant: Plan) -> str:
-    """Who notices in a case: "checker", "emulator" (a deadlock, a bad access, leftovers), "numbers", or nobody: ""."""
+    """What notices a mutant: "checker", "emulator" (a deadlock, a bad access, leftovers), "numbers"; if nothing: ""."""
     if check(mutant):
         return "checker"
     for case in cases:
@@ -63,7 +63,7 @@ def caught(cases: Iterable[Case], mutant: Plan) -> str:
 
 
 def _transfers(plan: Plan) -> Iterator[tuple[int, Transfer]]:
-    """The first and the last transfer of one fifo of each name."""
+    """The first and the last transfer of one fifo of each name, with their places in the sequence."""
     of_fifo: dict[str, list[tuple[int, Transfer]]] = {}
     for place, step in enumerate(plan.sequence.steps):
         if isinstance(step, Transfer):
@@ -82,7 +82,7 @@ def _with_step(plan: Plan, place: int, *steps: Step) -> Plan:
 
 
 def _granule(plan: Plan, buffer: str) -> int:
-    """Elements of a word."""
+    """Elements in a word of 32 bits, 1 at least."""
     kind = next(record.type for record in plan.sequence.buffers if record.name == buffer)
     return max(1, 4 // kind.item_bytes)
 
@@ -114,7 +114,7 @@ def swapped_dimensions_of_transfers(plan: Plan) -> Mutants:
     """Two dimensions of a transfer are in the other order."""
     for place, step in _transfers(plan):
         walk = step.tap.walk
-        for number in range(len(walk) - 2):  # the innermost is one of words
+        for number in range(len(walk) - 2):  # the innermost runs over words
             if 1 not in {walk[number].size, walk[number + 1].size} and walk[number] != walk[number + 1]:
                 swapped = (*walk[:number], walk[number + 1], walk[number], *walk[number + 2 :])
                 tap = dataclasses.replace(step.tap, walk=swapped)
@@ -163,7 +163,7 @@ def swapped_transfers(plan: Plan) -> Mutants:
 
 def ends_that_do_not_wait(plan: Plan) -> Mutants:
     """A drain's descriptor is freed instead of awaited."""
-    # A fill that is awaited after the drains of its data has ended then, and may as well be freed.
+    # A fill that is awaited after the drains of its data has ended by then: to free it instead is no mistake.
     fills = {fifo.name for fifo in plan.array.fifos if fifo.producer.tile.row == 0}
     drains = {step.name for _, step in _transfers(plan) if step.token and step.fifo not in fills}
     for place, step in enumerate(plan.sequence.steps):
@@ -172,7 +172,7 @@ def ends_that_do_not_wait(plan: Plan) -> Mutants:
 
 
 def wrong_parameters(plan: Plan) -> Mutants:
-    """A run-time parameter is one more; attention's flag is the other, a window of all keys is 1, a float is 2.0."""
+    """A run-time parameter is one more; attention's flag is inverted, a window of all keys is 1, a float is 2.0."""
     written = {
         (step.buffer, step.index): (place, step)
         for place, step in reversed(list(enumerate(plan.sequence.steps)))
@@ -257,7 +257,7 @@ def offsets_of_parts(plan: Plan) -> Mutants:
 
 
 def _cores(plan: Plan) -> Iterator[tuple[int, Core]]:
-    """One core of each kind: those whose programs call other kernels."""
+    """One core of each kind, and its place; programs of one kind differ only in names that have digits."""
     kinds = {}
     for place, core in enumerate(plan.array.cores):
         kinds.setdefault(re.sub(r"'\w*\d\w*'", "", str(core.body)), (place, core))
@@ -267,7 +267,7 @@ def _cores(plan: Plan) -> Iterator[tuple[int, Core]]:
 def _variants(
     body: tuple[Statement, ...], edit: Callable[[Statement], Iterator[tuple[str, tuple[Statement, ...]]]]
 ) -> Iterator[tuple[str, tuple[Statement, ...]]]:
-    """The body with one statement replaced, those in loops too."""
+    """The bodies with one statement replaced, statements in loops included."""
     for place, statement in enumerate(body):
         replacements = list(edit(statement))
         if isinstance(statement, Loop):
@@ -296,7 +296,7 @@ def missing_releases(plan: Plan) -> Mutants:
 
 
 def missing_releases_of_barriers(plan: Plan) -> Mutants:
-    """A core's next pass is not the sequence's next start."""
+    """A core does not release its barrier."""
 
     def edit(statement: Statement) -> Iterator[tuple[str, tuple[Statement, ...]]]:
         if isinstance(statement, BarrierRelease):

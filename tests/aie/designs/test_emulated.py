@@ -110,7 +110,7 @@ def test_gemm_epilogues(rng, target, weights, epilogue, e_x):
 @pytest.mark.parametrize("epilogue", ["gelu", "geglu", "swiglu"])
 @pytest.mark.parametrize(("e_y", "e_x"), [(1, 1), (2, 2)])
 def test_gemm_without_its_epilogue(rng, target, weights, epilogue, e_y, e_x):
-    """On the array of those with it; where that makes one of two tiles, both are stored."""
+    """A plain product on the array for an epilogue; where that makes one tile of two, the plain one stores both."""
     design = small(target, weights, epilogue, e_y=e_y, e_x=e_x)
     case = gemm_case(design, 70, 130, design.plain().width + 32, rng, plain=True)
     case.check()
@@ -129,7 +129,7 @@ def test_gemm_that_fills_the_array(rng, target, weights):
 @pytest.mark.parametrize(("target", "weights"), KINDS)
 @pytest.mark.parametrize("e_x", [1, 2])
 def test_gemm_narrower_than_a_megatile(rng, target, weights, e_x):
-    """N of a column of tiles, of some, and one column of B less than the array has."""
+    """N of one column of tiles, of several columns, and of one less than the array has."""
     design = small(target, weights, e_x=e_x)
     for n in (e_x * 32, 96, design.width - 32):
         gemm_case(design, 17, 130, n, rng).check()
@@ -183,7 +183,7 @@ def test_flow_kv(rng, target, d, tokens):
     ("target", "heads", "kv_heads"), [("npu2", 9, 3), ("npu2", 32, 32), ("npu1", 16, 8), ("npu2", 18, 18)]
 )
 def test_flow_kv_of_more_heads_than_pairs(rng, target, heads, kv_heads):
-    """They take turns; of 18 KV heads six pairs take three, and the queries of the last two come on a second stream."""
+    """Heads take turns. Each of six pairs takes three of 18 KV heads; two get their queries on a second stream."""
     flow_kv_case(FlowKV(target, heads, kv_heads, 64), 100, 128, rng).check()
 
 
@@ -201,7 +201,7 @@ def test_flow_qkv(rng, target, d, tokens):
 @pytest.mark.parametrize("window", [None, 40, 150], ids=["all", "shorter than the block", "longer"])
 @pytest.mark.parametrize(("tokens", "past"), [(96, 0), (96, 101), (128, 128)])
 def test_flow_qkv_of_a_block(rng, window, tokens, past):
-    """Tokens that see one another, and what came before them as far back as a window goes."""
+    """Tokens that see one another, and the keys before them as far back as a window goes."""
     flow_qkv_case(FlowQKV("npu2", 4, 2, 64), tokens, past, 256, rng, window=window, block=True).check()
 
 
@@ -216,7 +216,7 @@ def test_attention_of_gemma3_1b(rng):
 
 
 def test_flow_kv_of_llama3_1b_at_4096_tokens(rng):
-    """More chunks than a task repeats."""
+    """There are more chunks than one task can repeat."""
     flow_kv_case(FlowKV("npu2", 32, 8, 64), 4095, 4096, rng).check()
 
 
@@ -255,7 +255,7 @@ def test_norm_rope(rng, output, tokens, position, qk_norm):
 
 
 def test_norm_rope_of_models(rng):
-    """Gemma3-1B, Llama-3.2-1B and Qwen3-8B; more tokens for a core than a task repeats."""
+    """Gemma3-1B, Llama-3.2-1B and Qwen3-8B; a core has more tokens than one task can repeat."""
     norm_rope_case(NormRope("npu2", 4, 1, 256, True, 8), 256, 17, rng, capacity=512).check()
     norm_rope_case(NormRope("npu2", 32, 8, 64, cores=2), 200, 17, rng).check()
     norm_rope_case(NormRope("npu2", 32, 8, 128, True, 8), 64, 17, rng, output="q").check()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an encoder of images adds to the designs: on the emulator against float64 references, and with mistakes."""
+"""What an encoder of images adds to the designs: on the emulator against references, and with planted mistakes."""
 
 import pytest
 
@@ -81,10 +81,10 @@ MUTANTS = {
     "flow_qkv": lambda rng: [packed_flow_qkv_case(FlowQKV("npu1", 2, 2, 72, 16, 16), 94, rng)],
     "pooled_norm": lambda rng: [pooled_norm_case(PatchPooling("npu1", 48, 2, 3, normalised=True), 14, rng)],
 }
-# Mutants that change nothing that counts.
+# Mutants that change no result: how their names begin.
 EQUIVALENT = {
     "flow_qkv": (
-        # Where a query is, and which rows are one token, counts for causality and windows only.
+        # Where a query is, and which rows are of one token, matters only to causality and windows.
         "wrong_parameters tile_0_0_parameters[1]",
         "wrong_parameters tile_0_0_parameters[7]",
     ),

@@ -19,7 +19,7 @@ from tests.aie.designs.test_plans import plan_of
 
 
 def taps(plan, fifo):
-    """The elements of the host buffer that a fifo's transfers touch, in order."""
+    """The elements of the host buffer that a fifo's transfers read or write, in order."""
     moved = [
         indices(s.tap.walk, s.tap.offset) for s in plan.sequence.steps if isinstance(s, Transfer) and s.fifo == fifo
     ]
@@ -64,7 +64,7 @@ def test_gemm_tiles_meet(epilogue, e_y, e_x):
     fifos = {fifo.name: fifo for fifo in plan.array.fifos}
 
     def stream(outer, inner):
-        """A forward link: what the memory tile holds of the host's elements, as it sends them on."""
+        """The host's elements that a memory tile gets from fifo `outer`, in the order in which `inner` sends them."""
         arriving = taps(plan, outer).reshape(-1, fifos[outer].type.elements)
         into, out = fifos[outer].consumers[0].walk, fifos[inner].producer.walk
         held = np.empty_like(arriving)
@@ -80,14 +80,14 @@ def test_gemm_tiles_meet(epilogue, e_y, e_x):
     covered = set()
     for megatile, x, y in np.ndindex(c.shape[:3]):
         place = np.empty(size * size, np.int64)
-        place[walk] = c[megatile, x, y]  # the sub-tiles' elements: where the walk takes each to
+        place[walk] = c[megatile, x, y]  # where the walk takes each element of the sub-tiles
         rows, columns = np.divmod(place.reshape(8, 8, 8, 8).swapaxes(1, 2).reshape(size, size), n)
         assert np.ptp(rows, axis=1).max() == np.ptp(columns, axis=0).max() == 0
         covered |= set(rows[:, 0])
         for step, gate in np.ndindex(steps, gates):
             left = a[megatile, step, y].reshape(size, 32)
             np.testing.assert_array_equal(left, rows[:, :1] * k + step * 32 + np.arange(32))
-            # panels(K, N): [N / 32][K / 8][4][8][8]; with a gate, 64 columns of each in turn
+            # panels(K, N): [N / 32][K / 8][4][8][8]; with a gate, 64 columns of gate and up in turn
             right = b[megatile, step, x, gate].transpose(1, 3, 0, 2, 4).reshape(32, size)
             woven = columns[0] if gates == 1 else columns[0] // size * 2 * size + gate * size + columns[0] % size
             inner, outer = np.meshgrid(step * 32 + np.arange(32), woven, indexing="ij")
@@ -116,7 +116,7 @@ def test_dequant_engine_puts_every_block_where_gemm_reads_it(m, k, gated, interl
                 block = source[0] // 5120
                 np.testing.assert_array_equal(source, block * 5120 + np.arange(5120))
                 row, j = divmod(block, blocks)
-                if gated:  # 64 columns, two rows of blocks, of each in turn
+                if gated:  # gate and up in turn, 64 columns (two rows of blocks) of each
                     projection, row = divmod(row, rows) if not interleaved else (row % 2, row // 2)
                     row = row // 2 * 4 + projection * 2 + row % 2
                 np.testing.assert_array_equal(target, (row * blocks + j) * 8192 + np.arange(8192))

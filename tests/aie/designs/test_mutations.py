@@ -72,7 +72,7 @@ CASES = {
     "swiglu": lambda rng: gated_activation_case("npu1", "swiglu", 256 * 17, rng, cores=3),
 }
 
-# What changes nothing that counts, and why.
+# By design, mutants that change no result: how their names begin, and why.
 _NOT_ASKED_FOR = "another call of the array stores so, this one does not"
 EQUIVALENT = {
     "gemm swiglu": {
@@ -100,7 +100,7 @@ EQUIVALENT = {
 
 
 def cases_of(design, rng):
-    """Cases of one plan."""
+    """The cases of a design: one for each output that is compared, of the same plan."""
     made = CASES[design](rng)
     return made if isinstance(made, list) else [made]
 
@@ -119,7 +119,7 @@ def test_planted_mistakes_are_caught(rng, design):
             if not caught(cases, mutant) and not equivalent:
                 survivors.append(name)
     assert survivors == []
-    assert planted >= 25  # no design has fewer fifos and statements than that has room for
+    assert planted >= 25  # even the smallest design has room for as many
 
 
 def test_every_kind_of_mistake_is_planted_somewhere(rng):

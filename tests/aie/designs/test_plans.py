@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every design at the shapes of the models it is for: the plan passes the checker; shapes do not change the array.
 
-What they move is followed in test_moves.py, what they compute in test_emulated.py.
+What designs move is followed in test_moves.py, what they compute in test_emulated.py.
 """
 
 import re
@@ -34,11 +34,11 @@ from flownpu.aie.iron.symbolic import RecordingError
 
 KERNELS = Path(__file__).parents[3] / "aie" / "kernels" / "kernels.h"
 
-# D, I, H, G, d, window of the models (their public configurations).
+# Hidden size, feed-forward, heads, KV heads, head size and window of the models (their public configurations).
 MODELS = {
     "gemma3-1b": (1152, 6912, 4, 1, 256, 512),
     "gemma3-4b": (2560, 10240, 8, 4, 256, 1024),
-    "siglip": (1152, 4304, 16, 16, 72, None),  # of Gemma3-4B
+    "siglip": (1152, 4304, 16, 16, 72, None),  # Gemma3-4B's encoder
     "llama3.2-1b": (2048, 8192, 32, 8, 64, None),
     "llama3.2-3b": (3072, 8192, 24, 8, 128, None),
     "llama3.1-8b": (4096, 14336, 32, 8, 128, None),
@@ -60,9 +60,10 @@ def violations(program):
 
 
 def projections(name):
-    """(M, K, epilogue) of a model's projections: packed QKV, output, gate and up (SigLIP: the first), down.
+    """(M, K, epilogue) of a model's projections: packed QKV, output, gate and up (SigLIP: its only one), down.
 
-    SigLIP's have a bias each, so K is one more (aie/designs/bias.py); its hidden states end in Gemma3-4B's.
+    SigLIP's have a bias each, whose column is the last of K (aie/designs/bias.py); one more projects its hidden states
+    to Gemma3-4B's hidden size.
     """
     hidden, feed_forward, heads, kv_heads, size, _ = MODELS[name]
     qkv = ((heads + 2 * kv_heads) * size, hidden, "none"), (hidden, heads * size, "none")
@@ -102,7 +103,7 @@ def test_dequant_engine(name, target, weights):
 @pytest.mark.parametrize(("target", "weights"), [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")])
 @pytest.mark.parametrize("name", MODELS)
 def test_gemm(name, target, weights):
-    """By supertiles, and by megatiles as far as L1 holds them: two of C's tiles, which a gate takes anyway."""
+    """By supertiles, and by megatiles of two tiles of C, the most that L1 holds; a gated product has two anyway."""
     for tokens, e_y, e_x in ((17, 1, 1), (1023, 2, 1), (1, 1, 2)):
         for m, k, epilogue in projections(name):
             expansion = {"e_y": e_y, "e_x": e_x} if epilogue != "swiglu" else {}
@@ -113,7 +114,7 @@ def test_gemm(name, target, weights):
 @pytest.mark.parametrize("tokens", [64, 256])
 @pytest.mark.parametrize("name", DECODERS)
 def test_gemm_of_chunks(name, tokens):
-    """A chunk's rows fill a megatile, so that they need no padding; nor do the rows' ends."""
+    """A chunk's rows fill a megatile, so none are added; the rows themselves are not padded either."""
     for m, k, epilogue in projections(name):
         gemm = Gemm("npu2", epilogue=epilogue, m=tokens // 4)
         assert gemm.padded(tokens, k)[0] == tokens
@@ -159,7 +160,7 @@ def test_flow_qkv(name, tokens, past, capacity):
 def test_flow_qkv_takes_the_rows_that_a_tile_holds(heads, d, rows, parts):
     """Up to 64, in multiples of 16 and of a group: with more of them the checker finds too little memory.
 
-    Outputs leave in parts only where these rows ask for it.
+    Outputs leave in parts only where so many rows need it.
     """
     design = FlowQKV("npu2", heads, 1, d)
     assert (design.rows, design.output_parts) == (rows, parts)
@@ -195,7 +196,7 @@ def test_patch_pooling_of_siglip(target):
 
 
 def test_xdna():
-    """What fits XDNA's 4 columns: 16 tiles of FusedDQP, FlowQKV, and FlowKV of up to four KV heads (others above)."""
+    """FusedDQP on 16 tiles, FlowKV and FlowQKV fit XDNA's 4 columns; the other designs are checked on it above."""
     programs = [
         FusedDQP("npu1", 6912, 16).program(1536, 1152),
         FusedDQP("npu1", 6912, 16, "geglu").program(6912, 1152),
@@ -308,7 +309,7 @@ _TYPES = {
 
 
 def prototypes():
-    """Entry: (element type, is a buffer) of each argument, from the kernels' header."""
+    """By entry, (element type, is a buffer) of each argument, from the kernels' header."""
     text = re.sub(r"//.*", "", KERNELS.read_text(encoding="utf-8"))
     found = {}
     for name, arguments in re.findall(r"void (\w+)\(([^)]*)\)", text):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deadlocks, planted: the message is who waits for whom, by the names of the plan."""
+"""Planted deadlocks: the message says who waits for whom, by the plan's names."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def without_release(port):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_an_output_that_is_never_released(seed):
-    """The whole way from the sequence to the core; nobody gives what the DMA waits for."""
+    """The message follows the whole way from the sequence to the core's DMA, which waits for what nobody gives."""
     assert deadlock(without_release("produce"), seed=seed) == (
         "[emulator] deadlock: nothing can go on; what is waited for is given by nobody:\n"
         "  sequence sequence, step 4 of 6 (await c_task1)\n"
@@ -44,14 +44,14 @@ def test_an_output_that_is_never_released(seed):
 
 
 def test_an_input_that_is_never_released():
-    """No deadlock: the core acquires what it holds already, as hardware does; the fill is never through."""
+    """No deadlock: as in hardware, an acquire counts what the core holds already. After the call it still holds it."""
     plan = without_release("consume")
     with pytest.raises(AssertionError, match=r"core \(0, 2\) still holds 1 objects of the consume end of fifo b"):
         emulate(plan, functions={"scale": lambda *_: None}, checked=False, source=np.zeros(256, np.int32))
 
 
 def test_a_circle_of_two_cores():
-    """Each takes from the other before it gives."""
+    """Each core waits for the other's object before it gives its own."""
     kind = tensor(16)
     a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
     there, back = ObjectFifo(kind, name="there"), ObjectFifo(kind, name="back")
@@ -117,7 +117,7 @@ def test_a_broadcast_that_one_core_does_not_take():
 
 
 def idle(fifo):
-    """A program without a word about its fifo."""
+    """A core program that does nothing with its fifo."""
 
 
 def test_a_core_that_is_never_started():
@@ -127,7 +127,7 @@ def test_a_core_that_is_never_started():
 
 
 def test_a_fill_that_is_too_short():
-    """The core waits for an object more than the sequence sends: a circle through the sequence."""
+    """The core waits for one object more than the sequence sends: the circle goes through the sequence."""
     plan = with_step(chain(), Transfer, tap=chain(3).sequence.steps[2].tap)  # three objects of four
     message = deadlock(plan)
     assert "in a circle" in message
@@ -140,7 +140,7 @@ def test_a_fill_that_is_too_short():
 
 
 def test_a_queue_that_is_full():
-    """A fifth task on a channel whose first is stuck."""
+    """The first fill fits the fifos; the next is stuck, and with three more behind it the channel has no place left."""
     plan = chain()
     start = [s for s in plan.sequence.steps if isinstance(s, WriteParameter)]
     fill = next(s for s in plan.sequence.steps if isinstance(s, Transfer))
@@ -154,7 +154,7 @@ def test_a_queue_that_is_full():
 
 @pytest.mark.parametrize("tile", [(0, 2), (3, 4)])
 def test_a_missing_release_in_a_design(rng, tile):
-    """FusedDQP on 32 tiles: the message names the tile whose core keeps its weights."""
+    """FusedDQP on 32 tiles: the message names the tile whose core does not release its weights."""
     case = fused_dqp_case(FusedDQP("npu2", 1024), 1056, 1024, rng)
 
     def changed(body):

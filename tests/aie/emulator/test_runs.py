@@ -58,7 +58,7 @@ def first_fill(plan):
 
 
 def with_taps(plan, **taps):
-    """The plan with the transfers of these fifos walking so: (offset, sizes and strides)."""
+    """The plan with other taps of these fifos' transfers, each (offset, (size, stride), ...)."""
     steps = [
         dataclasses.replace(s, tap=Tap(taps[s.fifo][0], tuple(Dimension(*d) for d in taps[s.fifo][1:])))
         if isinstance(s, Transfer) and s.fifo in taps
@@ -69,7 +69,7 @@ def with_taps(plan, **taps):
 
 
 def with_host(plan, **elements):
-    """The plan with host buffers of so many i32."""
+    """The plan with these host buffers, each by its name and its number of i32."""
     buffers = tuple(HostBuffer(name, Type((count,), "i32")) for name, count in elements.items())
     return dataclasses.replace(plan, sequence=dataclasses.replace(plan.sequence, buffers=buffers))
 
@@ -170,7 +170,7 @@ def test_neighbours_share_memory():
 
 
 def test_two_objects_at_once_and_one_again():
-    """A sliding window: acquire two, release one; the second is the next one's first."""
+    """A sliding window: acquire two, release one; the second of a pair is the first of the next."""
     kind = tensor(16)
     a, c = ObjectFifo(kind, name="a", depth=3), ObjectFifo(kind, name="c")
     add = Kernel("add", "add.cc", [kind, kind, kind])
@@ -204,7 +204,7 @@ def test_walks_at_every_kind_of_tile():
 
 
 def test_padding_of_a_memory_tile():
-    """a [4, 6] leaves the memory tile with one row before, and a column before and after: [5, 8]."""
+    """An object of a, [4, 6], leaves the memory tile with a row before it, a column before and one after: [5, 8]."""
     plan = chain(2, 5 * 8)
     plan = with_fifo(plan, "a", type=Type((24,), "i32"))
     plan = with_fifo(plan, "b", padding=((1, 0), (1, 1)))
@@ -291,7 +291,7 @@ def test_a_kernel_that_writes_behind_its_argument():
 
 
 def test_what_a_kernel_reads_before_it_is_written_is_no_number():
-    """... and what was given back: an object that is not filled again holds -1 (NaN in floating point)."""
+    """So is what it reads after a release: an object that is not filled again holds -1 (NaN in floating point)."""
     seen = []
 
     def looks(x, y, factor):
@@ -370,7 +370,7 @@ def test_what_fails_in_a_kernel_in_python_fails_so():
 
 
 def test_an_access_that_traps_is_said_with_core_and_kernel():
-    """The host's model of the vector unit refuses it: 24 numbers are no whole vectors."""
+    """The host's model of the vector unit refuses the access: 24 numbers do not fill whole vectors."""
     plan = chain(4, 24)
     kinds = (Type((24,), "f32"), Type((), "i32"))
     plan = with_array(plan, kernels=(dataclasses.replace(plan.array.kernels[0], entry="zero_f32", arguments=kinds),))
@@ -396,7 +396,7 @@ def test_a_wrong_host_buffer_and_an_emulator_that_has_failed():
         array.run(plan.sequence, [numbers(256)])
     with pytest.raises(ValueError, match="expected contiguous host buffers"):
         array.run(plan.sequence, [numbers(512)[::2], numbers(256)])
-    call(array, plan, source=numbers(256))  # nothing was begun, so nothing is lost
+    call(array, plan, source=numbers(256))  # the refused calls began nothing, so the emulator can go on
     with pytest.raises(RuntimeError, match="still under way"):
         call(array, with_steps(plan, *plan.sequence.steps[3:4]), source=numbers(256))
     with pytest.raises(RuntimeError, match="a call before this one failed"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever the order of events, results are the same; where a program has a race, some schedule shows it."""
+"""Whatever the order of events, results are the same; if a program has a race, some schedule shows it."""
 
 import dataclasses
 
@@ -73,7 +73,7 @@ def test_a_hundred_schedules(rng, design):
 
 
 def order(seed):
-    """Which core calls its kernel when, of four that share a stream."""
+    """The order in which four cores that share a stream call their kernels."""
     calls = []
 
     def add(x, y, number):
@@ -115,7 +115,7 @@ SOURCE = np.arange(1, 257, dtype=np.int32)
 
 
 def test_a_parameter_that_is_written_while_the_core_runs():
-    """The core reads how many objects there are after the start: whether before or after the change is chance."""
+    """After its start the core reads how many objects there are: before or after the change, by chance."""
     plan = chain()
     steps = list(plan.sequence.steps)
     after = next(place for place, step in enumerate(steps) if isinstance(step, SetBarrier)) + 1
@@ -126,7 +126,7 @@ def test_a_parameter_that_is_written_while_the_core_runs():
 
 
 def test_a_start_that_is_lost():
-    """The barrier is set again before the core has been through the first time: some schedules make one pass of two."""
+    """The barrier is set again before the core has finished its first pass: in some schedules it makes only one."""
     plan = chain(2)
     start = [s for s in plan.sequence.steps if isinstance(s, (WriteParameter, SetBarrier))]
     moves = [s for s in plan.sequence.steps if isinstance(s, Transfer)]
@@ -183,7 +183,7 @@ def wrong_schedules(cases, seeds, *, settle):
     return wrong
 
 
-IDLE = {  # calls that leave some cores without work, and those after them that do not
+IDLE = {  # calls that leave some cores without work, and between them calls that do not
     "fused_dqp": lambda rng: [fused_dqp_case(FusedDQP("npu2", 512), m, 300, rng) for m in (128, 1056, 128, 1056)],
     "rms_norm": lambda rng: [rms_norm_case(RMSNorm("npu2", 96, 4), rows, rng) for rows in (1, 9, 2, 9)],
     "residual rms_norm": lambda rng: [
@@ -204,13 +204,13 @@ IDLE = {  # calls that leave some cores without work, and those after them that 
 
 @pytest.mark.parametrize("design", IDLE)
 def test_calls_need_no_time_between_them(rng, design):
-    """A core that had nothing to do may be late: it still does not take the next call for its own."""
+    """A core without work may be late: it must not take the start of the next call for that of its own."""
     assert wrong_schedules(IDLE[design](rng), range(30), settle=False) == []
 
 
 @pytest.mark.parametrize("design", ["fused_dqp", "rms_norm"])
 def test_parameters_that_are_written_too_early(rng, design):
-    """Without the wait for what all cores share, an idle core of the call before misses its start."""
+    """If they do not wait for what all cores share, a core that was idle in the call before misses its start."""
 
     def early(plan):
         first = [s for s in plan.sequence.steps if isinstance(s, (WriteParameter, SetBarrier))]

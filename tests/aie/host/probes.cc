@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that do one thing of aie/host/ each, so that tests see it by itself.
+// Kernels that each use one feature of aie/host/, so that tests check it by itself.
 #include <aie_api/aie.hpp>
 
 #include "aie/host/make_kernel.h"
@@ -13,7 +13,7 @@ aie::rounding_mode mode_of(std::int32_t mode) {
              : (mode == 1 ? aie::rounding_mode::conv_even : aie::rounding_mode::symmetric_floor);
 }
 
-// f32 to bf16: mode 0 floor, 1 conv_even, 2 symmetric_floor, and 3 as the core powers up.
+// f32 to bf16. Mode: 0 floor, 1 conv_even, 2 symmetric_floor, 3 the one that a core powers up in.
 void round_bf16(const float* x, bfloat16* y, std::int32_t mode) {
   if (mode != 3) aie::set_rounding(mode_of(mode));
   aie::store_v(y, aie::accum<accfloat, 16>(aie::load_v<16>(x)).to_vector<bfloat16>());
@@ -51,8 +51,8 @@ void reciprocals(const float* x, float* y) {
   aie::store_v(y + 16, inverse_root);
 }
 
-// Rearrangements of 0 .. 31 (and 32 .. 63): transpose 4 x 8, filter_even by 2, filter_odd, zip
-// by 4.
+// Rearrangements of x[0 .. 31]: transpose 4 x 8, filter_even by 2, filter_odd, and a zip by 4 with
+// x[32 .. 63].
 void rearrange(const float* x, float* y) {
   const auto v = aie::load_v<32>(x);
   aie::store_v(y, aie::transpose(v, 4, 8));
@@ -66,14 +66,14 @@ void unpack_codes(const std::uint8_t* x, float* y) {
   aie::store_v(y, aie::to_float(aie::load_v<32>(x).cast_to<uint4>().unpack()));
 }
 
-// c = a b for one product of each shape's kind.
+// c = a b, all row-major.
 void mmul_4x8x4(const bfloat16* a, const bfloat16* b, float* c) {
   aie::mmul<4, 8, 4, bfloat16, bfloat16> product;
   product.mul(aie::load_v<32>(a), aie::load_v<32>(b));
   aie::store_v(c, product.to_vector<float>());
 }
 
-// aie/kernels/common/float_math.h: 2^x, as well as a bf16 needs it, and 1/x, in f32.
+// aie/kernels/common/float_math.h, in f32: 2^x, 2^x as exact as a bf16 needs it, and 1/x.
 void powers_of_two(const float* x, float* y) {
   flownpu::round_to_nearest();
   aie::store_v(y, flownpu::power_of_two<16>(aie::load_v<16>(x)));

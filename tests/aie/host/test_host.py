@@ -78,7 +78,7 @@ def test_misaligned_access_is_trapped(probes):
 
 
 def test_alignment_is_the_architecture_s(probes):
-    """512 bits: two loads of 32 bytes on XDNA, one of 64 on XDNA2."""
+    """An access of 512 bits is two of 32 bytes on XDNA, so it needs that alignment only; on XDNA2 it is one of 64."""
     x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
     if probes.architecture == "xdna":
         probes.call("copy16", x, y, 8, 24)
@@ -141,7 +141,7 @@ def test_rounding_to_bf16(probes, rng, mode):
     probes.call("round_bf16", x, y, mode)
     if mode == CONV_EVEN:  # ml_dtypes rounds to nearest even
         expected = wide(x.astype(ml_dtypes.bfloat16))
-    else:  # an integer number of units of 2^-7 of the power of two below; a core powers up in floor
+    else:  # a multiple of 2^-7 of the power of two below x; a core powers up in floor
         fraction, exponent = np.frexp(wide(x))
         step = np.trunc if mode == SYMMETRIC_FLOOR else np.floor
         expected = np.ldexp(step(fraction * 256), exponent - 8)
@@ -149,7 +149,7 @@ def test_rounding_to_bf16(probes, rng, mode):
 
 
 def test_floor_is_a_bias_and_conv_even_is_not(probes, rng):
-    """Half of 2^-7 of the power of two below, on average; what a kernel that forgets set_rounding would get."""
+    """Floor errs by 2^-8 on average in 1 .. 2; a kernel that forgets set_rounding would get this error."""
     x = rng.uniform(1, 2, 16 * 200).astype(np.float32)
     mean = {}
     for mode in (AT_POWER_UP, CONV_EVEN):
@@ -159,7 +159,7 @@ def test_floor_is_a_bias_and_conv_even_is_not(probes, rng):
             probes.call("round_bf16", part.copy(), y, mode)
             errors.append(wide(y) - part)
         mean[mode] = np.mean(errors)
-    # The mean of 3200 errors of deviation 2^-7/sqrt(12) has a deviation of 4e-5; six of them.
+    # The mean of 3200 errors of deviation 2^-7/sqrt(12) has a deviation of 4e-5; the bound is six of these.
     assert abs(mean[AT_POWER_UP] + 2.0**-8) < 2.4e-4
     assert abs(mean[CONV_EVEN]) < 2.4e-4
 
@@ -181,7 +181,7 @@ def test_scalar_reciprocals_are_no_better_than_promised(probes, rng):
     for actual, exact in zip(wide(y), (1 / wide(x), wide(x) ** -0.5), strict=True):
         error = np.abs(actual / exact - 1)
         assert error.max() <= 2.0**-15
-        assert error.max() > 2.0**-19  # or a test could pass thanks to it
+        assert error.max() > 2.0**-19  # else kernels could pass thanks to a model that is too exact
 
 
 def test_rearrangements(probes):
@@ -232,7 +232,7 @@ def test_mmul_of_blocks_takes_b_by_columns(xdna2_probes, rng):
 
 
 def test_blocks_of_every_exponent(xdna2_probes):
-    """Rows of one value times columns of one, whose exponents make the product a normal number."""
+    """Blocks with one value that is not 0; the exponents of b are chosen to make the product a normal number."""
     for exponents in np.arange(256).reshape(32, 8):
         a, b = np.zeros((2, 8, 9), np.uint8)
         a[:, 0], b[:, 0] = exponents, np.minimum(266 - exponents, 255)
@@ -244,7 +244,7 @@ def test_blocks_of_every_exponent(xdna2_probes):
 
 
 def test_exp2_instruction_is_a_line_between_powers(xdna2_probes):
-    """6.15 % too large at the worst, and a bf16 argument: why our kernels do not use it."""
+    """Its result is up to 6.15 % too large, and its argument is bf16, so our kernels do not use it."""
     x, y = np.linspace(-0.99, -0.01, 16).astype(np.float32), np.zeros(16, BFLOAT16)
     xdna2_probes.call("exp2_native", x, y)
     excess = wide(y) / np.exp2(wide(x)) - 1
@@ -265,8 +265,8 @@ def test_our_powers_of_two(probes, rng, low, high, kernel, error):
 
 
 def test_rough_powers_round_to_bf16_as_exact_ones_do(probes):
-    """Its error hides in bf16's own: the root of the mean square is that of rounding alone (2^-8 / sqrt(3) at a power
-    of two, less above it: 1.66e-3), to within 1 %; and scores that no row sees give as good as nothing."""
+    """The error is hidden by the rounding to bf16: to within 1 %, its root mean square is that of rounding alone
+    (2^-8 / sqrt(3) at a power of two, less above it: 1.66e-3). And a masked score gives nearly 0."""
     x, y = np.linspace(-8, 0, 1 << 16, dtype=np.float32).reshape(-1, 16), np.zeros(16, np.float32)
     rough = np.empty_like(x)
     for part, row in zip(x, rough, strict=True):
@@ -293,7 +293,7 @@ def test_tanh_instruction_is_its_argument_near_zero(xdna2_probes):
 
 
 def test_the_readme_names_every_entry():
-    """Designs are written against it."""
+    """Designs are written by that table: a missing or a surplus entry would mislead them."""
     table = (ROOT / "aie" / "kernels" / "README.md").read_text(encoding="utf-8").partition("## Entries")[2]
     rows = [line.split("|")[2].strip() for line in table.partition("\n## ")[0].splitlines() if line.startswith("|")]
     named = {row.split("`")[1]: "(XDNA2)" in row for row in rows if row.startswith("`")}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-# What flownpu.aie.iron.compat imports of mlir-aie, empty; {to_stream} is what generation C has.
+# What flownpu.aie.iron.compat imports of mlir-aie, without content; {layout} is `to_stream` in generation C.
 MLIR_AIE = {
     "aie/__init__.py": "",
     "aie/helpers/__init__.py": "",
@@ -74,7 +74,7 @@ def test_mlir_aie_of_generation_c(tmp_path):
 
 
 def test_names_that_only_mlir_aie_has(tmp_path):
-    """They are its own where it is chosen, from whichever of its modules; the recorder refuses their use."""
+    """Where mlir-aie is chosen they come from the module of it that has them; the recorder refuses their use."""
     install(tmp_path, "to_stream")
     done = imported("mlir-aie", tmp_path, "print(c.NPU2Col4.__module__)")
     assert done.stdout.split() == ["aie.iron.device"], done.stderr

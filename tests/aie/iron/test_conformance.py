@@ -75,7 +75,7 @@ def test_vector_add(device, rng):
 
 @DEVICES
 def test_matrix_vector(device, rng):
-    """i16 tiles of A through memory tiles, where columns go by pairs; x is broadcast, once for each row of tiles."""
+    """i16 tiles of A go through memory tiles, by pairs of columns; x is broadcast once for each row of tiles."""
     rows, columns, m, k, cores = 256, 288, 32, 32, 4
     a_tile, x_tile, y_tile = tensor(m * k, dtype=np.int16), tensor(k, dtype=np.int16), tensor(m)
     share = rows // m // cores
@@ -123,7 +123,7 @@ def test_matrix_vector(device, rng):
 
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_split_and_join(parts, rng):
-    """A memory tile deals an object to several cores, and another puts theirs together."""
+    """A memory tile deals an object to several cores, and joins what they make of their parts."""
     x = random(rng, 12, parts, 64 // parts)
     found = run(split_and_join(parts), {"add": lambda x, y, number: np.add(x, number, out=y)}, x=x)
     np.testing.assert_array_equal(found["z"], (x + np.arange(parts)[:, None]).ravel())
@@ -131,7 +131,7 @@ def test_split_and_join(parts, rng):
 
 @DEVICES
 def test_broadcast(device, rng):
-    """One producer, a consumer in every column; each keeps another share of what all of them see."""
+    """One producer, a consumer in every column; each scales the object that all of them see by its own factor."""
     columns = 4 if device.target == "npu1" else 8
     tile = tensor(64)
     a = ObjectFifo(tile, name="a")
@@ -199,7 +199,7 @@ def test_access_patterns(walk, into, rng):
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_drains_before_their_fills(depth, rng):
-    """Groups in flight as upstream's whole-array product has them: of each the drain is queued before the fills."""
+    """Groups in flight as in upstream's whole-array product: the drain of each is queued before its fills."""
     tile, steps = tensor(64), 6
     a, b, c = (ObjectFifo(tile, name=name) for name in "abc")
     add = Kernel("add", "add.o", [tile, tile, tile])
@@ -230,7 +230,7 @@ def test_drains_before_their_fills(depth, rng):
 
 @DEVICES
 def test_a_broadcast_that_is_linked_on(device, rng):
-    """An object goes to a core and, through a memory tile, to another that adds it to what the first made (a skip)."""
+    """An object goes to a core and, through a memory tile, to a second that adds it to the first's result (a skip)."""
     tile, count = tensor(64), 8
     a, c = ObjectFifo(tile, name="a"), ObjectFifo(tile, name="c")
     first = ObjectFifo(tile, name="first")

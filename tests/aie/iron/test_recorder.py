@@ -78,7 +78,7 @@ def test_vector_add(device):
     names = [s.name for s in loop.body if isinstance(s, Acquire)]
     assert loop.body[3] == Call("add", tuple(Element(name, 0) for name in names))
     assert [type(step) for step in plan.sequence.steps] == [Transfer] * 3 + [Await, Free, Free]
-    # Both ends of a are at column 0: two inputs of one shim tile, and its one output.
+    # All ends at the host are in column 0: two inputs of the array and its output, at one shim tile.
     assert {end.tile for fifo in plan.array.fifos for end in (fifo.producer, *fifo.consumers)} == {
         Place(0, 0),
         Place(0, 2),
@@ -271,12 +271,12 @@ def test_patterns_that_are_none(make, message):
         make()
 
 
-# --- What is refused ------------------------------------------------------------------------------------------------
+# --- Task groups, tiles and releases --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("depth", "most"), [(1, 1), (2, 2), (3, 3)])
 def test_pipelined_groups(depth, most):
-    """Each group is finished when those of `depth` - 1 more steps are started, all of them in the end."""
+    """A group is finished when `depth` - 1 groups after it have started, the last ones at the end."""
 
     def sequence(x, z, a, c):
         for _, group in TaskGroup.pipelined(4, depth=depth):

@@ -72,7 +72,7 @@ def test_cores_that_are_refused(core, arguments, message):
 
 
 def test_a_loop_left_by_break_is_closed_by_python():
-    # Python drops the generator when the loop is left, so the loop is never closed.
+    # Python closes the generator when the loop is left, so the recorder never comes to the loop's end.
     with pytest.raises(RecordingError, match="left by break or return"):
         one_core(break_out)
 
@@ -95,7 +95,7 @@ def test_sequences_that_are_refused(sequence, message):
 
 
 def test_a_float_as_a_parameter_is_refused():
-    """It was cut to an integer."""
+    """Python would cut it to an integer without a message."""
     buffer = Buffer(tensor(16), name="parameters", use_write_rtp=True)
 
     def sequence(x, z, a, c, parameters):
@@ -112,7 +112,7 @@ def test_options_at_their_defaults_are_taken():
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_names_that_are_not_recorded_say_so(name):
-    """They can be imported, called and subscripted as upstream's, and refuse that by their names."""
+    """They can be imported; to call or subscript them, or to read an attribute, is refused by their names."""
     refused = getattr(iron_compat, name)
     for use in (lambda: refused(1, option=2), lambda: refused[np.int32], lambda: refused.something):
         with pytest.raises(RecordingError, match=rf"\[{name}\] a plan does not hold .*: \w+"):

@@ -54,8 +54,9 @@ def assert_is_attention(o, sweep, *, in_blocks=False, operator=flow_qkv_attentio
     expected, tolerance = expectation(sweep, in_blocks=in_blocks, operator=operator)
     o = o[:, : expected.shape[1]]  # the rows after them are padding
     if unbiased:
-        # In units of the last place, on average: rounding to nearest errs by 0, floor by -1/2. Over 512 numbers, each
-        # with a deviation of about 3/4 of a unit (its own rounding, and F's), the mean's is 0.033: six of them.
+        # In units of the last place, on average: rounding to nearest errs by 0, floor by -1/2. One error has a
+        # deviation of about 3/4 of a unit (by its own rounding and F's), the mean of 512 one of 0.033; the bound is six
+        # of these.
         _, exponent = np.frexp(expected)
         assert expected.size >= 512
         assert abs(np.sum(wide(o) - expected) / np.sum(np.exp2(exponent - 8.0))) < 0.2
@@ -90,7 +91,7 @@ def test_flow_qkv_gives_outputs_in_parts(kernels, rng):
 @pytest.mark.parametrize("rows", [8, 24, 32])
 @pytest.mark.parametrize("chunk", [8, 24])
 def test_flow_qkv_of_odd_numbers_of_sub_tiles(kernels, rng, rows, chunk):
-    """Sub-tiles are taken two by two, of rows and of keys: here one is left over."""
+    """Sub-tiles of rows and of keys are taken two at a time: here one is left over."""
     check_flow_qkv(kernels, make_sweep(rng, 1, rows, 64, 100 + rows, chunk, first_query=100))
 
 
@@ -117,7 +118,7 @@ def test_flow_qkv_scale_and_large_scores(kernels, rng):
 
 def test_flow_qkv_rows_that_see_no_key_give_zero(kernels, rng):
     sweep = make_sweep(rng, 1, 16, 64, 16, 16, window=4, first_query=16)
-    o = run_flow_qkv(kernels, sweep)  # queries at 16 .. 31, keys to 15: those from 19 on see none
+    o = run_flow_qkv(kernels, sweep)  # queries at 16 .. 31, keys to 15: the queries from 19 on see none
     assert wide(o[:, :3]).any(-1).all()
     assert not wide(o[:, 3:]).any()
 

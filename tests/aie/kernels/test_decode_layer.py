@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels that only the decode layer uses, against their equations in float64 and the kernels that they join."""
+"""Kernels that only the decode layer uses, against their equations in float64 and the kernels that they combine."""
 
 import numpy as np
 import pytest
@@ -27,8 +27,8 @@ def test_rms_norm_rope(kernels, rng, heads, d):
     (a, b), (cosine, sine) = np.split(normal, 2, axis=1), np.split(wide(table), 2)
     expected = np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=1)
     size = np.tile(np.abs(a) + np.abs(b), 2)
-    # One rounding to bf16; of each operand the norm's error (1/n and the root's inverse, f32 sums, two split products),
-    # and its split; the sums.
+    # One rounding to bf16. The error of each operand: the norm's (1/n and the inverse root, f32 sums, two split
+    # products), that of splitting it, and that of the sums.
     operand = 2 * INVERSE + d * F32_ROUNDING + 3 * PRODUCT + 4 * F32_ROUNDING
     assert_within(y, expected, BF16_ROUNDING * np.abs(expected) + (1 + BF16_ROUNDING) * operand * size)
     in_place = x.copy()
@@ -37,7 +37,7 @@ def test_rms_norm_rope(kernels, rng, heads, d):
 
 
 def test_rms_norm_rope_rounds_once(kernels, rng):
-    """The norm and RoPE one after the other round a head twice: its mean error is larger by the root of two."""
+    """The norm and RoPE as two kernels round a head twice: its root mean square error is larger by the root of two."""
     heads, d = 64, 128
     x, weight, table = bf16(rng.normal(size=(heads, d))), bf16(np.ones(d)), rotary_table(1024, d)[700]
     once, twice = np.zeros((heads, d), BFLOAT16), np.zeros((heads, d), BFLOAT16)
@@ -69,7 +69,7 @@ def test_copy_into(kernels, rng):
 
 
 def test_fused_dqp_takes_x_in_parts(kernels, rng):
-    """The very x and sums that fused_dqp_group_sums makes of the whole vector; parts in any order."""
+    """The same x and sums as fused_dqp_group_sums makes of the whole vector, whatever the order of the parts."""
     blocks = 5
     x = bf16(rng.normal(size=blocks * 256))
     sums, taken, taken_sums = np.zeros(blocks * 16, BFLOAT16), np.zeros_like(x), np.ones(blocks * 16, BFLOAT16)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels against their equations in float64: projections, norms, positions, activations, pooling.
 
-Inputs are bf16 numbers, so a reference reads the very same. Tolerances are sums of what the arithmetic loses, from
-tests/aie/host_kernels.py: an output's rounding, products of f32 numbers split in two, f32 additions.
+Inputs are bf16 numbers, which a reference reads without rounding. Tolerances are sums of the errors that the
+arithmetic makes (their bounds: flownpu/selftest/reference/numbers.py): an output's rounding, products of f32 numbers
+split in two, f32 additions.
 """
 
 import numpy as np
@@ -38,7 +39,7 @@ def random_weight(rng, rows, columns):
 
 
 def silu(x, exponent=None):
-    """x sigmoid(exponent); 1/2 (1 + tanh u) = sigmoid(2 u), without the cancellation."""
+    """x sigmoid(exponent), by default of x. For GELU, 1/2 (1 + tanh u) is sigmoid(2 u) without the cancellation."""
     return x / (1 + np.exp(np.minimum(-(x if exponent is None else exponent), 700)))
 
 
@@ -64,7 +65,7 @@ def test_dequantises_to_bf16_exactly(kernels, rng):
     blocks, _ = random_weight(rng, 32, 256)
     tile = np.zeros(8192, BFLOAT16)
     kernels.call("q4nx_dequant_bf16", blocks.reshape(-1), tile)
-    # One rounding to f32 (q4nx.dequantize), one to bf16: the kernel's two.
+    # One rounding to f32 (q4nx.dequantize), one to bf16, as in the kernel.
     expected = panels(bf16(q4nx.dequantize(blocks, 32, 256)).T)
     np.testing.assert_array_equal(tile.view(np.uint16), expected.view(np.uint16))
 
@@ -100,8 +101,8 @@ def test_gemm_in_bfp16(rng, m, k, n):
     left, right = blocks_of(a)[1], right.T
     magnitude = np.abs(left) @ np.abs(right) + np.abs(c)
     assert_within(untiled(result, m, n), wide(c) + left @ right, (k + 1) * F32_ROUNDING * magnitude)
-    # And against the product itself: a mantissa's rounding is half of 2^-6 of its block's power of two, all of it
-    # where it saturates; the power of two is at most the largest of the 8.
+    # And against the product of unrounded operands: rounding a mantissa errs by half of 2^-6 of its block's power of
+    # two, by all of 2^-6 where it saturates; the power of two is at most the largest of the block's 8 numbers.
     largest_a = np.repeat(np.abs(wide(a)).reshape(m, -1, 8).max(-1), 8, 1)
     largest_b = np.repeat(np.abs(wide(b)).reshape(-1, 8, n).max(1), 8, 0)
     tolerance = 2.0**-6 * (largest_a @ np.abs(wide(b)) + np.abs(wide(a)) @ largest_b + 2.0**-6 * largest_a @ largest_b)
@@ -116,7 +117,7 @@ def test_dequantised_blocks_are_a_gemm_operand(kernels, rng):
     a, result = bf16(np.eye(8, 512, 77)), np.zeros(8 * 64, np.float32)
     kernels.call("gemm_bf16", tiled(a), operand.reshape(-1), result, 8, 512, 64)
     columns = weight[:, 77:85].T
-    # bf16, and on XDNA2 a mantissa of 8 bits under the largest of 8 weights.
+    # Rounding to bf16, and on XDNA2 to a mantissa of 8 bits relative to the largest of 8 weights.
     tolerance = BF16_ROUNDING * np.abs(columns)
     if kernels.architecture == "xdna2":
         tolerance = tolerance + 2.0**-6 * np.abs(weight).max()
@@ -181,7 +182,7 @@ def test_fused_dqp(kernels, rng, m, k):
     quantized = q4nx.unpack(blocks, m, k)
     scale, minimum = (np.repeat(np.abs(wide(p)), 32, 1)[:, :k] for p in (quantized.scale, quantized.minimum))
     magnitude = (scale * quantized.codes + minimum) @ np.abs(wide(x[:k]))
-    # A group's sums are split in two bf16 parts, 2^-16; 32 products, and 4 sums a group, are f32 additions.
+    # Splitting a group's sums in two bf16 parts errs by 2^-16; 32 products, and 4 sums a group, are f32 additions.
     tolerance = (2.0**-16 + (32 + 4 * k / 32) * F32_ROUNDING) * magnitude
     assert_within(y.reshape(-1)[:m], weight @ wide(x[:k]), tolerance)
 
@@ -191,7 +192,7 @@ def rms(x, weight, epsilon):
 
 
 def norm_tolerance(expected, n):
-    """1/n, the root's inverse (half of whose argument's error counts), f32 sums, and two split products."""
+    """Rounding the output, 1/n, the inverse root (half its argument's error counts), f32 sums, two split products."""
     return (BF16_ROUNDING + 2 * INVERSE + n * F32_ROUNDING + 2 * PRODUCT) * np.abs(expected)
 
 
@@ -241,7 +242,7 @@ def test_layer_norm_of_a_sum(kernels, rng, rows, n, offset):
     mean, deviation = wide(summed).mean(-1, keepdims=True), wide(summed).std(-1, keepdims=True)
     normal = (wide(summed) - mean) / np.sqrt(deviation**2 + 1e-6) * wide(weight)
     expected = normal + wide(bias)
-    # The mean's error, of 1/n and f32 sums, in units of the deviation; the rest as for RMS norm, with three products.
+    # The mean's error, by 1/n and f32 sums, in units of the deviation; the rest as for RMS norm, with three products.
     shift = (INVERSE + n * F32_ROUNDING) * np.abs(mean) / deviation * np.abs(wide(weight))
     tolerance = BF16_ROUNDING * np.abs(expected) + (3 * PRODUCT + 2 * INVERSE + n * F32_ROUNDING) * np.abs(normal)
     assert_within(y, expected, tolerance + shift + 2.0**-20)
@@ -272,13 +273,13 @@ def test_rope(kernels, rng, heads, d, kernel):
 def test_softmax(kernels, rng, n):
     rows, stride = 3, -(-n // 16) * 16 + 16
     x = (rng.normal(size=(rows, stride)) * 6).astype(np.float32)
-    x[:, n:] = 1e9  # what lies beyond does not count
+    x[:, n:] = 1e9  # the kernel must not read beyond n
     y = np.ones((rows, stride), BFLOAT16)
     kernels.call("softmax", x, y, rows, stride, n)
     known = wide(x[:, :n])
     power = np.exp(known - known.max(-1, keepdims=True))
     expected = power / power.sum(-1, keepdims=True)
-    # Errors of a power's exponent and exp2; of the sum, from its powers and f32 additions; of its inverse, the product.
+    # A power errs by its exponent and exp2; the sum by its powers and f32 additions; then its inverse and the product.
     exponent = 1.4427 * (known.max(-1, keepdims=True) - known)
     power_error = np.log(2) * exponent * PRODUCT + EXP2
     average = (power_error * expected).sum(-1, keepdims=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention in shares, as the split decode layer's tiles make it, against the operator's float64 reference."""
+"""Attention in shares, as the decode layer's tiles make it with split keys, against the float64 reference."""
 
 import numpy as np
 import pytest
@@ -9,14 +9,14 @@ from flownpu.selftest.reference.attention import expectation, make_sweep
 from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, F32_ROUNDING, assert_within, bf16, wide
 
 PART = 32
-FIRST_PART = 16 + 3 * 2 * PART  # of a share's floats: the position of the next key, and what it multiplies by
-HALF = 1280  # bf16 of an object's keys
+FIRST_PART = 16 + 3 * 2 * PART  # floats of a share before its parts: the next key's position, powers for merging
+HALF = 1280  # bf16 numbers of keys in an object; it has as many of values
 
 
 def objects_of(sweeps, tile, tiles):
     """The objects of a tile's share of a bundle: every `tiles`-th, [position][KV head of the bundle][key, value][d].
 
-    What is behind the last position is zeros; the token's own is not what it was: x brings it.
+    Zeros follow the last position. The token's own position holds NaN: its key and value must be taken from x.
     """
     bundle, d = len(sweeps), sweeps[0].d
     keys = HALF // (bundle * d)
@@ -60,7 +60,7 @@ def attend(kernels, sweeps, tile, tiles, turn=0, head=0):
 
 
 def meet(kernels, share, others, d):
-    """A tile's share with those that it is given, of up to three others, part by part."""
+    """A tile's share, merged part by part with the shares that up to three other tiles give it."""
     together, given = share.copy(), np.zeros(PART, np.float32)
     for index in range(len(parts(share))):
         for number, other in enumerate(others):
@@ -70,7 +70,7 @@ def meet(kernels, share, others, d):
 
 
 def all_together(kernels, shares, d):
-    """From tile to tile, each with one to three others: one column's shares, then the next column's."""
+    """All shares merged, one to three others at a time, as they meet in a column and then from column to column."""
     *others, share = shares
     while others:
         count = len(others) % 3
@@ -96,13 +96,13 @@ def probabilities(sweep):
 
 
 def check_shares(kernels, sweeps, tiles, turn=0, head=0):
-    """The shares of KV heads side by side, put together."""
+    """Asserts that the shares of neighbouring KV heads, merged, are attention."""
     d = sweeps[0].d
     share = all_together(kernels, [attend(kernels, sweeps, tile, tiles, turn, head) for tile in range(tiles)], d)
     outputs = outputs_of(kernels, share, d)
     for sweep, o in zip(sweeps, outputs.reshape(len(sweeps), -1, d), strict=True):
         expected, tolerance = expectation(sweep, operator=flow_kv_attention)
-        # Each meeting is exact but for a sum in f32 of Y, and one of l.
+        # Each merge is exact except for one f32 sum of Y and one of l.
         values = probabilities(sweep) @ np.abs(wide(sweep.v[: sweep.key_end]))
         assert_within(o, expected[:, 0], tolerance[:, 0] + 2 * tiles * F32_ROUNDING * values)
 
@@ -134,12 +134,12 @@ def test_a_window(kernels, rng, window, first_key):
 
 def test_large_scores(kernels, rng):
     """Scores of hundreds: maxima of the shares, and of a share's objects, differ by many powers of 2."""
-    for tiles in (4, 24):  # several objects a tile, one
+    for tiles in (4, 24):  # several objects a tile, then one
         check_shares(kernels, [make_sweep(rng, 2, 1, 64, 300, 20, first_query=299, scale=0.7, strength=2.0)], tiles)
 
 
 def test_a_share_is_its_own_attention(kernels, rng):
-    """With one tile nothing is put together: m is a whole power, l the sum of the numerators."""
+    """With one tile nothing is merged: m is a whole exponent, l the sum of the numerators."""
     sweep = make_sweep(rng, 4, 1, 128, 77, 10, first_query=76)
     share = attend(kernels, [sweep], 0, 1, turn=2)
     m, total = parts(share)[:2, :4]
@@ -149,14 +149,14 @@ def test_a_share_is_its_own_attention(kernels, rng):
     np.testing.assert_array_equal(m, np.rint(m))
     assert (m >= t.max(-1) - 1e-3).all()
     assert (m <= t.max(-1) + 2).all()
-    # F is rounded to bf16, each by up to 2^-8 of it.
+    # F's numbers are rounded to bf16, each by up to 2^-8 of itself.
     assert_within(total, np.exp2(t - m[:, None]).sum(-1), 1.1 * BF16_ROUNDING * total)
 
 
 def bias(found, expected):
-    """The mean error in units of the last place: 0 to the nearest, -1/2 with floor.
+    """The mean error in units of the last place: 0 if rounded to nearest, -1/2 if rounded by floor.
 
-    As in test_attention.py: over 512 numbers its own deviation is 0.033, and 0.2 are six of them.
+    As in test_attention.py its deviation over 512 numbers is 0.033; the bound of 0.2 is six of these.
     """
     _, exponent = np.frexp(expected)
     assert expected.size >= 512
@@ -170,7 +170,7 @@ def test_shares_have_no_bias(kernels, rng):
 
 
 def test_a_meeting_is_exact(kernels, rng):
-    """Whole numbers of up to 8 bits, whose sums f32 holds: in any order the same bytes, and those of float64."""
+    """Sums of whole numbers of up to 8 bits are exact in f32: any order gives the same bytes, those of float64."""
     tiles, rows, d = 9, 6, 128
     m = rng.integers(-3, 4, (tiles, PART))
     sums, y = rng.integers(0, 256, (tiles, PART)), rng.integers(-255, 256, (tiles, rows, d))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistakes planted in kernels, one at a time: each must fail the test that is there to catch it.
 
-A library is built of mutated copies of the sources and run through the very checks of the other files.
+A library is built of mutated copies of the sources, and the checks of the other test files are run on it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tests.aie.kernels import test_equations as vectors
 from tests.aie.kernels import test_flow_kv_split as shares
 
 KERNELS = ROOT / "aie" / "kernels"
-# What changes (file, from, to), and the check that must fail. Of a header, the source that the check calls comes first.
+# Each: what changes (file, old text, new text), and the check that must fail. "source: header" changes a header, and
+# names the source that the check calls.
 MUTATIONS = {
     "the other half of a column": (
         ("q4nx_dequant.cc", "half == 0 ? aie::filter_even", "half == 1 ? aie::filter_even"),
@@ -148,7 +149,7 @@ MUTATIONS = {
         layers.test_copy_into,
     ),
 }
-# The entries of the sources that the checks call.
+# By source, the entries that the checks call.
 ENTRIES = {
     "rms_norm.cc": ["rms_norm"],
     "q4nx_dequant.cc": ["q4nx_dequant_bf16"],
@@ -162,8 +163,8 @@ ENTRIES = {
         "flow_kv_split_start", "flow_kv_split", "flow_kv_split_meet", "flow_kv_split_give", "flow_kv_split_store",
     ],
 }  # fmt: skip
-# Floor rounding, in every kernel that rounds; but for fused_dqp.cc, whose sums are split in two parts: floor's 2^-16 of
-# them (2^-18 to the nearest) is within the tolerance, and its outputs are f32.
+# The check that floor rounding must fail, for every source that rounds. fused_dqp.cc is left out: it splits its sums in
+# two parts, so that floor errs by 2^-16 (rounding to nearest by 2^-18), within the tolerance, and its outputs are f32.
 ROUNDED = {
     "q4nx_dequant.cc": vectors.test_dequantises_to_bf16_exactly,
     "gemm.cc": lambda kernels, rng: vectors.test_gemm_in_bf16(kernels, rng, 32, 256, 96),
@@ -193,49 +194,49 @@ FLOWNPU_EXPORT_KERNELS(kKernels)
 
 
 class Compiler:
-    """Compiles kernels for an architecture, without optimisation; what no mistake changes is compiled once."""
+    """Compiles kernels for an architecture, without optimisation, those without a mistake once."""
 
     def __init__(self, folder, architecture):
         self._folder = folder
         options = ["-std=c++20", "-O0", "-fPIC", "-fvisibility=hidden", f"-D__AIE_ARCH__={architecture}"]
         self._command = ["g++", *options, "-I", ROOT / "aie" / "host"]
         self._objects = {}
-        # aie_api is most of what a kernel's source is made of.
+        # aie_api is most of what the compiler reads of a kernel's source: precompile it.
         (folder / "common.h").write_text("#include <aie_api/aie.hpp>\n", encoding="utf-8")
         self._run("-I", ROOT, "-x", "c++-header", folder / "common.h", "-o", folder / "common.h.gch")
 
     def object(self, source, tree=ROOT):
-        """The object of a source, which includes the headers of a tree."""
+        """The object of a source that includes the headers of a tree."""
         target = (self._folder if tree == ROOT else tree) / f"{source.stem}.o"
         self._run("-include", self._folder / "common.h", "-I", tree, "-I", ROOT, "-c", source, "-o", target)
         return target
 
     def unchanged(self, source):
-        """The object of a source as it is."""
+        """The object of a source without a mistake."""
         if source not in self._objects:
             self._objects[source] = self.object(source)
         return self._objects[source]
 
     def library(self, folder, objects):
-        """The kernels of some objects; of an inline function that several hold, the linker takes the first's."""
+        """The kernels of some objects. Of an inline function in several of them the linker takes the first object's."""
         self._run("-shared", *objects, "-o", folder / "mutated.so")
         return Kernels(folder / "mutated.so")
 
     def _run(self, *arguments):
-        # Under the sanitizers, their run time is loaded into every process; the compiler need not suffer it.
+        # Under the sanitizers LD_PRELOAD loads their run time into every process; the compiler does without it.
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         subprocess.run([*self._command, *arguments], check=True, env=environment)
 
 
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory):
-    """For XDNA."""
+    """A compiler for XDNA."""
     return Compiler(tmp_path_factory.mktemp("unchanged"), 20)
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """The table of the kernels that the checks call."""
+    """A source with the table of the kernels that the checks call."""
     file = tmp_path_factory.mktemp("table") / "table.cc"
     entries = (entry for of_source in ENTRIES.values() for entry in of_source)
     file.write_text(TABLE % ", ".join(f"FLOWNPU_KERNEL({entry})" for entry in entries), encoding="utf-8")
@@ -267,7 +268,7 @@ def test_a_mutation_is_caught(compiler, table, tmp_path, rng, name):
 
 
 def test_unchanged_kernels_pass_the_same_checks(compiler, table, tmp_path):
-    """So that it is the mutations that fail, not the way these libraries are built."""
+    """Otherwise the way these libraries are built, not the mutations, could be what fails the checks."""
     unchanged = build(compiler, table, tmp_path)
     for _, check in MUTATIONS.values():
         check(unchanged, np.random.default_rng(1))
@@ -275,7 +276,7 @@ def test_unchanged_kernels_pass_the_same_checks(compiler, table, tmp_path):
 
 @pytest.fixture(scope="module")
 def floor_kernels(tmp_path_factory):
-    """All kernels, for XDNA2, none of which sets another rounding than the one at power up."""
+    """All kernels, for XDNA2, with floor rounding (the mode at power up) wherever a kernel sets rounding to nearest."""
     folder = tmp_path_factory.mktemp("floor")
     copies = Path(shutil.copytree(KERNELS, folder / "aie" / "kernels"))
     for file in filter(Path.is_file, copies.rglob("*")):

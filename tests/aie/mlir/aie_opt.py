@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real aie-opt, where there is one: mlir-aie's, or a build of its passes. Tests that need it are skipped elsewhere.
 
-It is looked for at FLOWNPU_AIE_OPT and on the path. The passes are those of tools/aiecc/aiecc.cpp, in its order, but
-for those that compile cores.
+It is looked for at FLOWNPU_AIE_OPT and on the path. The passes are those of mlir-aie's tools/aiecc/aiecc.cpp, in its
+order, without those that compile cores.
 """
 
 import os
@@ -33,7 +33,7 @@ _OF_SEQUENCE = (
 
 
 def lowered(text):
-    """What aiecc's passes make of MLIR, and what they say: warnings are kept, errors fail."""
+    """What aiecc's passes make of MLIR text, and what they print (warnings); an error fails the test."""
     command = [AIE_OPT, f"--pass-pipeline=builtin.module({_OF_ARRAY},{_OF_SEQUENCE})"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -42,7 +42,7 @@ def lowered(text):
 
 
 def instructions(text):
-    """The words of lowered MLIR, as lib/Targets/AIETargetNPU.cpp writes them."""
+    """The instruction words of lowered MLIR, as mlir-aie's lib/Targets/AIETargetNPU.cpp writes them."""
     data = {
         name: [int(word) & 0xFFFFFFFF for word in words.split(", ")]
         for name, words in re.findall(r"@(blockwrite_data_\d+) : memref<\d+xi32> = dense<\[(.*?)\]>", text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the tests come by an mlir-opt: one that is new enough, or the reason why there is none."""
+"""How the tests find an mlir-opt: one that is new enough, or the reason why there is none."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from scripts import mlir_opt
 
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
-    """A machine on whose path are the programs that are put into this folder."""
+    """A path with one empty folder; the function that is returned adds a program to it."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))

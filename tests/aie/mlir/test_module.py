@@ -37,7 +37,7 @@ needs_mlir_opt = pytest.mark.skipif(OPT is None, reason=mlir_opt.reason())
 
 
 def opt(text):
-    # A call looks for its function through aie.core and aie.device, which mlir-opt does not know to be transparent.
+    # mlir-opt cannot look up a call's function through aie.core and aie.device, operations that it does not know.
     text = text.replace('"func.call"', '"kernel.call"')
     command = [OPT, "--allow-unregistered-dialect", "--mlir-print-op-generic"]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
@@ -52,7 +52,7 @@ def test_mlir_opt_parses_every_design(design):
 
 @needs_mlir_opt
 def test_mlir_opt_sees_a_wrong_type():
-    """The parse is a check: a call with an object of another size does not pass."""
+    """Parsing checks something: a call with an object of another size does not pass."""
     text = to_mlir(chain()).replace(
         "(memref<64xi32>, memref<64xi32>, i32) -> ()\n", "(memref<65xi32>, memref<64xi32>, i32) -> ()\n"
     )
@@ -60,7 +60,7 @@ def test_mlir_opt_sees_a_wrong_type():
 
 
 def called(array):
-    """The kernels that some core calls: a real aie-opt warns of others, whose objects it does not link."""
+    """The kernels that some core calls. A real aie-opt warns of others, as it does not link their objects."""
     body = (statement for core in array.cores for statement in core.statements)
     return {statement.kernel for statement in body if isinstance(statement, Call)}
 
@@ -98,7 +98,7 @@ def test_every_part_of_a_plan_is_printed_once(design):
 
 
 def test_lines_as_a_real_aie_opt_prints_them():
-    """Against text printed by a real aie-opt: an object fifo, a forward link, an acquire."""
+    """Against text printed by a real aie-opt: an object fifo, a forward link, an acquire, a parameter."""
     text = to_mlir(chain())
     assert (
         '"aie.objectfifo"(%tile_0_0, %tile_0_1) <{'
@@ -118,7 +118,7 @@ def test_lines_as_a_real_aie_opt_prints_them():
 
 
 def bd(plan):
-    """The task and the descriptor of the first transfer."""
+    """The attributes of the first transfer's task and of its descriptor."""
     text = to_mlir(plan)
     task = re.search(r'"aiex.dma_configure_task_for"\(\) <\{(.*?)\}>', text)
     descriptor = re.search(r'"aie.dma_bd"\(%arg0\) <\{(.*?)\}>', text)

@@ -21,7 +21,7 @@ from tests.aie.small_programs import chain
 
 CORE = Tile(0, 2)
 BANK = NPU2.compute.memory_bytes // NPU2.compute.memory_banks
-# Arrays that bank-aware addresses left no byte behind, and one whose buffers are larger than a bank.
+# Arrays where bank-aware addresses leave fewer bytes behind the highest buffer than constants need, or none.
 FULL = {
     "gemm, bf16": lambda: Gemm("npu2", "bf16", "none", m=64, n=64).program(512, 512, 1024),
     "gemm, bfp16": lambda: Gemm("npu2", "bfp16", "none").program(512, 512, 1024),
@@ -30,14 +30,14 @@ FULL = {
 
 
 def with_buffers(*sizes):
-    """`chain` with these buffers, in bytes, beside its core's others."""
+    """`chain` with more buffers of its core, of these sizes in bytes."""
     array = chain().array
     more = tuple(Buffer(f"more{number}", CORE, Type((size // 4,), "i32")) for number, size in enumerate(sizes))
     return replace(chain(), array=replace(array, buffers=array.buffers + more))
 
 
 def alone(*sizes):
-    """Where these buffers of a core end, which has no others."""
+    """The layout of a core that has these buffers alone, sizes in bytes."""
     array = chain().array
     buffers = tuple(Buffer(f"b{number}", CORE, Type((size // 4,), "i32")) for number, size in enumerate(sizes))
     array = replace(array, fifos=(), links=(), kernels=(), buffers=buffers)
@@ -46,21 +46,21 @@ def alone(*sizes):
 
 
 def test_buffers_take_the_next_bank_that_has_room():
-    """By hand: the largest first, in turn; the stack is in the first bank."""
+    """Worked out by hand: the largest buffer first, the banks in turn; the stack is in the first bank."""
     assert alone() == Placed("", 1024)
     assert alone(4096) == Placed("", 1024 + 4096)
     assert alone(4096, 8192) == Placed("", BANK + 4096)
-    # 16384 has no room beside the stack; 12288 goes on with bank 2, and the next one is bank 3's.
+    # 16384 has no room beside the stack and goes to bank 1; 12288 goes to bank 2, and 8192 to bank 3.
     assert alone(16384, 12288, 8192) == Placed("", 3 * BANK + 8192)
-    # The fourth is back in bank 0, the fifth in 1.
+    # The fifth is in bank 0 again, the sixth in bank 1.
     assert alone(8192, 8192, 4096, 4096, 4096, 64) == Placed("", 3 * BANK + 4096)
 
 
 def test_what_banks_are_too_small_or_too_full_for_goes_one_behind_the_other():
     assert alone(20000) == Placed(BASIC_SEQUENTIAL, 1024 + 20000)
-    # In banks the last would end with the memory, though 15 KB are free in the first one.
+    # In banks the last one would end where the memory ends, though 15 KB are free in the first bank.
     assert alone(16384, 16384, 16384) == Placed(BASIC_SEQUENTIAL, 1024 + 3 * 16384)
-    # As many bytes as constants are left need no other scheme.
+    # Just as many bytes as constants need are left: no other scheme is needed.
     assert alone(15360, 15360, 15360, 15360) == Placed("", 4 * BANK - 1024)
     assert alone(15364, 15364, 15364, 15360) == Placed(BASIC_SEQUENTIAL, 1024 + 3 * 15364 + 15360)
 
@@ -78,7 +78,7 @@ def test_a_core_without_room_for_constants_is_refused():
 
 @pytest.mark.parametrize("name", FULL)
 def test_full_tiles_ask_for_it(name):
-    """Without it nothing, or less than the constants, is left behind the highest buffer."""
+    """With bank-aware addresses less than the constants need, or nothing, is left behind the highest buffer."""
     plan = plan_of(FULL[name]())
     text = to_mlir(plan)
     assert '"aie.tile"() <{allocation_scheme = "basic-sequential", col = 0 : i32, row = 2 : i32}>' in text
@@ -96,7 +96,7 @@ def test_others_leave_it_to_the_compiler():
 @needs_aie_opt
 @pytest.mark.parametrize("plan", [chain, *(lambda make=make: plan_of(make()) for make in FULL.values())])
 def test_buffers_are_where_the_compiler_puts_them(plan):
-    """By a real aie-opt, without a warning."""
+    """A real aie-opt puts them there, without a warning."""
     array = plan().array
     text, said = lowered(to_mlir(plan()))
     assert "warning" not in said
@@ -115,23 +115,23 @@ def test_buffers_are_where_the_compiler_puts_them(plan):
 @needs_aie_opt
 @pytest.mark.parametrize("design", sorted(ALL))
 def test_a_real_compiler_takes_every_design(design):
-    """All of aiecc's passes, and nothing that they warn of."""
+    """Every design goes through all of aiecc's passes without a warning."""
     assert "warning" not in lowered(to_mlir(plan_of(ALL[design]())))[1]
 
 
-# Without a sanitizer: what it watches has data of its own.
+# Objects built without a sanitizer, which would add data of its own.
 KERNELS = Path(__file__).parents[3] / "build" / "testing" / "CMakeFiles" / "flownpu_aie_xdna2.dir" / "aie" / "kernels"
 OBJECTS = sorted(KERNELS.glob("*.o"))
 
 
 @pytest.mark.skipif(not OBJECTS, reason="there are no kernels' objects in build/testing: they were built elsewhere")
 def test_constants_are_as_small_as_the_limit_takes_them():
-    """The kernels' own, as g++ has them for this machine: vectors of 128 bits, a fourth of the array's."""
+    """Those of the kernels as g++ compiles them for this machine, in vectors of 128 bits, a fourth of the array's."""
     most = 0
     for file in OBJECTS:
         sections = subprocess.run(["size", "-A", file], capture_output=True, text=True, check=True).stdout
-        # Others are the messages and types of aie/host/.
+        # Other sections hold the messages and types of aie/host/.
         sizes = re.findall(r"^\.(?:rodata\.cst\d+|rodata|data|bss) +(\d+)", sections, re.MULTILINE)
         most = max(most, sum(map(int, sizes)))
-    # Constants of numbers (cst4, cst8) are as large there; those of vectors are four times as large.
+    # On the array scalar constants (cst4, cst8) are as large as here; vectors are four times as large.
     assert 0 < most <= 1.25 * NPU2.constant_bytes / 4

@@ -50,7 +50,7 @@ def test_everything_is_drawn(design):
 
 
 def lines(root):
-    """The straight pieces of all lines."""
+    """The straight pieces of all lines, as pairs of points."""
     for path in root.iter(f"{SVG}path"):
         if path.find(f"{SVG}title") is not None:
             for part in path.get("d").split("M")[1:]:

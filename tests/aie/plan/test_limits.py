@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of limits, and its two columns as objects."""
+"""The table of limits, and each generation's column of it as an object."""
 
 import dataclasses
 
@@ -65,8 +65,8 @@ def test_changed_limits():
 
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 def test_limits_that_others_imply(limits):
-    """Rows that no check of a plan reads, because another row is always met first."""
-    # A compute tile's memory, less the stack, ends before its descriptor's length does.
+    """No check of a plan reads these limits, because another limit is always reached first."""
+    # A compute tile's memory without the stack has fewer words than its descriptor's length can count.
     assert (limits.compute.memory_bytes - limits.stack_bytes) // limits.granule_bytes < 1 << limits.compute.length_bits
     # A task is repeated by a tap's outermost dimension, a fifo's object by its lock's value.
     assert limits.repeat_maximum >= max(limits.iteration_maximum, limits.lock_maximum)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Machine:
-    """The buffers of programs that share them, and the arrays that work on them.
+    """The buffers that some programs share, and the emulated arrays that work on them.
 
     Attributes:
-        buffers: bytes by name.
+        buffers: contents by name, uint8.
     """
 
     def __init__(self, programs: Iterable[Program], given: Mapping[str, np.ndarray]) -> None:
@@ -42,10 +42,10 @@ class Machine:
                     self.buffers[buffer.name] = np.zeros(buffer.bytes, np.uint8)
 
     def run(self, program: Program, rows: np.ndarray, position: int) -> Iterator[tuple[Step, dict[str, np.ndarray]]]:
-        """A run whose given rows are bf16 [tokens, columns], those that follow zeros.
+        """Run a program at a position; `rows`: its input, bf16 [tokens, columns]; zeros follow them.
 
         Yields:
-            of each step, when it was made: the step, and its arguments' contents by their names in the design.
+            After each step: the step, and the contents of its arguments by their names in the design.
         """
         given = program.given
         lines = np.zeros((given.rows, given.line), BFLOAT16)
@@ -68,7 +68,7 @@ class Machine:
             yield step, arguments
 
     def _compute(self, step: Step, position: int) -> dict[str, np.ndarray]:
-        """A step of the host's, by the operators of ops/npu/run/host_operators.h."""
+        """Compute a step of the host by the operators of ops/npu/run/host_operators.h."""
         call = step.call
         buffers = [(buffer.name, buffer.type.bytes) for buffer in call.buffers]
         arguments = {
@@ -86,5 +86,5 @@ class Machine:
 
 @cache
 def _plan(call: ArtifactCall, position: int) -> Plan:
-    """The plan of a call, which another test checks."""
+    """The plan of a call; other tests check it."""
     return call.program(position).resolve_program(call.name)

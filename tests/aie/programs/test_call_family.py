@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families of calls: their words are those of the call's own program at each position, or there is no family."""
+"""Families of calls: at each position their words are those of the call's program, or deriving the family fails."""
 
 import numpy as np
 import pytest
@@ -15,10 +15,10 @@ from tests.aie.words import read_family
 
 MOST = LIMITS["npu2"].iteration_maximum
 SHAPE = LayerShape(128, 4, 2, 32, 128, "swiglu")
-FLOW = FlowQKV("npu2", 8, 4, 64)  # chunks of 32 positions, blocks of 64 tokens; two rounds of four heads' four blocks
+FLOW = FlowQKV("npu2", 8, 4, 64)  # chunks of 32 positions; a round: two blocks of 128 tokens for four KV heads
 ROPE = NormRope("npu2", 4, 2, 64, qk_norm=True, cores=2)
 DECODE_KEYS = DecodeLayer(SHAPE).attention.keys
-DECODE_CAPACITY = (MOST + 2) * DECODE_KEYS  # sweeps of all keys: one task, then two
+DECODE_CAPACITY = (MOST + 2) * DECODE_KEYS  # sweeps over all keys take one task, later two
 FLOW_CAPACITY = (MOST + 8) * FLOW.keys
 TOKENS = 256
 
@@ -36,7 +36,7 @@ def blocks(window):
     return tuple(CallSweep(top, 64, TOKENS, window) for top in range(0, TOKENS, 64))
 
 
-# What makes a call's program at a position, and the positions.
+# By name: the function that makes a call's program at a position, and the positions of its family.
 CALLS = {
     "decode_layer": (
         decode_layer,
@@ -44,7 +44,7 @@ CALLS = {
     ),
     "flow_qkv": (flow_qkv(0), Positions(FLOW_CAPACITY - TOKENS + 1, FLOW.keys, MOST, blocks(0))),
     "flow_qkv, window": (flow_qkv(50), Positions(FLOW_CAPACITY - TOKENS + 1, FLOW.keys, MOST, blocks(50))),
-    "flow_qkv of a block": (  # all its queries see keys up to the last one's
+    "flow_qkv of a block": (  # all its queries see keys up to the last query's
         flow_qkv(50, causal=False),
         Positions(
             FLOW_CAPACITY - TOKENS + 1,
@@ -61,7 +61,7 @@ CALLS = {
 
 
 def words_of(program):
-    """What the emulator is sent at a position."""
+    """A function that gives the words which the emulator is sent at a position."""
     return lambda position: flatten(program(position).resolve_program("call"))
 
 
@@ -70,7 +70,7 @@ def flatten(plan):
 
 
 def boundaries(positions):
-    """Positions at which a sweep begins a task or a chunk, those before, the ends, and others anywhere."""
+    """Positions around each change of a sweep's number of tasks and the first chunk's end, the ends, and others."""
     features = np.array([positions.features(position) for position in range(positions.count)])
     changes = {int(at) for at in np.flatnonzero(np.any(np.diff(positions.tasks(features), axis=0), axis=1))}
     others = np.random.default_rng(7).choice(positions.count, 8).tolist()
@@ -126,7 +126,7 @@ def test_words_that_follow_a_feature_are_found():
     [
         (lambda position: position * position, r"expected word 5 to follow one of the features, got 0 at 0, "),
         (lambda position: position // 2, r"expected word 5 to follow one of the features, got 0 at 0, "),
-        # All that is seen of this one are two positions at an end of a class.
+        # This word differs only at the last position of a class, which is a sample or is compared afterwards.
         (lambda position: position == 255, r"expected word 5 to (be 0 at position 255|follow one of the features)"),
     ],
 )
@@ -144,7 +144,7 @@ def test_steps_that_differ_are_refused():
 
 
 def test_a_parameter_left_out_where_it_is_equal_is_refused(monkeypatch):
-    """Layers with and without a window see the same chunks at first: the second's parameters would not be written."""
+    """At first, layers with and without a window see the same chunks: the second's parameters would not be written."""
     write = RunTimeParameters.write
     monkeypatch.setattr(RunTimeParameters, "write", lambda self, core, words, **_: write(self, core, words))
     program, positions = CALLS["decode_layer"]
@@ -161,7 +161,7 @@ def test_a_position_that_is_not_there_is_refused():
 
 
 def compiled(position):
-    """As a compiler has it: no stride where a task has one chunk, here of the sweep of all keys."""
+    """Words as a compiler writes them: stride 0 where the last task of the sweep over all keys has a lone chunk."""
     words = affine(position)
     words[0] = 0 if -words[4] % SWEPT.chunks_of_a_task == 1 else 7
     return words
@@ -172,14 +172,14 @@ def test_a_stride_that_a_lone_chunk_does_not_have_is_that_of_the_others():
         derive(compiled, SWEPT)
     family = derive(compiled, SWEPT, lone_chunks=False)
     for position in range(SWEPT.count):
-        if position < 512:  # three chunks of a task, or four, tell that the stride does not follow them
+        if position < 512:  # two to four chunks have the same stride, so it does not follow their number
             np.testing.assert_array_equal(family.at(position), affine(position))
-        else:  # one or two: it may
+        else:  # one or two chunks: the stride may follow their number
             np.testing.assert_array_equal(family.at(position), compiled(position))
 
 
 def test_nothing_else_may_differ_where_a_chunk_is_alone():
-    """At a position with lone chunks, in a word that follows a feature at the others."""
+    """Planted at a position with lone chunks, in a word that follows a feature at all others."""
 
     def words(position):
         found = compiled(position)
@@ -191,7 +191,7 @@ def test_nothing_else_may_differ_where_a_chunk_is_alone():
 
 
 def test_a_word_is_refused_that_only_a_lone_chunk_could_explain():
-    """Without positions with a lone chunk nothing tells what follows the second sweep's."""
+    """Without the positions with a lone chunk nothing tells which words follow the second sweep's features."""
     positions = Positions(8, 2, 2, (CallSweep(0, 1, 1, 0), CallSweep(0, 1, 1, 3)))
     with pytest.raises(ValueError, match="expected word 0 to follow one of the features"):
         derive(lambda position: np.array([position in (1, 5)]), positions, lone_chunks=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of a token: which way it is written, of what steps, and what is said of ways that are not taken."""
+"""The program of a token: which way is chosen, its steps, and the reasons that are given for the ways not taken."""
 
 import re
 
@@ -11,7 +11,7 @@ from flownpu.aie.programs.decode import decode_program
 from flownpu.aie.programs.decoder_shape import DecoderShape
 from tests.aie.designs.decode_layer.shapes import SHAPES
 
-CONTEXT = 3840  # whole chunks of every head size here
+CONTEXT = 3840  # whole chunks for every head size here
 LAYERS, VOCABULARY = 4, 32064
 
 
@@ -22,7 +22,7 @@ def decoder_of(shape, layers=LAYERS, vocabulary=VOCABULARY):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_layers_of_models_have_split_keys(name):
-    """All layers in one call, with the cache as bytes behind the state, and room for the last one's last round."""
+    """All layers are one call, which has the cache twice, with room behind it for the last layer's last round."""
     choice = decode_program(decoder_of(SHAPES[name]), "npu2", CONTEXT)
     assert (choice.way, choice.refused) == ("split", [])
     (step,) = choice.program.steps
@@ -30,7 +30,7 @@ def test_layers_of_models_have_split_keys(name):
     assert views["cache"] == views["cache_bytes"] == ("cache", 0)
     assert views["logits"] == ("logits", 0)
     position = 2 * SHAPES[name].position_size
-    # Tiles of a class, each with an object: one class of 28 for one KV head; five positions, of one head of 64 twenty.
+    # Keys of a round: 14 tiles (one KV head: all 28) with an object each, of five positions (one head of 64: twenty).
     keys = {"gemma3-1b": 28 * 5, "gemma3-topics": 14 * 20}.get(name, 14 * 5)
     (cache,) = (buffer for buffer in choice.program.buffers if buffer.name == "cache")
     assert cache.bytes == (LAYERS * CONTEXT + -CONTEXT % keys) * position

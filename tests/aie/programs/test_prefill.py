@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill on the array: chunks of a prompt through a model's layers, and the decode layer over the cache they leave.
 
-The program is the one that `flownpu build` writes (aie/programs/prefill.py); what must come out:
+The program is the one that `flownpu build` writes (aie/programs/prefill.py); the expected numbers come from
 flownpu/selftest/reference/prompt.py.
 """
 
@@ -30,16 +30,16 @@ from tests.aie.programs.machine import Machine
 
 CHECKPOINT = Path(__file__).parents[2] / "fixtures" / "gemma3-topics"
 CONTEXT = 256
-# Fewer tokens than a megatile of GEMM has rows: products have what lies behind them, too.
+# A chunk has fewer tokens than a megatile of GEMM has rows: products also have the rows that lie behind them.
 CHUNK, PADDED = 64, 256
-HOST_WRITES = {"x", "q", "residual"}  # rows of a chunk; attention's output has those of its blocks of tokens
+HOST_WRITES = {"x", "q", "residual"}  # these have CHUNK rows; attention's output has whole blocks of tokens
 GEMMA, QWEN = {"post_norms": True, "qk_norm": True}, {"qk_norm": True}
 # The last layer makes keys and values only.
 LAYERS = [Layer(64, 0), Layer(None, 1), Layer(40, 0)]
 
 
 def trained(rng):
-    """Three layers of the small trained model, its feed-forward of 480 filled up with rows of zeros."""
+    """Three layers of the small trained model, its feed-forward of 480 padded to 512 by zeros."""
     del rng
     config = json.loads((CHECKPOINT / "config.json").read_text())
     real = LayerShape(256, 4, 2, 64, 480, "geglu", **GEMMA)
@@ -65,7 +65,10 @@ MODELS = {
 
 
 def machine_of(program, shape, weights, rotary):
-    """With the constants of a model; what is read behind the last rows before it is written only has to be finite."""
+    """A machine with the constants of a model.
+
+    Scratch buffers start finite: what lies behind their last rows is read before it is written.
+    """
     given = {
         "weights": np.concatenate(
             [*(layer.blocks() for layer in weights), np.zeros(Projection(128, shape.hidden).bytes, np.uint8)]
@@ -84,7 +87,7 @@ def machine_of(program, shape, weights, rotary):
 
 
 def written(steps):
-    """Label, buffer and contents [tokens, ..] of what each step wrote but for the cache and the dequantised weights."""
+    """Label, buffer and flat contents of what each step wrote, except the cache and the dequantised weights."""
     for step, arguments in steps:
         names = [view.buffer for view in step.views]
         count = 2 if step.call.operator in {"add_rms_norm", "rms_norm_add"} else 1
@@ -95,7 +98,7 @@ def written(steps):
 
 @contextmanager
 def in_place(place):
-    """Says of an error where it is."""
+    """Adds the place to an assertion's error."""
     try:
         yield
     except AssertionError as error:
@@ -113,9 +116,10 @@ def in_place(place):
     ],
 )
 def test_chunks_and_a_token(rng, name, kind, turns):
-    """A prompt of two chunks of 64, the second not full, or two prompts, of which the first does not fill a chunk.
+    """What every step writes, the cache, and a token that the decode layer computes from there.
 
-    What every step writes; the cache; and a token that goes on from there by the decode layer.
+    `turns`: a prompt in two chunks of 64, the second not full, or two prompts, the first of which does not fill its
+    chunk.
     """
     shape, weights, scale = MODELS[name](rng)
     rotary = np.stack([rotary_table(CONTEXT, shape.d, base) for base in (1e4, 1e6)])
@@ -136,7 +140,7 @@ def test_chunks_and_a_token(rng, name, kind, turns):
                 assert (layer, name) == (int(label.rpartition(" ")[2]), buffer)
                 rows = CHUNK if name in HOST_WRITES else attended if name == "context" else PADDED
                 assert_within(contents.reshape(rows, -1)[:tokens, : numbers.shape[1]], numbers, tolerance)
-        # The reference goes on after the last layer's keys and values, which are all that the program makes.
+        # The program ends with the last layer's keys and values; the reference goes on.
         assert next(expected)[:2] == (len(LAYERS) - 1, "context")
         list(expected)
         position += tokens

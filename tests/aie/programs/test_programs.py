@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs as data: how often they change the array, what they ask for, and from where on a chunk is worth it."""
+"""Programs as data: how often they change the array, what steps read, and from how many tokens a chunk is worth it."""
 
 from dataclasses import replace
 
@@ -27,15 +27,15 @@ def decoder(shape, layers=LAYERS):
 
 @pytest.mark.parametrize(("shape", "together"), [(GEMMA3_4B, 4), (LLAMA31_8B, 2), (SMALL, 4)])
 def test_a_layer_has_four_changes_of_array_or_fewer(shape, together):
-    """Two for attention and back, and two for the weights of each group of layers, as many as have room together."""
+    """Two for attention and back, and two to dequantise a group of layers: as many as have room together."""
     program = prefill_program(decoder(shape), "npu2", CONTEXT, 256, "bfp16")
     groups = -(-LAYERS // together)
-    # The last layer ends with QKV: it has no attention. To the first array is a change, too.
+    # The last layer ends with QKV: it has no attention. The change to the first array counts, too.
     assert len(program.arrays) == 2 * groups + 2 * (LAYERS - 1)
     assert len(program.arrays) / LAYERS <= 4
     assert {name.partition("-")[0] for name in program.arrays} == {"dequant_engine", "gemm", "flow_qkv"}
     assert len(set(program.arrays)) == 3
-    # In full, as a model of this many layers has it: a group's dispatches.
+    # One dispatch for each group's weights; four of a layer: QKV, attention, output, the feed-forward; the last QKV.
     dispatches = [steps[0].call.array for steps in program.dispatches if steps[0].call.array != "host"]
     assert len(dispatches) == groups + 4 * (LAYERS - 1) + 1
 
@@ -48,7 +48,7 @@ def test_an_encoder_s_layer_has_two_changes_of_array():
 
 
 def test_products_read_the_weights_of_their_own_layer():
-    """Followed through the buffer: an engine's output takes the place of what it overlaps, and a GEMM finds its own."""
+    """Follows the panels: an engine's output replaces what it overlaps, and a GEMM must find its own layer's."""
     program = prefill_program(decoder(SMALL), "npu2", CONTEXT, 256, "bfp16")
     held, products = {}, 0
     for step in program.steps:
@@ -75,7 +75,7 @@ def test_the_residual_stream_and_embeddings_stay_with_the_host():
 
 
 def test_attention_of_a_long_chunk_is_several_calls_of_one_dispatch():
-    """The same call at later positions, over the rows that are its own."""
+    """The steps are the same call at later positions, each over its own rows."""
     program = prefill_program(decoder(SMALL), "npu2", CONTEXT, 512, "bfp16")
     (steps, *_) = [steps for steps in program.dispatches if steps[0].call.operator == "flow_qkv"]
     assert len({step.call for step in steps}) == 1
@@ -90,24 +90,24 @@ def test_attention_of_a_long_chunk_is_several_calls_of_one_dispatch():
 
 
 def priced(times):
-    """The least tokens of each chunk, and of the seconds that a program of so many tokens takes."""
+    """For each program, by its tokens, the fewest tokens that are worth its time; `times`: its seconds."""
     token = decode_program(decoder(SMALL, 1), "npu2", CONTEXT).program
     programs = [replace(token, kind="prefill" if tokens > 1 else "decode", tokens=tokens) for tokens in times]
     return {each.tokens: each.fewest for each in with_fewest(programs, lambda program: times[program.tokens])}
 
 
 def test_fewest_weighs_a_chunk_against_shorter_ones():
-    # 10 tokens one by one take as long as a chunk; one of those and 8 tokens as long as the longer one.
+    # 10 tokens one by one take as long as a chunk of 256; that chunk and 8 tokens as long as one of 512.
     assert priced({1: 1.0, 256: 10.0}) == {1: 1, 256: 10}
     assert priced({1: 1.0, 256: 10.0, 512: 18.0}) == {1: 1, 256: 10, 512: 264}
-    # One of 512 tokens, one of 256 and three tokens.
+    # A chunk of 512, one of 256 and three tokens take as long as one of 1024.
     assert priced({512: 14.0, 1: 1.0, 256: 10.0, 1024: 27.0}) == {1: 1, 256: 10, 512: 260, 1024: 771}
-    # Never.
+    # A chunk of 256 is never worth its time.
     assert priced({1: 1.0, 256: 300.0, 512: 400.0}) == {1: 1, 512: 400}
 
 
 def test_products_of_a_decoder_share_an_array():
-    """With the tiles that are the fastest for those with the epilogue."""
+    """The array's tiles are the fastest ones for the products with the epilogue."""
     program = prefill_program(decoder(GEMMA3_4B), "npu2", CONTEXT, 256, "bfp16")
     design = Gemm("npu2", "bfp16", "geglu")
     (array,) = {step.call.last_plan.array for step in program.steps if step.call.operator == "gemm"}

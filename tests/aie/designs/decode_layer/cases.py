@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoder layers on the emulator, and the layers of checkpoints (flownpu.selftest.reference.layer)."""
+"""Cases of decoder layers (flownpu.selftest.reference.layer) for the emulator, and layers made from checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def quantized(*parts: np.ndarray) -> q4nx.Quantized:
-    """Weights below one another."""
+    """Weights, quantised and stacked one below the other."""
     return q4nx.stack(*(q4nx.quantize(part) for part in parts))
 
 
@@ -45,14 +45,14 @@ def checkpoint_layer(shape: LayerShape, tensors: dict[str, np.ndarray], index: i
 
 
 def norm_weights(shape: LayerShape, weights: np.ndarray) -> np.ndarray:
-    """What a norm multiplies by, in bf16."""
+    """What a norm multiplies by, in bf16 (Gemma3, which has post-norms: 1 + weight)."""
     return bf16(weights.astype(np.float32) + (1 if shape.post_norms else 0))
 
 
 def run(
     array: Emulator, plan: Plan, *, seed: int = 0, settle: bool = True, last: str = "", **buffers: np.ndarray
 ) -> dict:
-    """As `emulation.call`. With split keys the cache is an argument twice, and what is behind it must not matter."""
+    """As `emulation.call`. With split keys the cache is two arguments; what lies behind it (1000) must not matter."""
     kinds = {record.name: record.type for record in plan.sequence.buffers}
     if "cache_bytes" not in kinds:
         return run_plan(array, plan, seed=seed, settle=settle, last=last, **buffers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode layers that the tests run: every model's at its size, and small ones of every kind."""
+"""Shapes of decode layers for the tests: those of every model, and small ones of every kind."""
 
 from flownpu.aie.designs.decode_layer.design import LayerShape
 from flownpu.selftest.reference import layer as reference
@@ -25,7 +25,7 @@ SMALL = {
     "llama, three KV heads": LayerShape(160, 6, 3, 64, 416, "swiglu"),
     "qwen3, eight KV heads": LayerShape(256, 16, 8, 128, 544, "swiglu", **QWEN),
     "qwen3, two KV heads, groups of six": LayerShape(288, 12, 2, 32, 544, "swiglu", **QWEN),
-    # Rows that 28 tiles share beside those of the streams: of four and of ten blocks, gated.
+    # 28 tiles share some rows beside those of the streams: of four blocks (gated ones, too) and of ten.
     "llama, shared rows": LayerShape(1024, 4, 2, 64, 2400, "swiglu"),
 }
 CAPACITY = 256

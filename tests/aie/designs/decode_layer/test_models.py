@@ -26,7 +26,7 @@ SIZES = {
 
 
 class Model:
-    """A model in float64, made of what Q4NX and bf16 hold of its weights; and the same weights for the array."""
+    """A model in float64 with the weights that Q4NX and bf16 hold, and the same weights for the array."""
 
     def __init__(self, config, tensors):
         self.config = config
@@ -51,7 +51,7 @@ class Model:
         return norm_weights(self.shape, values).astype(np.float32) - (1 if self.shape.post_norms else 0)
 
     def call(self, position, token, cache):
-        """A token: all layers and the LM head."""
+        """The inputs of a token's call: all layers and the LM head."""
         config, shape = self.config, self.shape
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(self.weights)
         layers = [Layer(config.sliding_window, 0) if kind == "sliding_attention" else Layer(None, 1) for kind in kinds]
@@ -67,7 +67,7 @@ class Model:
         )  # fmt: skip
 
     def cache(self, dtype):
-        """An empty one."""
+        """An empty cache, [layers, capacity, KV heads, 2, d]."""
         return np.zeros((len(self.weights), CAPACITY, self.shape.kv_heads, 2, self.shape.d), dtype)
 
 
@@ -101,8 +101,8 @@ def model(request):
 def test_the_reference_is_the_model(rng, model):
     """In float64, token after token, against transformers.
 
-    Apart are the angles' tables and the embedding, rounded to bf16 here as they are for the array: two roundings more,
-    which the array's own tolerance has room for.
+    Only the tables of angles and the embedding differ: here they are rounded to bf16, as they are for the array. The
+    array's own tolerance has room for these two roundings.
     """
     tokens = rng.integers(3, model.config.vocab_size, 6)
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_the_reference_is_the_model(rng, model):
 
 @pytest.mark.parametrize("position", [0, 40, 200])
 def test_a_token(rng, model, position):
-    """All layers and the LM head in one call, over a cache of numbers about as large as its own are."""
+    """All layers and the LM head in one call, over a cache of random numbers of the size of real keys and values."""
     case_of(model.call(position, 7, bf16(rng.normal(size=model.cache(np.float32).shape))), rng).check()
 
 
@@ -135,10 +135,10 @@ def test_every_schedule_gives_the_same_logits(model):
 
 @pytest.mark.parametrize(("way", "vocabulary"), [("pairs", 256), ("split", 256), ("split", 512)])
 def test_a_core_that_is_late_has_its_own_words(way, vocabulary):
-    """Two tokens that follow each other at once, while one core goes on only where no other can.
+    """Two tokens, one directly after the other, while one core goes on only where nothing else can.
 
-    The words of the second are written when the first's logits are there. A vocabulary of 256 has fewer rows than there
-    are streams.
+    The second token's run-time parameters are written as soon as the first's logits are there; a late core must
+    still use the first's. A vocabulary of 256 has fewer rows of blocks than there are streams.
     """
     model = untrained(transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 1, "vocab_size": vocabulary}))
     call = dataclasses.replace(model.call(3, 7, model.cache(BFLOAT16)), design=DecodeLayer(model.shape, way))
@@ -152,7 +152,7 @@ def test_a_core_that_is_late_has_its_own_words(way, vocabulary):
 
 
 def test_a_text(rng, model):
-    """Token after token over the cache that the array wrote itself, the likeliest token each time."""
+    """Token after token over the cache that the array wrote, the likeliest token each time."""
     cache, token, array = model.cache(BFLOAT16), 2, None
     for position in range(5):
         case = case_of(model.call(position, token, cache), rng)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the decode layer moves, followed byte by byte in plans of models: blocks to outputs, keys to tiles."""
+"""What the decode layer moves, followed byte by byte in plans of models: from blocks to outputs, from keys to tiles."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.aie.designs.decode_layer.shapes import SHAPES
 
 
 def blocks_of(plan, column, first, size):
-    """Where the blocks of first .. + size of the weights begin that each tile of a column is sent, in order."""
+    """For each tile of a column, where the blocks begin that it is sent of weights[first : first + size], in order."""
     tiles = []
     for stream in range(2):
         starts = [np.zeros(0, int)]
@@ -32,10 +32,10 @@ def blocks_of(plan, column, first, size):
 
 
 def shared_rows(blocks, rows, weights, queues, start):
-    """What tiles take of rows that they share, row by row: of all blocks in order every so many-th is a tile's.
+    """What tiles take of the rows that they share: with n tiles, every n-th block in order is a tile's.
 
-    Yields, for each weight of a row, (its number, the blocks of it that each tile took: their numbers and starts). What
-    the second of two neighbours is sent without its being anyone's is dropped behind them.
+    Yields, for each weight of each row, its number, and for each tile the numbers of the blocks that it takes and where
+    they begin. At the end, blocks that the second of two neighbours was sent and nobody uses are dropped.
     """
     tiles, used = len(queues), [0] * len(queues)
     for number in range(rows * weights):
@@ -53,18 +53,18 @@ def shared_rows(blocks, rows, weights, queues, start):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["llama3.1-8b", "llama3.2-1b", "qwen3-4b", "gemma3-1b", "gemma3-topics"])
 def test_every_block_meets_its_outputs(name, way):
-    """Follow the weights' bytes to the tiles and the products back, for the shapes that the emulator does not run."""
+    """Follow the weights' bytes to the tiles and the products back, at sizes of which the emulator runs only some."""
     shape, design = SHAPES[name], DecodeLayer(SHAPES[name], way)
     plan = design.program(0, 1024).resolve_program("layer")
     words = {(s.buffer, s.index): s.value for s in plan.sequence.steps if isinstance(s, WriteParameter)}
     places = [design.regions[region].offset for region in ("qkv", "attended", "activated", "update")]
     first, span = 0, design.attention.span
     for phase, (projection, place) in enumerate(zip(shape.projections, places, strict=True)):
-        made = {}  # element of the state: the row of blocks that it is of, None if a tile had nothing to say
+        made = {}  # by element of the state, the row of blocks that was written there last; None: no row's
         weights = 2 if projection.gated else 1
 
         def row_of(number, found, first=first, projection=projection, weights=weights):
-            """The row of which tiles took all blocks of a weight, each once."""
+            """Checks that tiles took all blocks of one row of a weight, each once; returns the row."""
             numbers = [number for mine, _ in found for number in mine]
             starts = np.array([start for _, taken in found for start in taken])
             assert sorted(numbers) == list(range(projection.blocks))
@@ -92,7 +92,7 @@ def test_every_block_meets_its_outputs(name, way):
                 for column in columns
                 for tile in range(4)
             }
-            if len(of_tiles) > 1:  # few rows: each column has its own number, and shares none
+            if len(of_tiles) > 1:  # few rows: columns have different numbers of rows, and share none
                 assert all(word == 0 for _, _, word in of_tiles)
             blocks, _, word = next(iter(of_tiles))
             gated = 1024 if projection.gated else 1
@@ -118,7 +118,7 @@ def test_every_block_meets_its_outputs(name, way):
 @pytest.mark.parametrize("name", ["gemma3-1b", "gemma3-4b", "llama3.2-1b", "qwen3-8b"])
 @pytest.mark.parametrize(("position", "window"), [(0, None), (95, None), (700, 512), (1279, None)])
 def test_every_key_has_one_tile(name, position, window):
-    """Follow the cache's bytes: every key of a KV head that is seen is in one object, which its tile takes for it."""
+    """Follow the cache's bytes: for each KV head every key that it sees is in one object, of one tile, exactly once."""
     shape, way = SHAPES[name], DecodeLayer(SHAPES[name], "split").attention
     plan = DecodeLayer(shape, "split").program(position, 1280, layers=[Layer(window)]).resolve_program("layer")
     words = {(s.buffer, s.index): s.value for s in plan.sequence.steps if isinstance(s, WriteParameter)}

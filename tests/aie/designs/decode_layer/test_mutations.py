@@ -18,13 +18,13 @@ from tests.aie.designs.mutations import MUTATIONS, caught, ends_that_do_not_wait
 from tests.aie.emulation import emulator
 from tests.aie.small_programs import with_steps
 
-# One of each name of what the host sends.
+# Fifos that the host fills: one of each name.
 SENT = {"w_0_0", "vectors", "heads", "k_0", "v_0"}
 
 
 @cache
 def mistaken_case(way):
-    """A layer beyond its window, in which every stream, and of split keys every tile, has something to say.
+    """A layer at a position beyond its window, in which every stream, and with split keys every tile, has work.
 
     The tiles of column 0's span share rows of QKV, of gate and up, and of the down projection.
     """
@@ -32,13 +32,13 @@ def mistaken_case(way):
     shape = dataclasses.replace(SMALL["gemma3, four KV heads"], hidden=800, feed_forward=896)
     if way == "pairs":
         return case_of(random_call(shape, rng, 130, [Layer(WINDOW)]), rng)
-    # Four rounds of 70 keys, five a tile. The window begins among those of tile (0, 0), which has the last three, too.
+    # Four rounds of 70 keys, five a tile. The window begins among those of tile (0, 0), which also has the last three.
     # All tiles share 8 of 64 rows, 7 of 49 and 4 of 32.
     shape = dataclasses.replace(shape, hidden=1024, feed_forward=1568, d=128)
     return case_of(random_call(shape, rng, 212, [Layer(211)], way=way), rng)
 
 
-# What changes nothing that counts, and why.
+# By way, mutants that change no result (a pattern of their names), and why.
 TABLES = {r"heads_task\d+: stride 0 2$": "of a batch that brings a table the first head is read"}
 EQUIVALENT = {
     "pairs": TABLES
@@ -62,7 +62,7 @@ EQUIVALENT = {
 def test_planted_mistakes_are_caught(mutation, way):
     case = mistaken_case(way)
     sent = {step.name for step in case.plan.sequence.steps if isinstance(step, Transfer) and step.fifo in SENT}
-    # Columns further on differ from the second in numbers only.
+    # The columns behind the second differ from it in numbers only.
     columns = DecodeLayer(case.call.design.shape, way).attention.columns
     further = re.compile(rf"core \(([2-{columns - 2}]), ")
     for text, mutant in mutation(case.plan):
@@ -70,7 +70,7 @@ def test_planted_mistakes_are_caught(mutation, way):
             continue
         # A fill may be freed where a drain of its data was awaited: the checker knows when.
         known = mutation is ends_that_do_not_wait and text in sent
-        # Projecting tiles differ in the sums and shares that they take and hand on; for the rest one stands for all.
+        # Projecting tiles differ in the sums and shares that they take and hand on; otherwise one stands for all.
         another = re.match(r"core \((0, [245]|1, .|[67], [34])\)", text)
         another = another and not re.search(r"sum_|add_f32|share_|_meet|_give", text)
         if not known and not another and not any(re.match(name, text) for name in EQUIVALENT[way]):
@@ -78,7 +78,7 @@ def test_planted_mistakes_are_caught(mutation, way):
 
 
 def without_waiting(plan, fifos):
-    """The plan in which the first drains of some fifos are awaited at the end: as many as there are of its name."""
+    """The plan with the first drain of each fifo awaited at the end; a fifo that is listed twice: its first two."""
     first, left = [], Counter(fifos)
     for step in plan.sequence.steps:
         if isinstance(step, Transfer) and left[step.fifo]:
@@ -88,7 +88,7 @@ def without_waiting(plan, fifos):
 
 
 def result(way, plan, seed):
-    """What a schedule gives of the case: bytes, or a deadlock."""
+    """The state's bytes after a plan ran under a schedule on a way's case; any error of the emulator: "deadlock"."""
     try:
         state = run(emulator(plan.array), plan, seed=seed, **mistaken_case(way).call.buffers())["state"]
     except RuntimeError:
@@ -98,7 +98,7 @@ def result(way, plan, seed):
 
 @cache
 def right_result(way):
-    """What all of twenty schedules give where all is waited for."""
+    """The bytes that twenty schedules of the plan with all its waits agree on."""
     (right,) = {result(way, mistaken_case(way).plan, seed) for seed in range(20)}
     return right
 
@@ -106,7 +106,7 @@ def right_result(way):
 @pytest.mark.parametrize(
     ("way", "fifos"),
     [
-        # The products of QKV: rows of streams, and before them those that a span shares.
+        # The products of QKV: first the rows that a span shares, then the streams' own.
         ("pairs", ("y_0", "y_1", "y_2", "y_3", "y_4")),
         ("pairs", ("key_value", "key_value")),
         ("pairs", ("o_0", "o_1")),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decode layer's numbers on the emulator, against the operators' references; and its bytes in every schedule."""
+"""The decode layer's numbers on the emulator against the operators' references, and its bytes under many schedules."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ from tests.aie.host_kernels import bf16
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize(("position", "window"), [(0, WINDOW), (40, WINDOW), (200, WINDOW), (255, None)])
 def test_numbers(rng, name, position, window, way):
-    """The first token, one that sees all before it, one beyond the window, the last of the cache without a window."""
+    """The first token, one that sees all before it, one beyond the window, and the cache's last without a window."""
     call = random_call(SMALL[name], rng, position, [Layer(window)], way=way)
     case_of(call, rng).check()
 
@@ -68,13 +68,13 @@ def test_every_schedule_gives_the_same_bytes(rng, name, way):
     ],
 )
 def test_layers_of_models(rng, name, way):
-    """One layer at its size, beyond a window; the other models' pass, too, and take longer."""
+    """One layer at the model's size, beyond a window. The other models' layers pass, too, but take longer."""
     case_of(random_call(SHAPES[name], rng, 600, [Layer(512)], capacity=640, way=way), rng).check()
 
 
 @pytest.mark.parametrize(("way", "feed_forward", "blocks"), [("pairs", 20480, 3), ("split", 22016, 2)])
 def test_a_long_x_leaves_room_for_fewer_blocks(rng, way, feed_forward, blocks):
-    """Such a feed-forward makes x 40 KB and more: three or two blocks are ahead, not four; the same numbers."""
+    """With x of 40 KB and more a tile holds three or two blocks ahead, not four; the numbers stay right."""
     case = case_of(random_call(LayerShape(288, 4, 2, 64, feed_forward, "swiglu"), rng, 3, [Layer()], way=way), rng)
     assert {end.depth for fifo in case.plan.array.fifos if "w_0_0_" in fifo.name for end in fifo.consumers} == {blocks}
     case.check()

@@ -67,14 +67,14 @@ def test_dispatches_of_a_token(name, layers, vocabulary, calls, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_layers_waits(way):
-    """A wait: a drain is awaited before something that reads what it wrote is sent."""
+    """Counts the waits: where a drain is awaited before a transfer that may read what it wrote."""
     plan = DecodeLayer(SHAPES["gemma3-1b"], way).program(700, 1024).resolve_program("layer")
     drained = {fifo.name for fifo in plan.array.fifos if any(end.tile.row == 0 for end in fifo.consumers)}
     transfers, waits, waiting = {}, 0, False
     for step in plan.sequence.steps:
         if isinstance(step, Transfer):
             transfers[step.name] = step.fifo
-            # Weights are early, or late, and read nothing that was awaited just now.
+            # Transfers of weights read nothing that a drain wrote, wherever they stand.
             reads = step.fifo not in drained and not step.fifo.startswith("w_")
             waits += waiting and reads
             waiting = waiting and not reads
@@ -102,7 +102,7 @@ def test_weights_do_not_wait(name, way):
             )
             for start in starts[:4]
         ]
-        # With split keys what follows the first projection on a stream is keys.
+        # With split keys, keys follow the first projection on a stream.
         for phase, region in list(enumerate(regions[:3]))[way == "split" :]:
             drain = next(s for s in steps if isinstance(s, Transfer) and s.fifo == "y_0" and s.tap.offset == region)
             assert phases[phase + 1] < awaited[drain.name]

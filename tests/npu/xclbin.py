@@ -25,7 +25,7 @@ def write_xclbin(path: Path, words: np.ndarray, buffers: int) -> Path:
     Args:
         path: the file.
         words: of the emulator, 64 bits each.
-        buffers: how many of the host's buffers its kernel takes: exactly these, where a build has 5 at least.
+        buffers: how many of the host's buffers its kernel takes, exactly; a build has 5 at least.
     """
     tool = xrt_runtime.xclbinutil()
     assert tool is not None, xrt_runtime.reason()
@@ -34,7 +34,7 @@ def write_xclbin(path: Path, words: np.ndarray, buffers: int) -> Path:
         pdi = Path(folder) / "array.pdi"
         pdi.write_bytes(struct.pack("<Q", len(content)) + content)
         with patch.object(xclbin, "FEWEST_BUFFERS", buffers), patch.dict(os.environ):
-            # The driver's double and a sanitizer's run time are for this process; xclbinutil has a C library of its own.
+            # The driver's double and a sanitizer's run time are for this process; xclbinutil has its own C library.
             os.environ.pop("LD_PRELOAD", None)
             xclbin.pack_xclbin(tool, pdi, path.absolute(), target="npu2", buffers=buffers)
     return path

@@ -114,7 +114,7 @@ Context::Waited Context::wait(std::uint64_t sequence,
 }
 
 void Context::end(const Job& job, std::uint32_t state) {
-  // First the counts of users: a program that polls the state may free the buffers at once.
+  // First the counts of users: a program that polls the state may then free the buffers.
   for (const auto& buffer : job.used) --buffer->users();
   --under_way_;
   set_state(packet_of(*job.command), state);
@@ -233,7 +233,7 @@ std::uint32_t Context::compute(Packet& packet, bool is_last) {
     emulator_->run(sequence, buffers, {.seed = 0, .settle = is_last});
     return ERT_CMD_STATE_COMPLETED;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "[xdna_driver] %s\n", error.what());  // a real driver's message is in dmesg
+    std::fprintf(stderr, "[xdna_driver] %s\n", error.what());  // a driver's is in dmesg
     return ERT_CMD_STATE_ERROR;
   }
 }

@@ -67,7 +67,7 @@ def make_checkpoint(name: str, folder: Path) -> TinyModel:
 
 
 class Models:
-    """Small models by name, made once; `make_folder` makes a folder with a name like the one it is given."""
+    """Small models by name, made once; `make_folder` makes a new folder whose name begins with the given one."""
 
     def __init__(self, make_folder: Callable[[str], Path]) -> None:
         self._make_folder = make_folder

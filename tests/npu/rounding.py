@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # largest neighbour's power of two. For normally distributed numbers the rms of that power is 1.38 times their own, and
 # errors are evenly spread over a unit.
 BLOCK_ROUNDING = 1.38 * 2.0**-6 / math.sqrt(12)
-# Runs with independent errors. The rms of two runs' errors in some hundred logits varies by less than a tenth.
+# Runs with independent errors. By chance the rms of two runs' errors in some hundred logits varies less than a tenth.
 COPIES = 2
 
 

@@ -143,7 +143,7 @@ def open_elsewhere(plugin: Path, **environment: str) -> str:
     """What a process prints that runs on this machine itself, without the driver's double."""
     done = subprocess.run(
         [sys.executable, "-c", OPEN, str(plugin)],
-        # Of the environment only what a sanitizer needs (Makefile) is kept.
+        # The environment keeps only what a sanitizer needs (Makefile).
         env={name: os.environ[name] for name in ("LD_PRELOAD", "ASAN_OPTIONS") if name in os.environ}
         | environment
         | {"PYTHONPATH": os.pathsep.join([".", os.environ.get("PYTHONPATH", "")])}

@@ -24,7 +24,7 @@ def build_for_xdna_driver(model: Path, folder: Path, context: int, most_buffers:
 
 
 def write_for_xdna_driver(folder: Path, programs: Sequence[Program], most_buffers: int | None = None) -> Path:
-    """Writes such a folder for any programs; a kernel has at most `most_buffers`, even if its calls have more."""
+    """Writes such a folder for any programs; kernels take `most_buffers` at most, even if their calls have more."""
     files: dict[str, str] = {}
     calls = calls_of(programs)
     for call in calls:

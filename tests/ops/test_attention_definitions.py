@@ -340,7 +340,7 @@ def test_attention_function_of_one_token(turn: Turn) -> None:
 
 @pytest.mark.parametrize("name", ["first prompt", "prompt in parts", "one token, growing"])
 def test_a_growing_cache_where_onnxruntime_leaves_the_graph_as_it_is(name: str) -> None:
-    # It may take past's capacity for present's, and put the second layer's present into memory of the first one's past.
+    # ONNX Runtime may take past's capacity for present's, and put the second node's present into the first one's past.
     TURNS[name].check(attend(TURNS[name], layers=2, optimised=False), is_exact=False)
 
 

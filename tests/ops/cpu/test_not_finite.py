@@ -219,7 +219,7 @@ def test_closed_gates(isa: str, activations: str, gating: str, tokens: int) -> N
 @pytest.mark.parametrize("tokens", [1, 13, 33])
 @pytest.mark.parametrize("field", ["scale", "minimum"])
 def test_q4nx_weights(isa: str, activations: str, tokens: int, field: str) -> None:
-    """A scale or minimum that is not finite changes the outputs of its row of the weight, and of no other."""
+    """A scale or minimum that is not finite makes its row's outputs not finite, and no other row's."""
     m, k = 40, 600
     x = np.random.default_rng(0).standard_normal((tokens, k), dtype=np.float32)
     codes, scale, minimum = q4nx.quantize(np.random.default_rng(1).standard_normal((m, k), dtype=np.float32))
@@ -322,9 +322,9 @@ def random_attention(tokens: int) -> tuple[np.ndarray, list[np.ndarray]]:
 @pytest.mark.parametrize("tokens", NEW.values(), ids=NEW)
 @pytest.mark.parametrize("window", [-1, 20])
 def test_attention(isa: str, cache: str, tokens: int, window: int) -> None:
-    """A NaN in a key makes NaN of every query of its group that sees the key; in a value, of that element of them; in a
-    query, of its own output. Queries that do not see it, for a mask or a window, are as without it. A row of an int8
-    cache is NaN if one of its elements is not finite."""
+    """A NaN in a key makes NaN of every query of its group that sees the key, one in a query of its own output; a value
+    that is not finite makes only its element of them not finite. Queries that do not see it, for a mask or a window,
+    are as without it. A row of an int8 cache is NaN if one of its elements is not finite."""
     query, caches = random_attention(tokens)
     finite = attend(isa, cache, query, caches, local_window_size=window)
     position = PAST + np.arange(tokens)
@@ -366,7 +366,7 @@ def test_attention(isa: str, cache: str, tokens: int, window: int) -> None:
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("tokens", NEW.values(), ids=NEW)
 def test_attention_bias(isa: str, cache: str, tokens: int) -> None:
-    """A NaN bias makes NaN of a query that sees its key; a query whose keys all have minus infinity is 0."""
+    """A NaN bias makes NaN of a query that sees its key; a query whose keys all have minus infinity gives 0."""
     query, caches = random_attention(tokens)
     plain = attend(isa, cache, query, caches, np.zeros((1, 1, tokens, PAST + tokens), np.float32))
     bias = np.zeros((1, 1, tokens, PAST + tokens), np.float32)

@@ -24,7 +24,7 @@ each_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 
 def random_quantized(rows: int, columns: int, seed: int, layout: q4nx.Layout = q4nx.WIDE) -> q4nx.Quantized:
-    """Random codes and parameters (magnitudes of 2^-8 to 2^8) that `layout` can hold, if no weight has them."""
+    """Random codes and parameters (magnitudes of 2^-8 to 2^8) that `layout` can hold, even if no weight has them."""
     rng = np.random.default_rng(seed)
     groups = -(-columns // 32)
     scale, minimum = np.exp2(rng.uniform(-8, 8, (2, rows, groups))) * rng.choice([-1, 1], (2, rows, groups))

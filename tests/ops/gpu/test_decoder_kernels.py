@@ -50,8 +50,8 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
     low, high = turned[..., :half], turned[..., half:]
     rotated = np.concatenate([low * c - high * s, high * c + low * s], axis=-1)
     magnitude = np.concatenate([np.abs(low * c) + np.abs(high * s), np.abs(high * c) + np.abs(low * s)], axis=-1)
-    # The norm has 12 units and 8 additions, of which the root halves the error (selftest/gpu/rows.py); two products, a
-    # sum.
+    # The norm has the errors of 12 units and of 8 additions, halved by the root (selftest/gpu/rows.py); then come two
+    # products and a sum.
     bound = (16 + 3) * F32 * magnitude
     queries = query[first:].reshape(tokens, heads, size)
     assert (
@@ -90,7 +90,7 @@ def check_attention(context, rng, *, heads, kv_heads, size, tokens, softcap=0.0,
             weights = np.exp(scores - scores.max())
             weights /= weights.sum()
             # A score is a sum of `size` terms; its error changes the weights by the same share, twice (in the numerator
-            # and the denominator); so do the sums over at most 148 keys, each addition once.
+            # and the denominator), as do the sums over at most 148 keys, by a rounding for each addition.
             of_score = (size + 4) * F32 * np.abs(terms).sum(axis=1).max()
             bound = (2 * of_score + 2 * 150 * F32) * (weights @ np.abs(v))
             assert (np.abs(y[first + token, at] - weights @ v) <= bound).all()

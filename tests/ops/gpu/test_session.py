@@ -48,7 +48,7 @@ def run_all(session, hidden, stops, capacity):
     return np.array(found), past
 
 
-# A cache that grows (capacity 0) or is shared; both for the model with and without windows in its layers.
+# A cache that grows (capacity 0) or is shared; both for the model that has layers with windows and layers without.
 @pytest.mark.parametrize(("name", "capacity"), [("trained", 0), ("trained", 330), ("llama", 0), ("qwen3", 330)])
 def test_prompts_and_tokens_are_transformers(name, capacity, models, opened):
     """A prompt of more than a chunk, beyond all windows, two tokens, a second prompt and a token."""

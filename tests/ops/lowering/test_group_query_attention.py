@@ -329,7 +329,7 @@ EASY = {name: values[0] for name, values in GRID.items()} | {"window": 8}
 
 
 def test_the_sample_has_every_pair_that_may_occur() -> None:
-    """In each group of CONSTRAINED the pairs of all valid points; of other dimensions, any two values."""
+    """For each group of CONSTRAINED the pairs of all its valid points; for other dimensions any two values."""
     found = _pairs(SAMPLE)
     for constrained in CONSTRAINED:
         points = itertools.product(*(GRID[name] for name in constrained))

@@ -113,7 +113,7 @@ def test_products_are_ort_s(
     numbers = numbers_of(zero_points, scales.shape)
     weight, minima = dequantized(codes, scales, numbers, columns)
     # bf16 rounds x by 2^-9 of it at most, evenly: a standard deviation of 2^-9 / sqrt(3); allowed are 6 deviations of a
-    # sum of K of these. A minimum's rounding to bf16 is the same in all columns of a block, so it times their sum of x.
+    # sum of K of these. A minimum's rounding to bf16 is the same in all columns of a block, so it multiplies their sum.
     rounding = 6 * 2.0**-9 / np.sqrt(3) * np.sqrt((x.astype(np.float64) ** 2) @ (weight**2).T)
     sums = np.add.reduceat(x.astype(np.float64), np.arange(0, columns, block), axis=1)
     shift = np.abs(sums) @ np.abs(minima.astype(q4nx.BFLOAT16).astype(np.float64) - minima).T

@@ -134,8 +134,8 @@ def test_what_is_rounded(isa: str, cache: str, tokens: int, softcap: float) -> N
         if pairs:
             bound = bound + (PAIRS_EPSILON + PAIRS_EXP) * spread
         elif cache == "int8" and tokens == 1:
-            # A query's elements, and a key's factor times its scale, are off by half a step each: of codes up to 127,
-            # no more than of max|v|.
+            # A query's elements, and a key's factor times its scale, are off by half a step each; times codes of up to
+            # 127 that moves the output by no more than the same share of max|v|.
             words = 2 * np.abs(q).max() * np.abs(k).sum(-1).max() + total * p.max()
             bound = bound + WORDS_EPSILON * words * np.abs(v).max()
         assert np.all(np.abs(output[0, :, head * D : (head + 1) * D] - expected) <= bound)

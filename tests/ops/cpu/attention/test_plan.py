@@ -41,7 +41,7 @@ def test_a_plan_covers_the_work(group: tuple[int, int, int], tokens: int) -> Non
         assert rows <= max(1024, per_group)
         assert bool(plan["few"]) == (rows <= MACHINE["few_rows"])
         assert plan["chunk_keys"] % 16 == 0
-        # A chunk's re-ordered keys and values and a block of scores take half of the L2, or the chunk is the smallest.
+        # A chunk's re-ordered keys and values and a block of scores fill half of the L2, or the chunk is the smallest.
         key_bytes = 2 * head_size * MACHINE["element"] + 4 * MACHINE["block_rows"]
         assert plan["chunk_keys"] * key_bytes <= cache_bytes / 2 + 16 * key_bytes or plan["chunk_keys"] <= 64
         # Parts are worth handing out: 128 KB of K and V each.

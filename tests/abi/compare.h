@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares declarations of ep/abi.h with ONNX Runtime's own. Included after both; test_abi.py
-// writes the main() that calls it for each of them. A line of output is "same", "different" or
-// "newer" (the official header does not reach that far), and what it is about.
+// writes the main() that calls it for each declaration. Each line of output is "same", "different"
+// or "newer" (the official header is too old to have it), followed by the declaration's name.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace compare {
 
-// A type of ours in the words of the official header: our structs and enums become theirs
-// (specializations that test_abi.py writes), and noexcept, which is no part of the ABI, is dropped.
+// Translates a type of ours to the official header's: our structs and enums become theirs (by
+// specializations that test_abi.py writes), and noexcept, which is no part of the ABI, is dropped.
 template <typename T>
 struct Official {
   using type = T;
@@ -54,7 +54,7 @@ Signature* signature_of(flownpu::ort::Function<Table, Signature>);
           ours == offsetof(T, name) && compare::same_type<Signature, decltype(T::name)>;   \
       compare::report(#Table "." #name, same, ours, offsetof(T, name));                    \
     } else {                                                                               \
-      /* Only a table that ends before it may lack it. */                                  \
+      /* Only a table that ends before this ordinal may lack the function. */              \
       std::printf("%s %s\n", ours >= sizeof(T) ? "newer" : "different", #Table "." #name); \
     }                                                                                      \
   }(static_cast<::Table*>(nullptr))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings ONNX Runtime's official C headers from Debian, without installing anything.
+"""Gets ONNX Runtime's official C headers from Debian, without installing anything.
 
 No package index has the headers, but Debian's libonnxruntime-dev does, in suites newer than the stable ones this
 project supports. The source list for such a suite is made from the machine's own: same mirror, same key, another suite.
@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 PACKAGE = "libonnxruntime-dev"
-# Debian's one suite whose name never moves on; it has the newest version of the package.
+# The only suite of Debian whose name never changes its meaning; it has the newest version of the package.
 SUITE = "sid"
 HEADER = "onnxruntime_c_api.h"
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ep/abi.h, which declares by hand the part of ONNX Runtime's ABI that we use, against the official headers.
 
-What the newest official headers at hand are too old for is listed by the test's output (`pytest -s`), and not checked
-here; all of it was compared once with the headers of API 29: `--onnxruntime-headers FOLDER` compares with others.
+Declarations that are newer than the official headers at hand are not checked; the test lists them (`pytest -s`). All
+were compared once with the headers of API 29; `--onnxruntime-headers FOLDER` compares with other headers.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ MAGIC = b"FlowNPUC"
 VERSION = 2
 ALIGNMENT = 4096
 NO_CONSTANT = -1
-# The element types, by their numbers (ops/nodes/tensor.h), in bytes.
+# The numbers of the element types (ops/nodes/tensor.h).
 TYPES = {"float": 0, "float16": 1, "bfloat16": 2, "int64": 3, "int32": 4, "int8": 5, "uint8": 6, "bool": 7}
 
 
@@ -20,16 +20,16 @@ TYPES = {"float": 0, "float16": 1, "bfloat16": 2, "int64": 3, "int32": 4, "int8"
 class Value:
     name: str | bytes
     type: int
-    # None: the rank is not known. A number is written as that of dimensions, and none follow.
+    # None: the rank is not known. An int is written as the number of dimensions, without dimensions after it.
     dims: list[int] | int | None
     constant: int = NO_CONSTANT
 
 
 @dataclass
 class Attribute:
-    """`kind` is the number of the type: 0 an integer, 1 a float, 2 a text, 3 a list of integers, 4 one of floats.
+    """`kind` is the number of the type: 0 integer, 1 float, 2 text, 3 list of integers, 4 list of floats.
 
-    Floats are here as their bits.
+    A float is given as an integer with its bits.
     """
 
     key: str | bytes
@@ -70,7 +70,7 @@ class ContextFile:
 
 
 def seal(head: bytes, version: int = VERSION) -> bytes:
-    """What comes before the head, and the head."""
+    """The head, preceded by magic, version, size and checksum."""
     sizes = struct.pack("<QQ", version, len(head))
     return MAGIC + sizes + struct.pack("<Q", zlib.crc32(sizes + head)) + head
 
@@ -122,7 +122,7 @@ def _value(value: Value) -> bytes:
 
 
 def _attribute(attribute: Attribute) -> bytes:
-    """What its value is, whatever its kind says."""
+    """Writes the value by its Python type, whatever its kind says."""
     value = attribute.value
     is_list, is_number = isinstance(value, list), isinstance(value, int)
     written = _list(value, _number) if is_list else _number(value) if is_number else _text(value)

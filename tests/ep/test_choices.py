@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An If between constants is a choice, which the device makes; one whose branches compute is no node of ours."""
+"""The device takes an If whose branches are constants, and refuses one with a branch that computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.ep.conftest import MakeSession, Placed
 
-# As GenAI's builder writes the two tables of LongRoPE: of several lengths. One of the outputs leaves the graph.
+# The branches differ in length, as the two LongRoPE tables that GenAI's builder writes. b is an output of the graph.
 BRANCHES = """<
     then_branch = long () => (float[3,2] p, float[2] q) {
         p = Constant <value = float[3,2] {1, 2, 3, 4, 5, 6}> ()  q = Constant <value = float[2] {7, 8}> ()
@@ -44,7 +44,7 @@ def test_each_run_chooses(placed: Placed) -> None:
 
 
 def test_the_other_provider_chooses_the_same(make_session: MakeSession) -> None:
-    """ONNX Runtime's CPU provider computes runs of shapes that are none of ours (rank 9)."""
+    """ONNX Runtime's CPU provider computes runs whose shapes the device does not take (rank 9)."""
     model = parse(CHOICE)
     model.graph.input[0].type.tensor_type.ClearField("shape")
     session = make_session(model, {"on_unsupported": "cpu"})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled models: what ORT writes with ep.context_enable gives what the model gave, or says why it cannot."""
+"""Compiled models: what ORT writes with ep.context_enable computes the same, or is refused with a reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GRAPH = """g (float[N,4] x, int64[2] rows) => (float[2,4] y, float[N,4] n, int32
     y = Gather <axis = 0> (r, rows)
     c = Cast <to = 6> (s)
 }"""
-# No device takes Det: what is before and after it are partitions of their own.
+# No device takes Det: the nodes before and after it are two partitions.
 SPLIT = """g (float[2,2] x) => (float[2,2] y) {
     a = Add (x, x)  d = Det (a)  e = Mul (a, d)  y = Sub (e, x)
 }"""
@@ -59,7 +59,7 @@ def compiled(ep_devices: list[Any], tmp_path: Path) -> Any:
         target = tmp_path / "compiled" / "small_ctx.onnx"
         target.parent.mkdir()
         session(ep_devices, source, options, enable="1", file_path=str(target))
-        source.unlink()  # What was compiled needs it no more.
+        source.unlink()  # The compiled model does not need it.
         return target
 
     return compile_it
@@ -116,7 +116,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(ep_devices: list[Any], tmp_
 
 @pytest.fixture
 def edited(compiled: Any, make_session: MakeSession) -> Any:
-    """Compiles the graph, lets `edit` change what is in its file, and makes a session of it."""
+    """Compiles the graph, lets `edit` change the content of its file, and makes a session of the result."""
 
     def edit_it(edit: Callable[[context_files.ContextFile], object]) -> onnxruntime.InferenceSession:
         path = compiled()
@@ -155,7 +155,7 @@ def test_only_files_beside_the_model_are_read(compiled: Any, make_session: MakeS
 
 @pytest.mark.parametrize("letter", [b"\xe9", b"\xc3(", b"\xed\xa0\x80", b"\xc1\x81", b"\xf4\x90\x80\x80"])
 def test_a_name_that_is_no_utf8_is_refused(edited: Any, letter: bytes) -> None:
-    """Half a letter, one that does not go on, half a surrogate pair, a letter that is too long, one beyond the last."""
+    """A cut sequence, a missing continuation, a surrogate, an overlong encoding, a code point above U+10FFFF."""
     with pytest.raises(Exception, match=r"its head is damaged: 'S\\x.* is no UTF-8"):
         edited(lambda file: setattr(file.node("Div"), "name", b"S" + letter))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of all inputs and outputs count, not of the first input alone: what is computed in float stays there."""
+"""The types of all inputs and outputs decide whether a node is taken, not that of the first input alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 X = np.linspace(-2, 3, 5 * 8, dtype=np.float32).reshape(5, 8)
 OPSET_21 = '<ir_version: 10, opset_import: ["": 21]>'
 OPSET_23 = '<ir_version: 10, opset_import: ["": 23]>'
-# Y is of the scale's type. A Cast reads it within the partition, where memory for it was half of what was written.
+# Y has the scale's type, float16. A kernel that wrote float32 would write beyond its memory within the partition.
 MIXED = {
     "SimplifiedLayerNormalization": f"""{OPSET_21} g (float[5,8] x, float16[8] w) => (float[5,8] y) {{
         n = SimplifiedLayerNormalization <axis = -1, epsilon = 1e-5, stash_type = 1> (x, w)  y = Cast <to = 1> (n)
@@ -35,7 +35,7 @@ DEQUANTIZED_TO_HALF = f"""{OPSET_23} g (int8[5,8] x) => (float[5,8] y)
 
 @pytest.mark.parametrize("operator", MIXED)
 def test_a_scale_of_another_type(make_session: MakeSession, placed: Placed, operator: str) -> None:
-    graph = onnx.parser.parse_model(MIXED[operator])  # whose checker does not know ONNX Runtime's own operators
+    graph = onnx.parser.parse_model(MIXED[operator])  # parse() has a checker without ORT's own operators
     with pytest.raises(Exception, match=rf"\[{operator} 'n'\] input 1 \(scale\): expected float, got float16"):
         make_session(graph)
     feeds = {"x": X, "w": np.arange(1, 9, dtype=np.float16)}

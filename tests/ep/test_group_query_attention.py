@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GroupQueryAttention in a session: what is refused, and who computes it then; and the positions of a first prompt."""
+"""GroupQueryAttention in a session: what is refused, what computes it then, and how positions are read."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TABLE = 2048
 
 
 def model(*, tokens: str = "K", attributes: str = "", outputs: str = "", positions: bool = False) -> onnx.ModelProto:
-    """One attention of any batch, tokens and past; RoPE inside where positions are given."""
-    # The checker knows no schema of ONNX Runtime's own.
+    """One attention node for any batch, tokens and past, with RoPE if `positions` is set."""
+    # Not parse(): its checker knows no schemas of ONNX Runtime's own operators.
     from onnx import parser
 
     ids, tables = ("int64[B,L] ids,", "cos, sin, ids") if positions else ("", "")
@@ -55,7 +55,7 @@ def feeds(batch: int, tokens: int, past: int, **changed: Any) -> dict[str, Any]:
 
 
 def check_same(ours: list[np.ndarray], theirs: list[np.ndarray], total: int) -> None:
-    """Two evaluations in float32 of inputs within -1..1: scores of 16 products, sums over `total` keys."""
+    """Compares two float32 evaluations of inputs within -1..1: scores of 16 products, sums over `total` keys."""
     for found, expected in zip(ours, theirs, strict=True):
         assert found.shape == expected.shape
         rows = slice(total) if found.ndim == 4 and found.shape[-1] == D else slice(None)
@@ -138,7 +138,7 @@ def test_a_run_that_only_onnx_runtime_takes(make_session: MakeSession, name: str
 def test_positions_are_read_as_onnx_runtime_reads_them(
     make_session: MakeSession, batch: int, tokens: int, past: int, changed: str
 ) -> None:
-    """A first prompt's first position is read, from which all rows count on; in other calls each is."""
+    """A first prompt counts on from position_ids[0, 0] in all rows; other calls read every position."""
     rng = np.random.default_rng(1)
     ids = rng.integers(0, TABLE - tokens, (batch, tokens)) * (changed == "anything")
     given = feeds(batch, tokens, past, ids=ids)
@@ -149,12 +149,12 @@ def test_positions_are_read_as_onnx_runtime_reads_them(
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("past", [0, 40])
 def test_positions_of_a_prompt_in_slices(placed: Placed, batch: int, past: int) -> None:
-    """1700 tokens are computed several hundred at a time: all slices count on from the first one's first position."""
+    """1700 tokens are computed several hundred at a time: all count on from the first slice's first position."""
     tokens = 1700
     ids = np.random.default_rng(2).integers(0, TABLE, (batch, tokens))
     if past == 0:
         ids[0, 0] = 300
-        ids.flat[1:] = -1  # nothing to look up
+        ids.flat[1:] = -1  # no valid position: these must not be read
     given = feeds(batch, tokens, past, ids=ids)
     graph = model(positions=True)
     session, placement = placed(graph, strict=True)

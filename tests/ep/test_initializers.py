@@ -25,7 +25,7 @@ TEXT = f"g ({TYPE} x, {TYPE} a, {TYPE} b) => ({TYPE} z) {{ p = Mul(x, a)  z = Ad
 
 
 def integers(seed: int) -> NDArray[np.float32]:
-    """Whose products and sums are exact."""
+    """Random integers as float32, whose products and sums are exact."""
     return np.random.default_rng(seed).integers(-50, 50, ELEMENTS).astype(np.float32)
 
 
@@ -41,7 +41,7 @@ def save(
 
 
 def whole_mappings(data: Path) -> int:
-    """Mappings of all of the file; ONNX Runtime maps each tensor by itself."""
+    """How many mappings cover the whole file: ours, since ONNX Runtime maps each tensor by itself."""
     pages = -(-data.stat().st_size // os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PAGE_SIZE")
     with Path("/proc/self/maps").open(encoding="utf-8") as lines:
         ranges = [line.split()[0].split("-") for line in lines if line.rstrip().endswith(str(data))]
@@ -67,7 +67,7 @@ def test_sessions_share_one_mapping_of_the_file(make_session: MakeSession, tmp_p
 
 
 def test_data_between_two_elements_is_copied(make_session: MakeSession, tmp_path: Path) -> None:
-    """ONNX aligns nothing; what is read in whole elements must be (UndefinedBehaviorSanitizer says where it is not)."""
+    """ONNX does not align tensors, but reads of whole elements need it (UndefinedBehaviorSanitizer reports others)."""
     a, b = integers(1), integers(2)
     model = save(tmp_path / "model.onnx", a, b)
     data = tmp_path / "model.onnx.data"

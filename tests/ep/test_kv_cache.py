@@ -21,7 +21,7 @@ WIDTH, KV_WIDTH = HEADS * SIZE, GROUPS * SIZE
 
 
 def decoder() -> Any:
-    """Layers of nothing but attention; the keys and values of each are those of its input."""
+    """Layers of attention alone, all of which read the graph's inputs `key` and `value`."""
     cache = [f"past_{i}_{kind}" for i in range(LAYERS) for kind in ("key", "value")]
     attributes = f"num_heads = {HEADS}, kv_num_heads = {GROUPS}, head_size = {SIZE}"
     layers = "  ".join(
@@ -42,7 +42,7 @@ def decoder() -> Any:
 
 
 def steps() -> list[tuple[int, dict[str, Any]]]:
-    """A prompt of three tokens, then three of one each: how many there are so far, and what is fed."""
+    """A prompt of three tokens, then three calls of one token: the total of tokens so far, and the inputs."""
     random = np.random.default_rng(0)
     result, total = [], 0
     for tokens in (3, 1, 1, 1):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who outlives whom, and what may happen at the same time."""
+"""Lifetimes of the library, its sessions and their threads, and runs at the same time."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_sessions_come_and_go(make_session: MakeSession) -> None:
 
 
 def test_a_process_may_end_with_a_session_alive(library: Path) -> None:
-    # Only a process of its own can end. It leaves the session, the threads and the registration as they are.
+    # In a process of its own, which ends with the session, the threads and the registration alive.
     script = f"""
 import numpy, onnxruntime
 onnxruntime.register_execution_provider_library("flownpu", {str(library)!r})
@@ -100,14 +100,14 @@ def test_the_library_exports_its_two_entry_points_and_no_more(library: Path) -> 
 
 
 def threads_of_process() -> set[int]:
-    gc.collect()  # Sessions of other tests, caught in an exception's frames, keep their threads until then.
+    gc.collect()  # Sessions that a caught exception's frames hold keep their threads until then.
     return {int(task.name) for task in Path("/proc/self/task").iterdir()}
 
 
 def test_sessions_share_their_threads(make_session: MakeSession) -> None:
     # ONNX Runtime's own pools would count as well.
     configure = {"intra_op_num_threads": 1, "inter_op_num_threads": 1}
-    others = threads_of_process()  # Which may end meanwhile, where a test before this one left something behind.
+    others = threads_of_process()  # Those may end meanwhile, if an earlier test left something behind.
     first = make_session(MODEL, {"threads": "3"}, configure=configure)
     workers = threads_of_process() - others
     assert len(workers) == 2
@@ -136,14 +136,14 @@ def test_sessions_on_pools_of_all_sizes_compute_at_once(make_session: MakeSessio
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: there is no other for a worker")
 def test_workers_stay_off_the_core_of_their_caller(make_session: MakeSession) -> None:
-    # The system wakes a worker on the core of the caller, where it would stand in its way.
+    # Left to itself, Linux wakes a worker on the caller's core, where the two would take turns.
     cores = os.sched_getaffinity(0)
     x = np.ones(300_000, np.float32)
     before = threads_of_process()
     session = make_session(MODEL, {"threads": str(len(cores))}, configure={"intra_op_num_threads": 1})
     workers = threads_of_process() - before
     try:
-        if not workers:  # Another session has the pool already; operators called eagerly have their own.
+        if not workers:  # An earlier session started the pool: its threads are those that move with the caller.
             bound = []
             for core in sorted(cores)[:2]:
                 os.sched_setaffinity(0, {core})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A long prompt is computed slice by slice (ep/program/schedule.h), and gives what it gives when computed at once."""
+"""A long prompt computed slice by slice (ep/program/schedule.h) gives what it gives when computed at once."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ HEADS, GROUPS, SIZE, LAYERS = 4, 2, 16, 2
 WIDTH, KV_WIDTH = HEADS * SIZE, GROUPS * SIZE
 TOKENS = 2000
 NAMES = [f"{layer}_{kind}" for layer in range(LAYERS) for kind in ("key", "value")]
-# Scores of a standard deviation of 16: a query attends to a few keys nearly alone, whichever they are, so that one key
-# more or less changes some row by as much as a value is large.
+# Scores have a standard deviation of 16, so that a query attends almost only to a few keys, which may be anywhere: one
+# key more or less changes some row by the size of a value.
 SCALE = ", scale = 4.0"
-# The coarsest rounding of the kernels' is that of attention weights to bf16, by up to 2^-8 of each, relative to the
-# maximum of the chunks of keys before, which slices cut in other places. So a layer's results may differ by 2^-7 of the
-# largest value. The residual adds those of two layers, the norm divides by a root mean square above 1/2 (that of x0
-# alone is 1), and y doubles.
+# The kernels' coarsest rounding is of attention weights to bf16, by up to 2^-8 of each. Weights are relative to the
+# maximum of the keys' chunks so far, and slices cut chunks in other places: a layer's results may differ by 2^-7 of the
+# largest value. The residual adds the differences of two layers, the norm divides by a root mean square above 1/2 (that
+# of x0 alone is 1), and y doubles them.
 TOLERANCE = 2**-7 * LAYERS * 2 * 2
-# A step that looks at all tokens at once, and changes nothing: no row may be told from its result.
+# A step that changes no number and yet needs all tokens at once, since a Reshape may move a row anywhere.
 AT_ONCE = "x = Reshape(x0, same)"
 IN_SLICES = "x = Identity(x0)"
 
@@ -51,7 +51,7 @@ class Case:
     blocks: tuple[tuple[int, int], ...] = ()
     """bidirectional_blocks of every row, as runs of (number, tokens)."""
     slices: tuple[int, ...] = ()
-    """How the prompt is cut; if empty, somehow."""
+    """Tokens of each slice as expected; if empty, any slices, but more than one."""
 
     @property
     def total(self) -> int:
@@ -75,7 +75,7 @@ CASES = {
     "positions": Case([TOKENS, TOKENS], positions=True, attributes=", do_rotary = 1"),
     "rotary": Case([TOKENS], past=3, attributes=", do_rotary = 1"),
     "bias": Case([1100], bias=True),
-    # 768 tokens, or as many as the block there needs; what is left at the end, 148 tokens, is no slice of its own.
+    # A slice has 768 tokens, or more to end with a block; the last 148 tokens are too few for a slice of their own.
     "blocks": Case([2000], blocks=((0, 600), (1, 256), (0, 300), (2, 256), (3, 440), (0, 148)), slices=(856, 1144)),
     "blocks of a ragged batch": Case([1500, 2000, 10], blocks=((0, 250), (1, 256), (0, 1494))),
     "blocks of a batch with a past": Case(

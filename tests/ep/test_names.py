@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that are no UTF-8, which protobuf lets through: what is said of them can be read, and nothing is computed by
-another provider for it."""
+"""Names that are not UTF-8, which protobuf lets through: messages show them escaped, and they cause no fallback."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ X = np.array([[1, 2], [3, 5]], np.float32)
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """The graph in a file, its node Det called b"det_\\xff\\xfe" and the other's output b"sum_\\xe9\\xe9"."""
+    """The graph in a file, its node Det called b"det_\\xff\\xfe" and the output of its Add b"sum_\\xe9\\xe9"."""
     proto = parse(GRAPH)
     proto.graph.node[1].name = "det_ab"
     # onnx's Python refuses names that are no UTF-8.

@@ -45,7 +45,7 @@ def test_steps_are_events(make_session: MakeSession, tmp_path: Path) -> None:
 
 def test_events_are_on_the_clock_of_the_profile(make_session: MakeSession, tmp_path: Path) -> None:
     def inside(step: dict[str, Any], partition: dict[str, Any]) -> bool:
-        # All times are cut to whole microseconds.
+        # All times are truncated to whole microseconds.
         end = partition["ts"] + partition["dur"] + 2
         return bool(partition["ts"] - 1 <= step["ts"] and step["ts"] + step["dur"] <= end)
 
@@ -55,7 +55,7 @@ def test_events_are_on_the_clock_of_the_profile(make_session: MakeSession, tmp_p
         steps = [event for event in events if event["cat"] == "Kernel"]
         return all(inside(step, partition) and step["tid"] == partition["tid"] for step in steps)
 
-    # The clocks are set by each other once a session; a thread that has to wait just then sets them wrongly.
+    # The two clocks are compared once a session; a thread that is interrupted just then measures a wrong offset.
     assert any(all_inside() for _ in range(10))
 
 

@@ -19,7 +19,7 @@ FALLBACK = {"on_unsupported": "cpu"}
 
 
 def open_model(graph: str) -> onnx.ModelProto:
-    """The graph with no shape known but its constants'."""
+    """The graph, in which only the shapes of constants are known."""
     model = onnx.parser.parse_model(f"{HEADER} {graph}")  # The checker does not know operators of ONNX Runtime's own.
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.ClearField("shape")
@@ -84,7 +84,7 @@ def test_constants_and_attributes_reach_the_other_provider(make_session: MakeSes
 
 
 def test_shapes_of_constants_reach_the_other_provider(make_session: MakeSession) -> None:
-    """ONNX Runtime wants to know that of a bias when a session is made."""
+    """ONNX Runtime needs the shape of a bias when a session is made."""
     model = open_model(
         """g (float[3,32] x) => (float[3,8] y)
            <float[8,1] s = {1, 2, 3, 4, 5, 6, 7, 8}, float[8] b = {1, 2, 3, 4, 5, 6, 7, 8}, float[1] g = {2}> {
@@ -128,7 +128,7 @@ def test_what_onnx_runtime_refuses_too_has_its_words(make_session: MakeSession) 
 def test_sizes_that_no_tensor_has(
     make_session: MakeSession, shape: list[int], reason: str, options: dict[str, str]
 ) -> None:
-    """Two negative ones may have the right product."""
+    """Two negative sizes may have the right product."""
     model = open_model("g (float[4] x, int64[2] s) => (float[4] y) { y = Reshape(x, s) }")
     with pytest.raises(Exception, match=reason):
         make_session(model, options).run(None, {"x": np.ones(4, np.float32), "s": np.array(shape)})
@@ -147,7 +147,7 @@ HUGE = 2**31
     ],
 )
 def test_more_than_memory_holds(make_session: MakeSession, body: str, options: dict[str, str]) -> None:
-    """2^62 elements are 2^64 bytes, of which 64 bits know nothing."""
+    """2^62 elements of 4 bytes are 2^64 bytes, which 64 bits would count as 0."""
     model = open_model(f"g (float[1] x, int64[2] s) => (float[1] y) {{ {body} }}")
     feeds = {"x": np.ones(1, np.float32), "s": np.array([HUGE, HUGE])}
     with pytest.raises(Exception, match=r"expected a tensor that fits memory, got shape \[2147483648,2147483648\]"):
@@ -238,6 +238,6 @@ def test_a_bias_of_more_axes_than_the_product(make_session: MakeSession, bias: t
     (ours,) = make_session(model).run(None, {"x": x})
     exact = x.astype(np.float64) @ weight.astype(np.float64) + added
     assert ours.shape == exact.shape
-    # 9 roundings of sums of 8 products; up to 4 rows are not rounded further.
+    # 9 roundings: a sum of 8 products and a bias. With up to 4 rows the inputs are not rounded.
     bound = 9 * 2.0**-24 * (np.abs(x).astype(np.float64) @ np.abs(weight) + np.abs(added))
     assert np.all(np.abs(ours - exact) <= bound)

@@ -68,7 +68,7 @@ def test_device_policies_may_choose_us(policy: str) -> None:
 
 
 def test_values_live_as_long_as_they_are_read(make_session: MakeSession) -> None:
-    # A graph of which only the end can be seen, so that everything before it shares memory.
+    # Only the last value is an output, so that all values before it share memory.
     random = np.random.default_rng(0)
     body = [
         f"v{i} = {random.choice(['Add', 'Sub', 'Min', 'Max'])}(v{random.integers(max(0, i - 9), i)}, v{i - 1})"

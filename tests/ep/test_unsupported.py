@@ -13,7 +13,7 @@ from tests.ep.conftest import HEADER, parse, reference
 if TYPE_CHECKING:
     from tests.ep.conftest import MakeSession, Placed
 
-# No language model has a Det; the device never will.
+# No language model has a Det, so no device will ever take it.
 IN_THE_MIDDLE = """g (float[2,2] x) => (float[2,2] z) {
     a = Add(x, x)  b = Mul(a, x)  [odd] d = Det(b)  c = Add(b, x)  e = Mul(c, d)  z = Add(e, a)
 }"""
@@ -217,7 +217,7 @@ def test_partitions_are_convex_and_few(placed: Placed) -> None:
 def test_what_a_node_becomes_counts(
     make_session: MakeSession, placed: Placed, graph: str, feeds: Any, reason: str
 ) -> None:
-    """An operator that is lowered first is taken if what it becomes is."""
+    """An operator that is lowered is taken only if the operators that it becomes are."""
     with pytest.raises(Exception, match=reason):
         make_session(graph)
     session, placement = placed(graph, {"on_unsupported": "cpu"})

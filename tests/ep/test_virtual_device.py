@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def run(library: Path, body: str) -> list[str]:
-    """What a process of its own prints: a registration is the process's."""
+    """The words that a script prints, run in a process of its own, since registrations are per process."""
     head = f"""
         import onnxruntime
         LIBRARY = {str(library)!r}
@@ -39,13 +39,13 @@ def test_it_comes_beside_the_processor(library: Path) -> None:
         onnxruntime.unregister_execution_provider_library(NAME + ".virtual")
         print(*(device.device.type.name for device in ours()))
     """
-    # A machine with an NPU offers that too.
+    # A machine with an NPU offers it too.
     found = [kind for kind in run(library, body) if kind != "NPU"]
     assert found == ["CPU", "CPU", "CPU"]
 
 
 def test_a_session_on_it_is_emulated(library: Path) -> None:
-    """Without artifacts beside the model that is an error, but the emulator's."""
+    """Without artifacts beside the model it fails, but with an error of the emulator's."""
     body = """
         import onnx, onnx.parser
         onnxruntime.register_execution_provider_library(NAME + ".virtual", LIBRARY)

@@ -35,31 +35,31 @@ class Bench:
         return self.array.sequence(self.flat.flatten(plan.sequence))
 
     def buffer(self, content: np.ndarray) -> Any:
-        """A buffer of the array's, with this content on both sides."""
+        """A buffer whose copies on the host and on the array both have this content."""
         buffer = self.runtime.allocate(content.nbytes)
         buffer.bytes()[:] = content.reshape(-1).view(np.uint8)
         buffer.to_device(0, content.nbytes)
         return buffer
 
     def buffers(self, plan: Plan, **contents: np.ndarray) -> dict[str, Any]:
-        """The call's buffers by name, those that are not given full of NaN."""
+        """The call's buffers by name; those without given content are full of NaN."""
         return {
             record.name: self.buffer(contents.get(record.name, np.full(record.type.bytes, 0xFF, np.uint8)))
             for record in plan.sequence.buffers
         }
 
     def run(self, *calls: tuple[Any, list[Argument]], limit: int = 1000) -> None:
-        """Calls, each a sequence and its arguments, in one dispatch, of so many ms; they are named call 0, call 1."""
+        """Runs calls (sequence, arguments) as one dispatch within `limit` ms; they are named call 0, call 1, ..."""
         named = [(f"call {number}", sequence, arguments) for number, (sequence, arguments) in enumerate(calls)]
         self.runtime.run(self.array, named, limit)
 
 
 def whole(*buffers: Any) -> list[Argument]:
-    """Arguments that are all of a buffer."""
+    """Arguments that are whole buffers."""
     return [(buffer, 0, buffer.bytes().size) for buffer in buffers]
 
 
 def read(buffer: Any, plan: Plan, name: str) -> np.ndarray:
-    """What the host has of the call's buffer of this name."""
+    """The host's copy of the call's buffer `name`, as an array of its dtype."""
     record = next(record for record in plan.sequence.buffers if record.name == name)
     return np.asarray(buffer.bytes().view(DTYPES[record.type.dtype])).copy()

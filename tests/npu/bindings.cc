@@ -40,7 +40,7 @@ using GivenCall = std::tuple<std::string, Sequence*, std::vector<Argument>>;
 
 std::span<const std::int64_t> span(const Words& words) { return {words.data(), words.size()}; }
 
-// DeviceError with `failure`, the name of its kind.
+// Raises Python's DeviceError, whose `failure` is the name of the error's kind.
 void raise_device_error(const std::exception_ptr& error, void* type) {
   constexpr std::array kNames{"no_device", "permission", "version", "artifact",
                               "memory",    "submit",     "command", "timeout"};
@@ -80,7 +80,7 @@ void bind_artifacts(nb::module_& module) {
       .def_prop_ro("name", &CallFamily::name)
       .def_prop_ro("positions", &CallFamily::positions)
       .def("class_of", &CallFamily::class_of)
-      // All words of a position: the class's, and those that depend on it.
+      // All words of a position: its class's, patched with those that depend on the position.
       .def("words",
            [](const CallFamily& family, std::int64_t position) {
              std::vector<std::int64_t> words = family.at(family.class_of(position)).words;
@@ -116,7 +116,7 @@ void bind_artifacts(nb::module_& module) {
                        buffers.emplace_back(buffer.name, buffer.bytes);
                      return buffers;
                    })
-      // of each dispatch, of each step: number of its call, label
+      // for each dispatch, each step's number of its call and label
       .def_prop_ro("dispatches", [](const ProgramRecord& program) {
         std::vector<std::vector<std::pair<std::size_t, std::string>>> dispatches;
         for (const DispatchRecord& dispatch : program.dispatches) {

@@ -8,7 +8,7 @@
 void bind_npu_runtime(nanobind::module_& module);
 // Lowering, the device, and its KV caches.
 void bind_npu_decoder(nanobind::module_& module);
-// How the plugin for XRT waits, in a time of the test's.
+// How the plugin for XRT waits, with a clock that a test controls.
 void bind_waiting(nanobind::module_& module);
 // Steps that the host computes.
 void bind_host_operators(nanobind::module_& module);

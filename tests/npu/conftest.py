@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def rng(request):
-    """Numbers that depend on the test's name alone."""
+    """A generator of random numbers that depend on the test's name alone."""
     return np.random.default_rng(list(request.node.name.encode()))
 
 

@@ -124,7 +124,7 @@ void bind_device(nb::module_& module) {
           nb::arg("outputs") = std::vector<std::string>{}, nb::keep_alive<0, 2>())
       .def("lower_again",
            [](const NpuDevice& device, const Lowered& lowered) {
-             Lowering lowering;  // All that is computed leaves: nothing of it is dead.
+             Lowering lowering;  // Every value is an output, so that no node is dead.
              for (const Node& node : lowered.nodes) {
                for (const Value& output : node.outputs) lowering.outputs.push_back(output.name);
              }
@@ -159,7 +159,7 @@ void bind_caches(nb::module_& module) {
   nb::class_<KvCaches>(module, "KvCaches")
       .def(
           "__init__",
-          // windows: of each layer's cache, 0 for one that holds all positions
+          // windows: one for each layer; 0: its cache holds all positions
           [](KvCaches* caches, Runtime& runtime, const std::vector<std::int64_t>& windows,
              std::int64_t kv_heads, std::int64_t head_size, std::int64_t context) {
             DecoderShape shape;

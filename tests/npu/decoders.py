@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoders for the tests of the NPU's device: graphs as it is given them, and a session of its step."""
+"""Decoders for the tests of the NPU's device: graphs as the device gets them, and a session of its step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class GivenNode:
 
 def read_nodes(folder: Path, file: str = "model.onnx") -> tuple[list[GivenNode], list[str]]:
     """The nodes of a model, in order, and the names of its outputs. Constant nodes are initializers, as in ORT."""
-    # ONNX Runtime infers the types of what is between the nodes, too.
+    # ONNX Runtime, too, infers the types of values between nodes.
     model = onnx.shape_inference.infer_shapes(onnx.load(folder / file))
     graph = model.graph
     arrays = {tensor.name: (tensor.data_type, onnx.numpy_helper.to_array(tensor)) for tensor in graph.initializer}
@@ -92,7 +92,7 @@ def in_layout(nodes: list[GivenNode], layout: q4nx.Layout, *, symmetric: bool) -
     """The nodes with their Q4NX weights in blocks of this layout.
 
     Args:
-        nodes: any.
+        nodes: the nodes of a model; those without Q4NX weights stay as they are.
         layout: of the new blocks.
         symmetric: take -8 times the scales for minima, so that any layout can hold the weights.
     """
@@ -122,7 +122,7 @@ def partition(nodes: list[GivenNode]) -> Any:
 
 
 class Session:
-    """The node DecoderLayers of a model on the emulator, prepared; its caches hold `capacity` positions."""
+    """A model's node DecoderLayers, prepared on a device; `nodes`, `outputs`: as `read_nodes` returns them."""
 
     def __init__(self, device: Any, nodes: list[GivenNode], outputs: list[str]) -> None:
         self.device = device
@@ -134,7 +134,7 @@ class Session:
         self.step = device.prepare(self.node)
 
     def past(self, capacity: int, dtype: Any = BFLOAT16) -> list[np.ndarray]:
-        """Key and value of each layer, zeros; int8 ones with room for their scales."""
+        """Zeros as keys and values of each layer; rows of int8 have room for their scales."""
         columns = self.attributes["head_size"] + (SCALE_BYTES if dtype == np.int8 else 0)
         sizes = (1, self.attributes["kv_heads"], capacity, columns)
         return [np.zeros(sizes, dtype) for _ in range(2 * self.attributes["layers"])]
@@ -154,8 +154,8 @@ class Session:
         Args:
             hidden: float32.
             total: tokens so far, these included.
-            past: of each layer; with `share` its memory is the present's, as GenAI has it.
-            share: see there.
+            past: key and value of each layer.
+            share: whether the presents have the memory of the past, as GenAI binds them.
             length: seqlens_k + 1, if it is not the total.
             blocks: the number of each token's block; None: the model has no such input.
         """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Linux's driver amdxdna makes of an NPU's firmware: whether it starts it, and what it writes into its log if not.
+"""What Linux's driver amdxdna makes of an NPU's firmware: whether it starts the NPU, and what it logs if it does not.
 
 From drivers/accel/amdxdna, for the NPUs of XDNA2 (17f0): aie2_pci.c and npu4_regs.c of Linux 6.19 and 7. The firmware
-tells the protocol of its mailbox. A driver of Linux 6.19 takes protocol 6 from 6.12 on; one of Linux 7 takes 7 as well,
-and has no words of its own for what it does not take: the error number alone is that of a request that is not known.
+tells the version of its mailbox's protocol. A driver of Linux 6.19 takes protocol 6 from 6.12 on; one of Linux 7 takes
+7 as well. For a version that it does not take, Linux 7 logs only an error number, that of an unknown request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAST_OF_6 = 12
 
 @dataclass(frozen=True)
 class Firmware:
-    """A version of the firmware, which sysfs says, and the protocol of its mailbox, which it tells the driver."""
+    """A version of the firmware, as in sysfs, and (major, minor) of its mailbox's protocol, as it tells the driver."""
 
     version: str
     protocol: Protocol
@@ -31,7 +31,7 @@ DEVELOPED = Firmware("255.0.5.35", (7, 3))
 
 
 def driver_log(firmware: Firmware | None, linux: str, place: str) -> str:
-    """What a driver says that does not start the NPU at a place on the bus; nothing: it does.
+    """What the driver logs if it does not start the NPU at a place on the bus; empty if it starts it.
 
     Args:
         firmware: that of the NPU; None: there is none.

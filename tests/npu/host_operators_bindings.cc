@@ -26,7 +26,7 @@ using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>, nb::c_contig>;
 // argument, "to_host" or "to_device", offset, bytes
 using Transfer = std::tuple<std::size_t, std::string, std::size_t, std::size_t>;
 
-// An array of the caller's, which tells what is moved.
+// A caller's NumPy array as a buffer, which records its transfers.
 class Watched final : public Buffer {
  public:
   Watched(const Bytes& array, std::size_t number, std::vector<Transfer>& transfers)
@@ -47,7 +47,7 @@ class Watched final : public Buffer {
   std::vector<Transfer>* transfers_;
 };
 
-// An operator of the host, over arrays in the place of a device's buffers.
+// An operator of the host, on NumPy arrays in place of a device's buffers.
 class Operator {
  public:
   Operator(std::string op_type, const std::string& label,
@@ -60,7 +60,7 @@ class Operator {
     operator_ = make_host_operator(record, label);
   }
 
-  // Arguments: an array, and whether no array of the device's writes it.
+  // `given`: each argument's NumPy array, and whether it is a constant, which the NPU never writes.
   std::vector<Transfer> run(const std::vector<std::pair<Bytes, bool>>& given, std::int64_t position,
                             std::size_t rows) {
     std::vector<Transfer> transfers;

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["BUSY", "ROOT", "TIME_LIMIT", "Machine", "require", "with_plugin"]
 
 ROOT = Path(__file__).parents[2]
-# After so many ms without progress the driver ends a command: Linux 7's own 2000, but for the tests' time.
+# The driver ends a command after this many ms without progress. Linux 7 has 2000, which would make the tests slow.
 WATCHDOG_MS = 100
-# An environment variable: seconds that a session waits for a call. Emulated, on a busy machine, one may take more than
-# the 5 that users wait.
+# An environment variable: seconds that a session waits for a call; and its value here. An emulated call on a busy
+# machine may take more than the default of 5 s.
 TIME_LIMIT, BUSY = "FLOWNPU_NPU_TIMEOUT", "120"
 
 
@@ -59,14 +59,14 @@ class Machine:
     """A machine whose sysfs is in a folder.
 
     Args:
-        folder: is to hold it.
+        folder: where the folder `machine` is made.
         devices: how many NPUs it has.
-        driver: whether it is loaded; without it there is no device file.
-        watchdog: the driver's, in ms; None: of a driver that does not tell.
-        firmware: of the NPUs; None: there is none. What the driver does not take it does not start: such an NPU is on
-            the bus and has no device file, and the kernel's log says why.
+        driver: whether the driver is loaded; without it there is no device file.
+        watchdog: the time of the driver's watchdog in ms; None: the driver has no such parameter.
+        firmware: of the NPUs; None: there is none. An NPU whose firmware the driver does not take is on the bus, but
+            has no device file, and the kernel's log says why.
         linux: the kernel's version.
-        settings: of the driver (xdna_driver/state.h): "timelines=0".
+        settings: of the driver's double (xdna_driver/state.h), such as "timelines=0".
         ini: lines of XRT's settings.
         time_limit: seconds that a session waits for a call.
     """
@@ -104,7 +104,7 @@ class Machine:
         (folder / ("npu_7.sbin.zst" if firmware.protocol[0] >= 7 else "npu.sbin.zst")).symlink_to(file.name)
 
     def _add_device(self, number: int) -> Path:
-        """An NPU on the bus; where it is in sysfs."""
+        """Adds an NPU to the bus; returns its folder in sysfs."""
         address = f"0000:c{5 + number}:00.1"
         device = self.root / f"sys/devices/pci0000:00/{address}"
         device.mkdir(parents=True)
@@ -129,7 +129,7 @@ class Machine:
         self._say_the_log(log)
 
     def _say_the_log(self, log: str) -> None:
-        """What a user of dmesg sees."""
+        """Makes a dmesg that prints this log."""
         (self.root / "kernel_log").write_text(log, encoding="utf-8")
         command = self.root / "bin/dmesg"
         command.parent.mkdir(exist_ok=True)
@@ -137,7 +137,7 @@ class Machine:
         command.chmod(0o755)
 
     def _start(self, number: int, device: Path) -> None:
-        """What there is of an NPU that the driver has started."""
+        """Adds what sysfs and /dev have of an NPU that the driver has started."""
         accel = device / f"accel/accel{number}"
         accel.mkdir(parents=True)
         for link, target in [
@@ -152,9 +152,9 @@ class Machine:
         node.touch()
 
     def variables(self) -> dict[str, str]:
-        """What the environment of a process on this machine has beside our own."""
+        """The environment variables of a process on this machine, in addition to those of this process."""
         libraries = Path(xrt_runtime.find() or "")
-        # The run time of a sanitizer (Makefile) comes first; with it, the C++ run time that XRT needs.
+        # A sanitizer's run time (Makefile) comes first; if a C++ run time comes with it, it is the one that XRT needs.
         before = [
             str(libraries / "libstdc++.so.6") if Path(library).name.startswith("libstdc++") else library
             for library in os.environ.get("LD_PRELOAD", "").split()
@@ -171,7 +171,7 @@ class Machine:
         }
 
     def command(self, *arguments: str | Path, without: Iterable[str] = ()) -> list[str]:
-        """A command that runs Python with XRT's libraries; `without`: those whose names begin so."""
+        """A command that runs Python with XRT's libraries; `without`: beginnings of names of libraries to hide."""
         loader = None
         if self._ini:
             # XRT looks for its settings beside the program, which is the loader; elsewhere root's may not be.

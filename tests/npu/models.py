@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 TRAINED = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
-# Rows of each projection in multiples of 32, and enough for prefill's designs; a feed-forward that is no multiple of
-# 64, and a hidden size that is none of a block's columns.
+# The rows of each projection are multiples of 32, and enough for prefill's designs; the feed-forward is no multiple of
+# 64, and the hidden size no multiple of a block's columns.
 SIZES: dict[str, Any] = {
     "hidden_size": 288,
     "intermediate_size": 608,
@@ -27,9 +27,9 @@ SIZES: dict[str, Any] = {
     "vocab_size": 320,
     "max_position_embeddings": 1024,
 }
-# "narrow" has fewer columns than a megatile of prefill's GEMM, and the vocabulary of "odd" fills no blocks; the
-# feed-forward of "uneven" fills neither blocks nor groups; "wide" has more weights, "deep" more layers. No design has
-# room for heads as those of the last.
+# "narrow" has fewer columns than a megatile of prefill's GEMM. The vocabulary of "odd" does not fill whole blocks, the
+# feed-forward of "uneven" neither whole blocks nor whole groups. "wide" has more weights, "deep" more layers. No design
+# takes heads like those of "head of 80".
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "odd": ("llama", {"vocab_size": 300}),
     "uneven": ("llama", {"intermediate_size": 600}),
@@ -41,8 +41,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bias block": ("qwen2", {"spread": 0.05, "hidden_size": 256, "tie_word_embeddings": True}),
     "head of 80": ("llama", {"hidden_size": 320, "head_dim": 80}),
 }
-# Two layers in the full shapes of public models, of a small vocabulary. Of the last one a prompt needs the keys and
-# values only.
+# Two layers in the full shapes of public models, with a small vocabulary. A prompt needs only the last layer's keys and
+# values.
 _FULL = {"vocab_size": 320, "max_position_embeddings": 1024, "spread": 0.0, "num_hidden_layers": 2}
 VARIANTS |= {
     "gemma3-1b": (
@@ -67,7 +67,7 @@ def make_checkpoint(name: str, folder: Path) -> TinyModel:
 
 
 class Models:
-    """Small models by name, made once; `make_folder` makes a folder with a name like the one it is given."""
+    """Small models by name, made once; `make_folder` makes a new folder whose name begins with the given one."""
 
     def __init__(self, make_folder: Callable[[str], Path]) -> None:
         self._make_folder = make_folder
@@ -76,7 +76,7 @@ class Models:
         self._artifacts: dict[str, Path] = {}
 
     def checkpoint(self, name: str) -> TinyModel:
-        """The checkpoint's folder and transformers' model of it, of what Q4NX holds of its weights."""
+        """The checkpoint's folder and transformers' model of it, with its weights as Q4NX holds them."""
         if name not in self._checkpoints:
             self._checkpoints[name] = make_checkpoint(name, self._make_folder(name))
         return self._checkpoints[name]
@@ -91,7 +91,7 @@ class Models:
         return self._converted[key]
 
     def artifacts(self, name: str, context: int, ways: Sequence[str] = DECODE_WAYS) -> Path:
-        """The folder of the emulator's artifacts; `ways`: of decoding, to choose from."""
+        """The folder of the emulator's artifacts; `ways`: those of decoding that the build may choose from."""
         key = f"{name} {context} {ways}"
         if key not in self._artifacts:
             folder = self._make_folder(name) / "artifacts"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the array's roundings do to logits, and to an encoder's features: such errors in transformers' model."""
+"""Estimates the array's errors in logits and in an encoder's features: puts its roundings into transformers' model."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     import numpy as np
     import transformers
 
-# The matrix unit reads 8 neighbours with one exponent (aie/kernels/README.md). The unit of a mantissa is 2^-6 of the
-# largest's power of two, whose rms is 1.38 of the rms of normal numbers; errors are evenly spread over a unit.
+# The matrix unit reads 8 neighbours with one shared exponent (aie/kernels/README.md). A mantissa's unit is 2^-6 of the
+# largest neighbour's power of two. For normally distributed numbers the rms of that power is 1.38 times their own, and
+# errors are evenly spread over a unit.
 BLOCK_ROUNDING = 1.38 * 2.0**-6 / math.sqrt(12)
-# Models with errors of their own. Of the rms of twice some hundred logits chance is less than a tenth.
+# Runs with independent errors. By chance the rms of two runs' errors in some hundred logits varies less than a tenth.
 COPIES = 2
 
 
@@ -30,10 +31,11 @@ def array_error(
 ) -> float:
     """The rms error of the logits at some positions.
 
-    To bf16 are rounded: the residual stream after a layer's additions, what norms make, products, attention's output,
-    and with it attention's weights. With `prompt`, as if all tokens went through the prefill calls, in blocks: both
-    factors of a product (an error of the product's own rms), queries and keys, and attention's weights and values. All
-    of these are independent of each other; the errors of the model's own float32 are a ten-thousandth of them.
+    Rounded to bf16 are the residual stream after a layer's additions, the results of norms and products, attention's
+    output, and with it attention's weights. With `prompt`, as if all tokens went through the prefill calls, these are
+    rounded to blocks with a shared exponent as well: both factors of a product (the error is a share of the product's
+    rms), queries and keys, and attention's weights and values. All errors are independent of each other; those of the
+    model's own float32 are a ten-thousandth of them.
 
     Args:
         model: in float32, with the weights that Q4NX made.
@@ -51,14 +53,14 @@ def array_error(
 
 
 def decoder_error(model: Any, run: Callable[[], torch.Tensor], *, prompt: bool, seed: int = 0) -> float:
-    """The same of whatever `run` makes with the model, which may take images."""
+    """Like `array_error`, for whatever `run` computes with the model, which may take images."""
     return _error(run, lambda noise: _decoder_hooks(model, noise, prompt), seed)
 
 
 def encoder_error(model: transformers.Gemma3ForConditionalGeneration, pixels: np.ndarray, *, seed: int = 0) -> float:
     """The rms error of the features of images [N, 3, I, I].
 
-    As `array_error` of a prompt; besides, pixels, what GELU makes and pooled tokens are rounded to bf16.
+    Like `array_error` of a prompt; pixels, the results of GELU and pooled tokens are rounded to bf16 as well.
     """
     images = torch.from_numpy(pixels)
 
@@ -69,7 +71,7 @@ def encoder_error(model: transformers.Gemma3ForConditionalGeneration, pixels: np
 
 
 def _error(run: Callable[[], torch.Tensor], hooks: Callable[[_Noise], list[Any]], seed: int) -> float:
-    """The rms of what hooks that make errors change of a run's result."""
+    """The rms error of a run's result when `hooks` put errors into the model."""
     noise = _Noise(torch.Generator().manual_seed(seed))
     with torch.no_grad():
         exact = run()
@@ -84,7 +86,7 @@ def _error(run: Callable[[], torch.Tensor], hooks: Callable[[_Noise], list[Any]]
 
 @dataclass
 class _Noise:
-    """Errors, independent and normal, and hooks that make them."""
+    """Independent, normally distributed errors, and hooks that add them."""
 
     generator: torch.Generator
 
@@ -92,30 +94,30 @@ class _Noise:
         return torch.randn(values.shape, generator=self.generator)
 
     def rounded(self, values: torch.Tensor) -> torch.Tensor:
-        """To bf16."""
+        """The values with the errors of a rounding to bf16."""
         return values * (1 + ROUNDING["bf16"] * self._normal(values))
 
     def off(self, values: torch.Tensor, share: float) -> torch.Tensor:
-        """By a share of the rms of a token's values."""
+        """The values with errors that are a share of the rms of each token's values."""
         return values + share * values.square().mean(-1, keepdim=True).sqrt() * self._normal(values)
 
     def after(self, _module: Any, _arguments: Any, output: Any) -> Any:
-        """What a module makes is rounded."""
+        """Rounds the output of a module."""
         if isinstance(output, tuple):
             return self.rounded(output[0]), *output[1:]
         return self.rounded(output)
 
     def before(self, _module: Any, arguments: Any) -> Any:
-        """What it reads is."""
+        """Rounds the input of a module."""
         return (self.rounded(arguments[0]), *arguments[1:])
 
     def product(self, name: str, block: float) -> Any:
-        """Rounding of a product by its name: both factors are in blocks, and so are queries and keys afterwards."""
+        """A hook for the product of this name: both factors are rounded in blocks, and queries and keys afterwards."""
         share = block * math.sqrt(2 + name.endswith(("q_proj", "k_proj")))
         return lambda _module, _arguments, output: self.off(self.rounded(output), share)
 
     def context(self, block: float) -> Any:
-        """Attention's output, before the product: its weights, itself, and weights and values in blocks."""
+        """A hook for attention's output: its weights and itself are rounded, and weights and values in blocks."""
 
         def change(_module: Any, arguments: Any) -> Any:
             return (self.off(self.rounded(self.rounded(arguments[0])), block * math.sqrt(2)),)

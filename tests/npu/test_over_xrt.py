@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The XRT runtime over Debian's XRT, below which a double of the kernel's driver computes; no NPU has run it.
 
-What is in over_xrt/ runs in one process for each of two drivers, the rest in processes of their own: XRT looks for
-devices once in a process.
+The tests in over_xrt/ run in one process for each of two drivers, those here in a process each, since XRT looks for
+devices only once in a process.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FOLDER = ROOT / "tests/npu/over_xrt"
-# As Linux 7 has it: a context has a timeline, and XRT flushes caches itself.
-# As before: contexts are waited for with a request. And the driver moves all data, which is how a move that is
-# missing shows: the array has memory of its own.
+# "timelines", as in Linux 7: a context has a timeline, and XRT flushes caches itself.
+# "own memory", as in older kernels: a request waits for a context. The driver also moves all data to and from memory of
+# the array's own, so that a missing move shows.
 DRIVERS = {
     "timelines": {"settings": "", "ini": ""},
     "own memory": {"settings": "timelines=0 separate=1", "ini": "[Debug]\nforce_driver_sync=true\n"},
@@ -43,7 +43,7 @@ def test_over_xrt(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed, done.stdout
-    assert int(passed[1]) > 60  # it looked at the right folder
+    assert int(passed[1]) > 60  # pytest collected the right folder
 
 
 OPEN = """
@@ -56,7 +56,7 @@ except npu.DeviceError as error:
 """
 
 
-# What installs it depends on the machine.
+# Which command installs XRT depends on the machine.
 INSTALL = "; `flownpu doctor` names the command that installs it here"
 NO_DRIVER = {"driver": False}
 NOT_STARTED = (
@@ -81,7 +81,7 @@ NOT_STARTED = (
             r"version .*XRT has not loaded libxrt_driver_xdna.so.2 \(libxrt_driver_xdna.so.2: cannot open shared .*"
             rf"{INSTALL}",
         ),
-        # Without it nobody knows whether there is an NPU.
+        # Without this library nobody knows whether there is an NPU.
         ({"devices": 0}, ["libxrt_driver_xdna"], rf"version .*XRT has not loaded libxrt_driver_xdna.so.2 .*{INSTALL}"),
         (NO_DRIVER, ["libxrt_driver_xdna"], rf"version .*XRT has not loaded libxrt_driver_xdna.so.2 .*{INSTALL}"),
         ({}, ["libxrt_core.so"], rf"version .*No such library .*/libxrt_core\.so\.2.*{INSTALL}"),
@@ -105,7 +105,7 @@ def test_machines(machine: dict[str, Any], without: list[str], said: str, tmp_pa
     ],
 )
 def test_firmware_and_driver(firmware: Firmware | None, linux: str, said: str, tmp_path: Path) -> None:
-    """What the driver does not take it does not start: there is no device file."""
+    """The driver does not start an NPU whose firmware it does not take: there is no device file."""
     require()
     done = Machine(tmp_path, firmware=firmware, linux=linux).python("-c", OPEN)
     assert done.returncode == 0, done.stderr
@@ -122,7 +122,7 @@ def test_a_library_that_xrt_needs_is_missing(tmp_path: Path) -> None:
 
 
 def test_xrt_and_sysfs_say_the_same_of_the_firmware(tmp_path: Path) -> None:
-    """XRT's own program, which asks the driver."""
+    """XRT's own program asks the driver, the runtime reads sysfs."""
     require()
     machine = Machine(tmp_path, firmware=CURRENT)
     root = xrt_runtime.FOLDER / "root/usr"
@@ -140,10 +140,10 @@ def test_xrt_and_sysfs_say_the_same_of_the_firmware(tmp_path: Path) -> None:
 
 
 def open_elsewhere(plugin: Path, **environment: str) -> str:
-    """What a process says on this machine."""
+    """What a process prints that runs on this machine itself, without the driver's double."""
     done = subprocess.run(
         [sys.executable, "-c", OPEN, str(plugin)],
-        # What a sanitizer needs (Makefile) stays; the rest is bare.
+        # The environment keeps only what a sanitizer needs (Makefile).
         env={name: os.environ[name] for name in ("LD_PRELOAD", "ASAN_OPTIONS") if name in os.environ}
         | environment
         | {"PYTHONPATH": os.pathsep.join([".", os.environ.get("PYTHONPATH", "")])}
@@ -160,7 +160,7 @@ def test_without_the_plugin(tmp_path: Path) -> None:
 
 
 def test_an_xrt_without_what_is_needed(tmp_path: Path) -> None:
-    """A library of XRT's name that has none of the symbols."""
+    """A library with XRT's name and none of its symbols."""
     require()
     shutil.copy(BUILT / "libflownpu_aie_xdna.so", tmp_path / "libxrt_coreutil.so.2")
     said = open_elsewhere(xrt.PLUGIN.resolve(), LD_LIBRARY_PATH=str(tmp_path))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu selftest --device npu` without an NPU: over XRT, below which a double of the driver has the emulator.
+"""`flownpu selftest --device npu` without an NPU: over XRT and a double of the driver, which computes by the emulator.
 
-What is compiled are stand-ins for aiecc's files (xdna_driver_artifacts.py); the rest is the way of a real NPU.
+Stand-ins take the place of aiecc's compiled files (xdna_driver_artifacts.py); all else is as with a real NPU.
 """
 
 import json
@@ -59,7 +59,7 @@ def test_rungs_run_and_are_timed(tmp_path, capfd):
     assert {rung["outcome"] for rung in report["rungs"]} == {"passed"}
     assert "NPU Strix, firmware 255.0.5.35, XRT 2.25" in report["runtime"]
     assert all(len(rung["run"]["seconds"]) == 20 for rung in report["rungs"])
-    # A double's numbers mean nothing but that they are there.
+    # The values that a double measures mean nothing; the test asks only that they are there.
     found = {each["name"]: each for each in report["measurements"]}
     assert set(found) == {each.name for each in MEASURES}
     assert {"dispatch", "own_host_per_logit"} <= set(report["measured"])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xclbins by XRT's own xclbinutil, of what `flownpu build` gives it, and what the same tool reads in them.
+"""xclbins that XRT's own xclbinutil makes of what `flownpu build` gives it, read with the same tool.
 
-`make test` gets Debian's (scripts/xrt_runtime.py). A PDI is bytes to it, so stand-ins take the compilers' place.
+`make test` gets Debian's (scripts/xrt_runtime.py). It takes a PDI for plain bytes, so stand-ins replace the compilers.
 """
 
 import json
@@ -25,7 +25,7 @@ COLUMNS = {"npu1": 4, "npu2": 8}
 
 @pytest.fixture(autouse=True)
 def _without_a_sanitizer(monkeypatch):
-    """Its run time is of this process; xclbinutil has a C library of its own."""
+    """A sanitizer's run time is for this process; xclbinutil has a C library of its own."""
     monkeypatch.delenv("LD_PRELOAD", raising=False)
 
 
@@ -49,7 +49,7 @@ class Xclbin:
         return json.loads((self._folder / "section.json").read_text())[name.lower()]
 
     def kernels(self):
-        """Name, and (name, address qualifier, offset, bytes) of each argument."""
+        """By each kernel's name, (name, address qualifier, offset, bytes) of its arguments."""
         self._run("--dump-section", "EMBEDDED_METADATA:RAW:metadata.xml")
         tree = ET.parse(self._folder / "metadata.xml")  # noqa: S314 the tool's own
         return {
@@ -61,13 +61,13 @@ class Xclbin:
         }
 
     def memories(self):
-        """The memory of each argument that is in one."""
+        """By argument number, the name of its memory, for arguments that have one."""
         names = [memory["m_tag"] for memory in self.section("MEM_TOPOLOGY")["m_mem_data"]]
         links = self.section("CONNECTIVITY")["m_connection"]
         return {int(link["arg_index"]): names[int(link["mem_data_index"])] for link in links}
 
     def pdis(self):
-        """The PDIs' bytes; dumping the partition writes them beside it."""
+        """The PDIs' bytes, in files that xclbinutil writes when it dumps the partition."""
         pdis = self.section("AIE_PARTITION")["PDIs"]
         return [(self._folder / pdi["file_name"]).read_bytes() for pdi in pdis]
 
@@ -95,7 +95,7 @@ def test_the_kernel_has_an_argument_for_each_buffer(tmp_path, target, buffers, d
 
 
 def test_the_kernel_is_the_partitions(tmp_path):
-    """The loader finds the PDI of a kernel by its number."""
+    """The loader finds a kernel's PDI by the kernel's number."""
     xclbin = pack(tmp_path, buffers=5)
     (kernel,) = xclbin.section("IP_LAYOUT")["m_ip_data"]
     assert (kernel["m_name"], kernel["m_type"], kernel["m_subtype"]) == (f"{KERNEL}:MLIRAIE", "IP_PS_KERNEL", "DPU")

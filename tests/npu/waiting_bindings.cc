@@ -18,7 +18,7 @@ using flownpu::npu::xrt_abi::Expectation;
 using flownpu::npu::xrt_abi::Sleeper;
 using std::chrono::nanoseconds;
 
-// A time in which nothing passes but sleeps, each of which takes exactly as long as it is to.
+// A clock that only sleeps move on, each by exactly its duration.
 class SleptTime final : public flownpu::npu::xrt_abi::Time {
  public:
   Clock::time_point now() const override { return now_; }
@@ -32,8 +32,8 @@ class SleptTime final : public flownpu::npu::xrt_abi::Time {
   Clock::time_point now_{};
 };
 
-// The sleeps in ns of a wait for a call that takes `taken` ns, of which the expectation then
-// learns; no sleep goes beyond a multiple of `check` ns.
+// Waits for a call that takes `taken` ns, and returns the sleeps in ns; the expectation learns from
+// it. A sleep ends where the device is to be checked, `check` ns after the last time.
 std::vector<std::int64_t> wait(Expectation& expectation, std::int64_t taken, std::int64_t check) {
   SleptTime time;
   const auto begin = time.now();

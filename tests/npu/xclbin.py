@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xclbins as `flownpu build` packs them, by XRT's own xclbinutil, with the emulator's words for a configuration."""
+"""xclbins packed as by `flownpu build`, with XRT's own xclbinutil, but the emulator's words as configuration."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["write_xclbin"]
 
 
 def write_xclbin(path: Path, words: np.ndarray, buffers: int) -> Path:
-    """An xclbin whose configuration is an array's words, with their number of bytes before them.
+    """An xclbin whose configuration is an array's words, preceded by their size in bytes (8 bytes, little-endian).
 
     Args:
         path: the file.
         words: of the emulator, 64 bits each.
-        buffers: how many buffers of the host's its kernel takes: exactly so many, where five are else the least.
+        buffers: how many of the host's buffers its kernel takes, exactly; a build has 5 at least.
     """
     tool = xrt_runtime.xclbinutil()
     assert tool is not None, xrt_runtime.reason()
@@ -34,7 +34,7 @@ def write_xclbin(path: Path, words: np.ndarray, buffers: int) -> Path:
         pdi = Path(folder) / "array.pdi"
         pdi.write_bytes(struct.pack("<Q", len(content)) + content)
         with patch.object(xclbin, "FEWEST_BUFFERS", buffers), patch.dict(os.environ):
-            # The driver's double and a sanitizer's run time are of this process; xclbinutil has a C library of its own.
+            # The driver's double and a sanitizer's run time are for this process; xclbinutil has its own C library.
             os.environ.pop("LD_PRELOAD", None)
             xclbin.pack_xclbin(tool, pdi, path.absolute(), target="npu2", buffers=buffers)
     return path

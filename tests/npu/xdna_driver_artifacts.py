@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Artifacts of programs as an NPU's, for the double of its driver: the emulator's words for what aiecc would make."""
+"""Artifacts as for a real NPU, for the double of its driver: the emulator's words in place of what aiecc makes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def build_for_xdna_driver(model: Path, folder: Path, context: int, most_buffers:
 
 
 def write_for_xdna_driver(folder: Path, programs: Sequence[Program], most_buffers: int | None = None) -> Path:
-    """The same of any programs; `most_buffers`: how many a kernel takes, where its calls have more."""
+    """Writes such a folder for any programs; kernels take `most_buffers` at most, even if their calls have more."""
     files: dict[str, str] = {}
     calls = calls_of(programs)
     for call in calls:

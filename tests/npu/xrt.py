@@ -32,9 +32,9 @@ PLUGIN = BUILT / "libflownpu_xrt.so"
 DRIVER = BUILT / "libxdna_driver.so"
 # An environment variable: the folder with the machine's /sys and /dev.
 ROOT = "XDNA_DRIVER_ROOT"
-# Another: the kernels of its arrays.
+# An environment variable: the library with the kernels that arrays call.
 KERNELS = "XDNA_DRIVER_KERNELS"
-# Another: how the driver is in all tests of the process, "timelines=0 separate=1".
+# An environment variable: settings of the driver for all tests of the process, such as "timelines=0 separate=1".
 SETTINGS = "XDNA_DRIVER_SETTINGS"
 
 
@@ -58,17 +58,17 @@ class Driver:
         self.use_firmware(DEVELOPED)
 
     def use_firmware(self, firmware: Firmware) -> None:
-        """What the driver says of the NPU's firmware, in sysfs and when it is asked; and what it may ask of it."""
+        """Has the driver report this firmware, in sysfs and when asked, and keep to its protocol."""
         for device in Path(os.environ[ROOT]).glob("sys/bus/pci/drivers/amdxdna/*"):
             (device / "fw_version").write_text(firmware.version + "\n", encoding="utf-8")
         self.inject("protocol", setting_of(firmware))
 
     def inject(self, fault: str, amount: int = 0, *, after: int = 0) -> None:
-        """A fault, or a setting (state.h)."""
+        """Tells the driver to make a fault, or changes a setting (state.h)."""
         self._library.xdna_driver_inject(fault.encode(), ctypes.c_int64(after), ctypes.c_int64(amount))
 
     def end_hung_calls(self) -> None:
-        """What the driver's watchdog does."""
+        """Ends all calls that hang, as the driver's watchdog does."""
         self._library.xdna_driver_end_hung_calls()
 
     def settle(self) -> None:
@@ -77,11 +77,11 @@ class Driver:
         assert self._library.xdna_driver_settle(ctypes.c_int64(60_000)), "a command has not ended within a minute"
 
     def alive(self, kind: str = "") -> int:
-        """What is open."""
+        """How many objects are open, of all kinds or of one (state.h)."""
         return int(self._library.xdna_driver_alive(kind.encode()))
 
     def violations(self) -> list[str]:
-        """What was done that must not be."""
+        """Descriptions of what XRT or the plugin did and must not do."""
         text = ctypes.create_string_buffer(1 << 16)
         self._library.xdna_driver_violations(text, ctypes.c_size_t(len(text)))
         return text.value.decode().splitlines()
@@ -117,7 +117,7 @@ def halves(words: np.ndarray) -> np.ndarray:
 
 
 class XrtBench(Bench):
-    """An array of the driver's, as `Bench` is one of the emulator's; `buffers`: that its kernel takes."""
+    """A `Bench` over XRT and the driver's double; `buffers`: how many its kernel takes."""
 
     def __init__(self, plan: Plan, folder: Path, *, buffers: int | None = None) -> None:
         self.flat = flatten_array(plan.array)

@@ -69,8 +69,8 @@ NB_MODULE(flownpu_testing, module) {
   nb::module_ npu = module.def_submodule("npu");
   bind_npu_decoder(npu);
   bind_gpu_session(gpu);
-  // After it: of exceptions those that are bound last are tried first, and DeviceError is one of
-  // DeviceFailed's.
+  // After the decoder: exceptions that are bound last are tried first, and a DeviceError is a
+  // DeviceFailed.
   bind_npu_runtime(npu);
   bind_waiting(npu);
   bind_host_operators(npu);

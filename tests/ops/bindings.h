@@ -4,7 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
-// ThreadPool, which tells who did what.
+// ThreadPool, which tells which thread did which task.
 void bind_thread_pool(nanobind::module_& module);
 
 // interleave(), interleave_file() and ask_for_large_pages(), of arrays.

@@ -41,8 +41,8 @@ def _load() -> ModuleType:
 
 
 testing = _load()
-# Instruction sets of this machine whose kernels differ. "amx", which has the bits of "avx512", is what tests that name
-# none run where there is one, and tests/ops/cpu/test_matrix_units.py compares the two.
+# Instruction sets of this machine whose kernels give different bits. "amx" gives those of "avx512": tests that name no
+# instruction set run it where there is one, and tests/ops/cpu/test_matrix_units.py compares the two.
 ISAS: list[str] = [name for name in testing.available_isas() if name != "amx"]
 
 
@@ -95,7 +95,7 @@ class Node:
         )
 
     def infer(self, *inputs: np.ndarray | None) -> list[list[int]]:
-        """The shapes of the outputs, of which nothing is computed."""
+        """The shapes of the outputs, which are not computed."""
         shapes: list[list[int]] = self._node.infer([_argument(array) for array in inputs])
         return shapes
 
@@ -116,7 +116,7 @@ class Node:
         return outputs
 
     def bound(self, inputs: list[np.ndarray | None], outputs: list[np.ndarray | None]) -> Callable[[], None]:
-        """What runs the node on this memory, with nothing to do before the kernel: for benchmarks."""
+        """A function that runs the node on this memory, with nothing to do before the kernel; for benchmarks."""
         given, into = ([_argument(array) for array in arrays] for arrays in (inputs, outputs))
         return lambda: self._node.run(given, into)
 
@@ -127,7 +127,7 @@ def run(op_type: str, inputs: list[np.ndarray | None], **keywords: Any) -> list[
 
 
 def one(op_type: str, inputs: list[np.ndarray | None], **keywords: Any) -> np.ndarray:
-    """As run, of a node with one output."""
+    """Like `run`, for a node with one output."""
     (output,) = run(op_type, inputs, **keywords)
     assert output is not None
     return output

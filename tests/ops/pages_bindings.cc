@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// flownpu_testing.interleave() and ask_for_large_pages(): what the system is asked of pages.
+// flownpu_testing.interleave() and ask_for_large_pages(): requests to the system about pages.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>

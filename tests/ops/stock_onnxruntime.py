@@ -45,7 +45,7 @@ def model_of(
 
 
 def run(model: ir.Model, feeds: dict[str, np.ndarray], *, optimised: bool = True) -> list[np.ndarray]:
-    """In stock ONNX Runtime."""
+    """Runs a model in stock ONNX Runtime."""
     options = ort.SessionOptions()
     if not optimised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -55,7 +55,7 @@ def run(model: ir.Model, feeds: dict[str, np.ndarray], *, optimised: bool = True
 
 
 def run_session(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """ONNX Runtime's Python interface takes bfloat16 as OrtValue only."""
+    """Runs a session by OrtValues, since ONNX Runtime's Python interface takes bfloat16 in no other form."""
     binding = session.io_binding()
     for name, array in feeds.items():
         if array.dtype == BFLOAT16:

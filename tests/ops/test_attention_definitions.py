@@ -29,9 +29,9 @@ class Turn:
 
     Attributes:
         totals: tokens so far of each row of the batch, the new ones included.
-        new: S.
+        new: S, the new tokens of each row.
         capacity: P of the cache that is fed; without `past` there is none.
-        attributes: of the node, beside the head counts.
+        attributes: of the node, besides the head counts.
         packed: one input for queries, keys and values.
         norm: norm weights are given.
         bias: leading shape of an attention bias; none if empty.
@@ -94,7 +94,7 @@ class Turn:
         return np.concatenate([product.real, product.imag], axis=-1)
 
     def resident(self, tokens: int) -> int:
-        """Tokens in the cache after that many, one at a time."""
+        """How many tokens the cache holds after `tokens` of them, one at a time."""
         if not self.attributes.get("sliding_window_cache"):
             return tokens
         count = 0
@@ -129,7 +129,7 @@ class Turn:
                 [row[p : p + self.new] for row, p in zip(self.positions, self.pasts, strict=True)]
             )
             if self.attributes.get("counted_prompt") and self.new == self.longest:
-                given["position_ids"].flat[1:] = -1  # nothing to look up
+                given["position_ids"].flat[1:] = -1  # no valid position: these must not be read
         if self.bias:
             given["attention_bias"] = self.addend
         if self.norm:
@@ -177,7 +177,7 @@ class Turn:
         q, k, v = self.prepared()
         output, *present = outputs
         assert output.shape == (len(self.totals), self.new, H * D)
-        # float64 is told apart only by what it rounds to the cache's type; see below for float32.
+        # The float64 reference rounds to the cache's type only, as `prepared` does; `bound` is for float32.
         bound = 1e-12 if is_exact else self.bound(q, k, v)
         for (b, s), exact in self.expected().items():
             np.testing.assert_allclose(
@@ -313,7 +313,7 @@ TURNS = {
 def attend(
     turn: Turn, operator: Any = flow_qkv_attention, *, layers: int = 1, optimised: bool = True
 ) -> list[np.ndarray]:
-    """The outputs of the last of so many layers, which all compute the same."""
+    """The outputs of the last of `layers` nodes, which all compute the same."""
     feeds = turn.feeds()
     known = {name: value(name, array) for name, array in feeds.items()}
     for name in known.keys() & {"past_key", "past_value"}:
@@ -340,7 +340,7 @@ def test_attention_function_of_one_token(turn: Turn) -> None:
 
 @pytest.mark.parametrize("name", ["first prompt", "prompt in parts", "one token, growing"])
 def test_a_growing_cache_where_onnxruntime_leaves_the_graph_as_it_is(name: str) -> None:
-    # It takes past's capacity for present's: the second layer's present went into the memory of the first one's past.
+    # ONNX Runtime may take past's capacity for present's, and put the second node's present into the first one's past.
     TURNS[name].check(attend(TURNS[name], layers=2, optimised=False), is_exact=False)
 
 

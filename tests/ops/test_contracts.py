@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is taken of operators, against the operators' schemas: nothing that a schema has may be unknown here."""
+"""The contracts of operators against the operators' schemas: nothing that a schema has may be unknown to us."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTRACTS = _native.contracts()
 NAMES = [f"{contract.domain}::{contract.op_type}" for contract in CONTRACTS]
 OURS = [contract for contract in CONTRACTS if contract.domain == "ai.flownpu"]
 OTHERS = [contract for contract in CONTRACTS if contract.domain != "ai.flownpu"]
-# Before version 6 operators said which inputs they destroy; nobody does.
+# Before version 6 an attribute said which inputs an operator overwrites; no model uses it.
 HISTORICAL = {"consumed_inputs"}
 
 
@@ -47,11 +47,11 @@ def test_each_operator_has_one_contract() -> None:
 
 @pytest.mark.parametrize("contract", OTHERS, ids=lambda c: c.op_type)
 def test_nothing_of_a_schema_is_unknown(contract: Any) -> None:
-    """Inputs and outputs by position, attributes by name; of each version that is taken."""
+    """Inputs and outputs by position, attributes by name, for each version that is taken."""
     taken = versions(contract)
     assert {schema.since_version for schema in taken} >= {contract.last_version}
     attributes = {rule.name for rule in contract.attributes}
-    # The branches of If, which are constants: as many as outputs, each.
+    # The branches of If: lists of constants, each as long as the outputs.
     lists = {port.name for port in contract.inputs if port.presence == _native.Presence.VARIADIC and port.constant}
     tensors = {port.name for port in contract.inputs if port.presence == _native.Presence.ATTRIBUTE} | lists
     inputs = [port for port in contract.inputs if port.name not in tensors]
@@ -69,7 +69,7 @@ def test_nothing_of_a_schema_is_unknown(contract: Any) -> None:
 def test_names_are_the_last_schemas(contract: Any) -> None:
     last = next(s for s in versions(contract) if s.since_version == contract.last_version)
     inputs = [port.name for port in contract.inputs if port.presence != _native.Presence.ATTRIBUTE]
-    # Where there is one, or all are alike, a name tells nothing.
+    # Where there is only one input, or all are alike, names may differ.
     if len(inputs) > 1 and len(last.inputs) > 1:
         assert inputs == [port.name for port in last.inputs][: len(inputs)]
 

@@ -19,7 +19,7 @@ HEADS = {"num_heads": H, "kv_num_heads": G, "head_size": D}
 
 
 def hard_rows() -> np.ndarray:
-    """Rows [n, D] of all sizes, with zeros, ties, a single large element, and what is smallest and largest."""
+    """Rows [n, D] of all sizes, with zeros, ties, a single large element, and the ends of float32's range."""
     rng = np.random.default_rng(3)
     rows = rng.standard_normal((400, D)) * 2.0 ** rng.uniform(-60, 60, (400, 1))
     rows[0] = 0

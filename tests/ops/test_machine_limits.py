@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a machine the process may use, on roots that are made up: control groups of both versions."""
+"""How much of a machine the process may use, by made-up control groups of both versions."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def machine(root, mounts, groups, files):
         ({"a/b/cpu.max": "max 100000", "a/cpu.max": "25000 50000"}, 0.5, "a/cpu.max"),
         ({"a/b/cpu.max": "200000 100000", "a/cpu.max": "300000 100000"}, 2.0, "a/b/cpu.max"),
         ({"a/b/cpu.max": "max 100000"}, None, None),
-        ({"a/c/cpu.max": "100000 100000"}, None, None),  # another's
+        ({"a/c/cpu.max": "100000 100000"}, None, None),  # another group's
         ({}, None, None),
         ({"a/b/cpu.max": "much"}, None, None),
     ],
@@ -52,9 +52,9 @@ def test_a_quota_of_version_2(tmp_path, files, quota, place):
     ("shown", "group"),
     [
         ("/", "/docker/1f"),
-        ("/docker/1f", "/docker/1f"),  # the container's group is mounted as the whole
-        ("/", "/"),  # it is the whole
-        ("/docker/1f", "/../../elsewhere"),  # moved out of what can be seen
+        ("/docker/1f", "/docker/1f"),  # the container's group is mounted as the whole tree
+        ("/", "/"),  # the group is the whole tree
+        ("/docker/1f", "/../../elsewhere"),  # moved out of the mounted tree
     ],
 )
 def test_a_quota_of_version_1(tmp_path, shown, group):
@@ -121,13 +121,13 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 
 def test_the_pool_keeps_to_the_quota(tmp_path):
-    """The quota is made up where the process itself looks for it: in a name space of mounts of its own."""
+    """In a mount namespace of its own the process finds a made-up quota where it looks for it."""
     file = tmp_path / "group/cpu.max"
     mount = f"30 23 0:26 / {file.parent} rw - cgroup2 cgroup2 rw"
     for name, text in {"mountinfo": mount, "cgroup": "0::/", "group/cpu.max": "100000 100000"}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    # A mount that fails has to be told from a program that does.
+    # Exit code 77 tells a mount that fails from a program that does.
     shown = " && ".join(f'mount --bind "{tmp_path}/{name}" /proc/$$/{name}' for name in ("mountinfo", "cgroup"))
     script = f'({shown}) || exit 77; exec "$0" -c "$1"'
     command = ["unshare", "--mount", "sh", "-c", script, sys.executable, STARTED]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Q4NXMoE's function in stock ONNX Runtime, against the equation, and the nodes that get none."""
+"""Q4NXMoE's function in stock ONNX Runtime, against the equation, and the nodes that are refused one."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_the_function_is_the_equation(leading: tuple[int, ...], attributes: dict
     expected = q4nx_moe.reference(x, *given, **SIZES, **attributes)
     y = compute(x, given, **attributes)
     assert y.shape == x.shape
-    # Sums of HIDDEN and INNER terms behind one another, each in any order, of numbers around 1; 4 for the magnitudes
-    # of what cancels in a sum, codes apart from minima.
+    # A sum of HIDDEN terms, then one of INNER, each in any order, of numbers around 1; a factor of 4, since codes and
+    # minima are summed apart and cancel in part.
     np.testing.assert_allclose(y, expected, rtol=0, atol=4 * (HIDDEN + INNER) * 2.0**-24)
 
 

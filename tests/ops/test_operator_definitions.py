@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The projections' and the gather's functions in stock ONNX Runtime, and what a model of all operators is given."""
+"""The projections' and the gather's functions in stock ONNX Runtime, and which functions a model is given."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADS = {"num_heads": 4, "kv_num_heads": 2, "head_size": 16}
 
 
 def random_blocks(seed: int, layout: q4nx.Layout = q4nx.WIDE, *, gated: bool = False) -> np.ndarray:
-    """A weight; the same in all layouts that have minima."""
+    """A random weight in blocks, the same one in all layouts that have minima."""
     rng = np.random.default_rng(seed)
     parts = [q4nx.quantize(rng.standard_normal((M, K)).astype(np.float32)) for _ in range(1 + gated)]
     if not layout.minima:
@@ -102,7 +102,7 @@ def test_gated_projection(operator: Any, rows: int, gating: str, with_residual: 
     actual = project(operator, x, blocks, residual, M=M, K=K, gating=gating)
 
     gate, up = (x.astype(np.float64) @ q4nx.dequantize(b, M, K).astype(np.float64).T for b in np.split(blocks, 2))
-    # The activations of torch are float64's, and independent of ours.
+    # torch's activations compute in float64, and are independent of ours.
     act = {"geglu": lambda t: torch.nn.functional.gelu(t, approximate="tanh"), "swiglu": torch.nn.functional.silu}[
         gating
     ]

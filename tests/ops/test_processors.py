@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cores, their speeds and nodes of memory, as made-up trees of /sys describe them: who computes, and why."""
+"""Cores, their speeds and nodes of memory, from made-up trees of /sys: which processors compute, and why."""
 
 import mmap
 import re
@@ -23,7 +23,7 @@ def write(file: Path, text: object) -> None:
 
 
 def machine(root, siblings, speeds=(), file="cpu_capacity", nodes=None, with_memory="0"):
-    """A /sys of as many processors as `siblings` has lists of those of their cores; `speeds` are in `file`."""
+    """A /sys with a processor for each item of `siblings`, the processors of its core; `speeds` are in `file`."""
     for number, shared in enumerate(siblings):
         write(root / f"{CPUS}/cpu{number}/topology/thread_siblings_list", shared)
         write(root / f"{CPUS}/cpu{number}/node{nodes[number] if nodes else 0}/cpulist", "")
@@ -35,7 +35,7 @@ def machine(root, siblings, speeds=(), file="cpu_capacity", nodes=None, with_mem
 
 
 def chosen(root, numbers):
-    """The processors that a thread each is put on, and how many threads there are."""
+    """The processors that get a thread each, and how many threads there are."""
     used = [one.number for one in _native.computing_processors(_native.processors(root, numbers))]
     return used, _native.usable_processors(root, numbers)
 
@@ -147,7 +147,7 @@ def policy(pages: np.ndarray) -> str:
 
 @pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="this kernel knows no nodes of memory (NUMA)")
 def test_pages_are_asked_to_lie_on_nodes_in_turn(tmp_path):
-    """On one node, which is all that there is: the system takes the request."""
+    """On node 0 alone, which every machine has: the system takes the request."""
     own = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)
     assert policy(own) == "default"
     testing.interleave(own, [0])
@@ -158,7 +158,7 @@ def test_pages_are_asked_to_lie_on_nodes_in_turn(tmp_path):
     testing.interleave_file(mapped, [0])
     assert re.match("interleave.*:0$", policy(mapped))
     assert not mapped.any()
-    # The thread's own policy is again what it was.
+    # The thread's own policy is what it was before.
     after = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)
     assert policy(after) == "default"
 
@@ -174,5 +174,5 @@ def test_nodes_that_there_are_not_are_no_error():
 @pytest.mark.parametrize(("mebibytes", "asked"), [(31, False), (36, True)])
 def test_memory_that_is_new_each_time_is_asked_to_be_in_large_pages(mebibytes, asked):
     memory = np.frombuffer(mmap.mmap(-1, mebibytes << 20), np.uint8)
-    testing.ask_for_large_pages(memory[5:])  # where the C library's allocations begin is no page's beginning
+    testing.ask_for_large_pages(memory[5:])  # the C library's allocations do not begin on a page
     assert asks_for_large_pages(memory.ctypes.data + memory.nbytes // 2) is asked

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of artifacts, index and families written here word by word, as ops/npu/artifacts/ says."""
+"""Folders of artifacts, whose index and families are written word by word as ops/npu/artifacts/ describes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-INDEX, FAMILY = 3, 4  # kinds
+INDEX, FAMILY = 3, 4  # kinds of words
 
 
 @dataclass
 class Sweep:
-    """As SweepRecord of artifacts/call_family.h."""
+    """As SweepRecord of ops/npu/artifacts/call_family.h."""
 
     offset: int = 0
     queries: int = 1
@@ -29,7 +29,7 @@ class Sweep:
 
 @dataclass
 class CallClass:
-    """Words of a class of positions; patches: (word, feature, coefficient)."""
+    """Words of a class of positions; tasks: of each sweep; patches: (word, feature, coefficient)."""
 
     words: list[int]
     tasks: list[int] = field(default_factory=list)
@@ -74,7 +74,7 @@ class FolderCall:
 
 @dataclass
 class FolderHostCall:
-    """A call of the host's."""
+    """A call that the host computes."""
 
     op_type: str
     parameters: dict[str, list[int]]
@@ -83,7 +83,7 @@ class FolderHostCall:
 
 @dataclass
 class FolderRows:
-    """Rows of the host: number of the buffer, offset, bytes, columns, line."""
+    """Rows that the host writes or reads: number of the buffer, offset, bytes, columns and line in elements."""
 
     buffer: int = 0
     offset: int = 0

@@ -56,7 +56,7 @@ def test_the_index_tells_what_was_written(artifacts):
 
 @pytest.mark.parametrize("window", [0, 100])
 def test_positions_on_one_array(window, calls, artifacts, rng):
-    """Tokens one after the other, as in decode: words that depend on the position are written, all else stays."""
+    """Tokens one after the other, as in decode: only words that depend on the position are written again."""
     record = artifacts.call(list(calls).index(window))
     family = artifacts.family(record)
     runtime = npu.open_emulated_runtime("npu2")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of a call at a position, as C++ makes them of a family, and what Python makes of the same numbers."""
+"""The words of a call at a position, as C++ makes them from a family, against what Python computes."""
 
 import numpy as np
 import pytest

@@ -26,14 +26,14 @@ SCALE = struct.unpack("<i", struct.pack("<f", 0.25))[0]
 
 
 def program(kind="decode", dispatches=None, **changes):
-    """A norm, then a product of two rows that the host writes, of which it reads four."""
+    """A norm, then a product: the host writes two rows into its input and reads four of its result."""
     dispatches = dispatches or [[(0, "norm, here", [])], [(1, "gemm, there", [(0, 0), (1, 0)])]]
     given, made = FolderRows(0, 0, 128, 30, 32), FolderRows(1, 0, 256, 32, 32)
     return FolderProgram(kind, BUFFERS, dispatches, **{"given": given, "made": made} | changes)
 
 
 def node(**attributes):
-    """A node that the host has made of a model; kept by who keeps the partition."""
+    """A partition with the node that a model's layers become; it owns the node, so callers keep it."""
     return npu.Partition([("node", "DecoderLayers", "", attributes, [], [])])
 
 
@@ -140,7 +140,7 @@ def test_a_program_that_leaves_its_buffers_is_refused(tmp_path, changed, message
 
 
 def test_more_memory_than_the_machine_has_is_refused_before_it_is_taken(tmp_path):
-    """Asked for, it would end the process, or be of a kind that is there only when it is written."""
+    """If it were allocated, the process would end, at once or when the memory is first written."""
     large = program("encode", [[(1, "gemm", [(0, 0), (1, 0)])]])
     large.buffers = [("a", 2, 1 << 50, 0, 0), ("c", 2, 4096, 0, 0)]
     folder = write_folder(tmp_path / "artifacts" / "emulate", [np.arange(9)] * 2, CALLS, [large])

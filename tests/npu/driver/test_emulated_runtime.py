@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime over the emulator: the emulator's results; and what holds of a real NPU holds of it."""
+"""The runtime over the emulator: the emulator's results, and the same rules as for a real NPU."""
 
 import contextlib
 import dataclasses
@@ -114,7 +114,7 @@ def test_words_that_are_changed_are_read_again(bench, case):
 
 
 def test_threads_share_an_array(rng, tmp_path):
-    """Calls of some milliseconds, so that they would overlap."""
+    """Calls take some milliseconds, so that those of several threads meet."""
     case = fused_dqp_case(FusedDQP("npu2", 512), 4128, 512, rng)
     bench = Bench(case.plan, tmp_path)
     inputs = [rng.permutation(case.inputs["x"]) for _ in range(4)]
@@ -244,7 +244,7 @@ def test_a_deadlock_ends_the_array(bench, case):
     for _ in range(2):
         with device_error("command", "call 0: the array ended with an error: .* a call before this one failed"):
             bench.run((good, arguments))
-    anew = bench.runtime.load(bench.file)  # another array is not concerned
+    anew = bench.runtime.load(bench.file)  # another array still works
     bench.runtime.run(anew, [("call", anew.sequence(bench.flat.flatten(case.plan.sequence)), arguments)], 0)
 
 
@@ -298,7 +298,7 @@ def test_files_that_are_no_array(bench, tmp_path):
 
 
 def refusals(words, value, read):
-    """What reading refuses with each word in turn replaced by a value."""
+    """The errors from reading words of which one after the other is replaced by a value."""
     for place in range(4, words.size):
         changed = words.copy()
         changed[place] = value

@@ -1,43 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the plugin for XRT waits (ops/npu/xrt/waiting.h), in a time in which nothing passes but its sleeps."""
+"""How the plugin for XRT waits (ops/npu/xrt/waiting.h), with a clock that only its sleeps move on."""
 
 import pytest
 
 from tests.npu.arrays import npu
 
 US, MS = 1_000, 1_000_000
-# As the header says: the shortest and the longest sleep between looks, and the part of the time that they take.
+# As in waiting.cc: the shortest and the longest sleep between looks; a sleep may take one PART-th of the time so far.
 SHORTEST, LONGEST, PART = 10 * US, 250 * US, 16
 
 
 @pytest.mark.parametrize("taken", [20 * US, 500 * US, 3 * MS, 20 * MS, 300 * MS])
 def test_of_a_first_call_nothing_is_known(taken):
-    """Looks at each 16th of the time so far, so it is found to have ended that much late at most."""
+    """Each sleep is a 16th of the time so far, so the end is noticed at most that much late."""
     expectation = npu.Expectation()
     sleeps = expectation.wait(taken)
     assert sleeps[0] == SHORTEST
     assert max(sleeps) <= min(LONGEST, max(SHORTEST, taken // PART))
-    assert sleeps == sorted(sleeps) or taken > 100 * MS  # there the last before the device is asked for is shorter
+    assert sleeps == sorted(sleeps) or taken > 100 * MS  # there the last sleep before the device is checked is shorter
     assert taken <= sum(sleeps) < taken + sleeps[-1] + 1
     assert expectation.nanoseconds == sum(sleeps)
 
 
 @pytest.mark.parametrize("taken", [500 * US, 3 * MS, 20 * MS])
 def test_a_call_like_the_one_before_is_slept_through(taken):
-    """All but a 16th at once; what is left in parts of a 16th of it, which are a 256th of the whole at least."""
+    """Sleeps all but a 16th at once; each later sleep is a 256th of that plus a 16th of the time since."""
     expectation = npu.Expectation()
     expectation.learn(taken)
     sleeps = expectation.wait(taken)
     quiet = taken - taken // PART
     assert sleeps[0] == quiet
     assert sleeps[1] == max(SHORTEST, quiet // PART**2)
-    # A 16th of the 16th that is left, and the least part.
+    # The last sleep: a 16th of the 16th that is left, and a 256th of the long sleep.
     assert sum(sleeps) - taken < max(SHORTEST, taken // PART**2 + quiet // PART**2)
     assert len(sleeps) < 2 * PART
 
 
 def test_dispatches_that_take_less_are_learnt():
-    """One that ends in the long sleep says that less is to be expected, not how much: a quarter less each time."""
+    """A call that ends in the long sleep shows only that less is to be expected: a quarter less each time."""
     expectation = npu.Expectation()
     expectation.learn(20 * MS)
     found = []
@@ -48,7 +48,7 @@ def test_dispatches_that_take_less_are_learnt():
 
 
 def test_one_that_takes_long_says_little_of_the_next():
-    """A quarter more is believed at once; all of it after the dispatches that a quarter each takes to get there."""
+    """A longer dispatch raises the expectation by a quarter at most, so it takes several to reach all of it."""
     expectation = npu.Expectation()
     expectation.learn(10 * MS)
     expectation.wait(1000 * MS)
@@ -72,7 +72,7 @@ def test_the_device_is_asked_for_in_a_long_sleep():
     ("content", "patience"),
     [
         (None, 15_000),  # an older driver, whose watchdog takes 6 to 60 s: what it never ends is kept
-        ("2000\n", 2 * 2000 + 1000),  # it looks at intervals, and starts the context anew
+        ("2000\n", 2 * 2000 + 1000),  # two intervals at which it looks, and the restart of the context
         ("100\n", 2 * 100 + 1000),
         ("0\n", 0),  # it is off: nothing is waited for
         ("", 2 * 2000 + 1000),  # Linux 7's own time, where it cannot be read
@@ -87,5 +87,5 @@ def test_the_watchdogs_time_is_read(tmp_path, content, patience):
 
 
 def test_a_watchdog_that_only_root_may_read(tmp_path):
-    """A folder stands for it: it is there, and nobody can read it, root neither."""
+    """A folder stands for the file: it exists, and not even root can read it."""
     assert npu.watchdog_patience(tmp_path) == 2 * 2000 + 1000

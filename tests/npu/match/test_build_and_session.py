@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu build` makes artifacts for exactly those models of which a session gives the layers to the array.
+"""`flownpu build` makes artifacts for exactly those models whose layers a session gives to the array.
 
-Where one says no, the other says so in the same words. tests/rewrites/test_unconverted.py has those of GenAI's builder.
+Where one refuses, the other gives the same reason. tests/rewrites/test_unconverted.py has models of GenAI's builder.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def set_input(node: ir.Node, place: int, value: ir.Value) -> None:
 
 
 def constant(op_type: str, number: int, place: int, array: np.ndarray) -> Change:
-    """A constant as an input."""
+    """Makes a constant an input of a node."""
 
     def change(model: ir.Model) -> None:
         tensor = ir.tensor(array)
@@ -107,7 +107,7 @@ def constant(op_type: str, number: int, place: int, array: np.ndarray) -> Change
 
 
 def fed(place: int, dtype: ir.DataType, dims: list[Any]) -> Change:
-    """An input of the graph as one of the second layer's attention."""
+    """Makes a new input of the graph an input of the second layer's attention."""
 
     def change(model: ir.Model) -> None:
         value = ir.Value(name="given", type=ir.TensorType(dtype), shape=ir.Shape(dims))
@@ -118,7 +118,7 @@ def fed(place: int, dtype: ir.DataType, dims: list[Any]) -> Change:
 
 
 def without_a_product(model: ir.Model) -> None:
-    """Its rows are those that come in."""
+    """Removes the first layer's output projection: what read it reads its input."""
     output = nodes_of(model, PRODUCT)[1]
     ir.convenience.replace_all_uses_with(output.outputs[0], nodes_of(model, ATTENTION)[0].outputs[0])
     model.graph.remove(output, safe=True)
@@ -131,7 +131,7 @@ def a_sum_that_is_an_output(model: ir.Model) -> None:
 
 
 def apart_from_its_reader(model: ir.Model) -> None:
-    """A node that no device takes between the first layer's attention and its output projection."""
+    """Puts a node that no device takes between the first layer's attention and its output projection."""
     attention = nodes_of(model, ATTENTION)[0]
     sine = ir.node("Sin", [attention.outputs[0]], name="between")
     model.graph.insert_after(attention, sine)
@@ -140,7 +140,7 @@ def apart_from_its_reader(model: ir.Model) -> None:
 
 
 def a_head_without_its_last_rows(model: ir.Model) -> None:
-    """Fewer than its weight has: of two constants that do not fit one another, no contract speaks."""
+    """Makes M smaller than the weight's rows: no contract compares an attribute with a constant's size."""
     head = nodes_of(model, PRODUCT)[-1]
     rows = head.attributes["M"].as_int() - 64
     head.attributes["M"] = ir.AttrInt64("M", rows)
@@ -210,8 +210,8 @@ def test_a_graph_that_goes_in_circles_is_refused(models: Models) -> None:
 
 
 def test_weights_stay_in_their_file(models: Models) -> None:
-    """What is asked of a graph takes no memory that grows with them."""
-    read_decoder(models.converted("llama"))  # so that all modules are there
+    """Reading a decoder takes no memory that grows with its weights."""
+    read_decoder(models.converted("llama"))  # imports all modules
     peaks, sizes = [], []
     for name in ("llama", "wide"):
         folder = models.converted(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decoder that is found in a graph, its constants in the array's order, and what is said where there is none."""
+"""The decoder that is found in a graph, its constants in the array's order, and the reason where none is found."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def expected_attributes(name, config):
     gemma = config["model_type"].startswith("gemma3")
     kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
     sliding = [kind == "sliding_attention" for kind in kinds]
-    first = sliding[0]  # whose angles are table 0
+    first = sliding[0]  # the first layer's angles are table 0
     return {
         "hidden": config["hidden_size"], "heads": config["num_attention_heads"], "head_size": config["head_dim"],
         "kv_heads": config["num_key_value_heads"], "feed_forward": config["intermediate_size"],
@@ -71,7 +71,7 @@ def test_decoders_of_all_kinds(name, models):
     assert hidden == ("/embeddings/output" if "gemma" in config["model_type"] else "/embed_tokens/rows/output")
     assert pasts == caches[0]
     assert node.outputs == ["logits", *caches[1]]
-    # What is left runs before it; nothing is left of the last token's index, which nobody asks for any more.
+    # The other nodes run before it. Those of the last token's index are gone, since nothing reads it.
     others = {"ReduceSum", "Sub", "Cast", "Shape", "Gather", "Where", "Q4NXGather", "Mul"}
     assert lowered.nodes[-1].op_type == "DecoderLayers"
     assert {other.op_type for other in lowered.nodes[:-1]} <= others
@@ -79,7 +79,7 @@ def test_decoders_of_all_kinds(name, models):
 
 
 def test_layers_without_rope_have_a_table_that_turns_no_head(models):
-    """SmolLM3's: cosines of 1, sines of 0, behind the table of the layers that have RoPE."""
+    """SmolLM3 has such layers: cosines of 1 and sines of 0 follow the table of the layers that have RoPE."""
     node = decoder_of(lower(*read_nodes(models.converted("smollm3"))))
     assert node.attributes["tables"] == [0, 1, 0]
     positions, half = node.attributes["positions"], node.attributes["head_size"] // 2
@@ -91,7 +91,7 @@ def test_layers_without_rope_have_a_table_that_turns_no_head(models):
 
 @pytest.mark.parametrize("name", ["biases", "bias block"])
 def test_biases_are_packed_as_the_designs_read_them(name, models):
-    """Against aie/designs/bias.py, from the checkpoint on; vectors have the length of a row with its bias."""
+    """Compared with aie/designs/bias.py, starting from the checkpoint; vectors are as long as a row with its bias."""
     nodes, outputs = read_nodes(models.converted(name))
     node = decoder_of(lower(nodes, outputs))
     assert node.attributes["qkv_bias"] == 1
@@ -115,7 +115,7 @@ def test_windowed_caches(models):
 
 
 def test_the_form_of_imported_graphs(models):
-    """The index through a Reshape, tokens counted on the hidden states (graph_rewrites/last_token_logits.py)."""
+    """A Reshape makes the index, and tokens are counted on the hidden states (graph_rewrites/last_token_logits.py)."""
     nodes, outputs = read_nodes(models.converted("llama"))
     shape = next(node for node in nodes if node.op_type == "Shape" and node.attributes.get("start") == 1)
     shape.inputs[0] = by_name(nodes, "/last_token/hidden").inputs[0]
@@ -134,7 +134,7 @@ def test_either_order_of_a_sum(models):
 
 
 def test_what_is_beside_the_decoder_stays(models):
-    """A projection of something else is the host's, with the reason; what leaves the partition unread is kept."""
+    """A projection outside the decoder is left to the host, with the reason; its output, which nothing reads, stays."""
     nodes, outputs = read_nodes(models.converted("llama"))
     embeddings = by_name(nodes, "/embed_tokens/rows")
     weight = by_name(nodes, "/lm_head").inputs[1]
@@ -152,7 +152,7 @@ def test_what_is_beside_the_decoder_stays(models):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_constants_are_packed_as_the_designs_read_them(name, models):
-    """Against the layout's definition, aie/designs/decode_layer/shape.py, from the checkpoint on."""
+    """Compared with the layout's definition, aie/designs/decode_layer/shape.py, starting from the checkpoint."""
     nodes, outputs = read_nodes(models.converted(name))
     node = decoder_of(lower(nodes, outputs))
     given = node.attributes
@@ -177,7 +177,7 @@ def test_constants_are_packed_as_the_designs_read_them(name, models):
 
     last = [f"model.layers.{count - 1}.post_feedforward_layernorm.weight"] if shape.post_norms else []
     norms = norm_weights(shape, np.stack([tensors[key] for key in [*last, "model.norm.weight"]]))
-    if shape.post_norms:  # of nothing, since nothing was added before the first layer
+    if shape.post_norms:  # no sum comes before the first layer, so there is nothing to norm
         layers[0].norms[0] = 0
     vectors = [layer.vectors(shape) for layer in layers] + [padded(norm, shape.line) for norm in norms]
     assert node.packed("vectors") == np.concatenate(vectors).tobytes()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# Where one of these is left to ONNX Runtime, that is why there are no layers.
+# If one of these is left to ONNX Runtime, its reason is why there are no layers.
 _PARTS = {"FlowQKVAttention", "MatMulNBits", "Q4NXMatMul"}
 
 
@@ -44,12 +44,12 @@ def told_by_session(file: Path, devices: list[Any]) -> set[str]:
     told = json.loads(placement.read_text())
     for_array = [item for item in told["left"] + told["inlined"] if item["op_type"] in _PARTS]
     reasons = {item["reason"] for item in for_array or told["on_host"]}
-    assert any("dispatch" in line for line in told["lowered"]) == (not reasons), told  # what it computes, it counts
+    assert any("dispatch" in line for line in told["lowered"]) == (not reasons), told  # it counts its dispatches
     return reasons
 
 
 def assert_same_decoder(folder: Path, devices: list[Any]) -> str:
-    """Asks both of a folder's decoder; what they tell."""
+    """Asks build and session about a folder's decoder; returns the reason that both give, or nothing."""
     reason = told_by_build(folder, read_decoder)
     if not reason:
         build_artifacts(folder, context=64)  # into the folder where a session looks for them

@@ -25,14 +25,14 @@ case = emulated.case
 def driver():
     """The driver, which must be left as it was found."""
     driver = xrt.Driver()
-    driver.end_hung_calls()  # of a test before this that failed
+    driver.end_hung_calls()  # those of an earlier test that failed
     faulthandler.dump_traceback_later(HANG_SECONDS, exit=True, file=sys.__stderr__)  # sys.stderr may be captured
     yield driver
     faulthandler.cancel_dump_traceback_later()
     if driver.alive():
         gc.collect()  # tracebacks of expected errors keep what was there when they were raised
         driver.settle()
-        npu.open_xrt_runtime()  # looks after calls that were given up
+        npu.open_xrt_runtime()  # opening the device frees calls that were given up and have ended
     assert driver.violations() == []
     assert driver.alive() == 0
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runtime over XRT, below which a double of the kernel's driver runs calls on the emulator; no NPU has run it.
 
-Every test ends with nothing open in the driver, and with nothing done that it or the array does not bear.
+Every test ends with nothing open in the driver, and without having broken its rules or the array's.
 """
 
 import errno
@@ -23,7 +23,7 @@ from tests.npu.driver import test_emulated_runtime as emulated
 from tests.npu.driver.test_emulated_runtime import BYTES, ROWS, N, device_error
 from tests.npu.firmware import DEVELOPED, FIRST
 
-# After so many ms the driver ends a call that hangs.
+# The driver ends a call that hangs after this many ms.
 WATCHDOG = 60
 # Instructions of 20 MB.
 MANY_WORDS = np.zeros((20 << 20) // 4, np.int64)
@@ -61,7 +61,7 @@ def test_results_are_the_emulators(driver, target, rng, tmp_path):
 
 
 def test_words_that_are_changed_are_moved(bench, case, arguments):
-    """The same norm with another epsilon; of a call's instructions only what lies between changes is moved."""
+    """The same norm with another epsilon; only instructions from the first to the last changed one are moved."""
     other = emulated.plan_of(RMSNorm("npu2", N).program(ROWS, 0.5))
     words, others = (xrt.halves(bench.flat.flatten(plan.sequence)) for plan in (case.plan, other))
     differing = np.flatnonzero(words != others)
@@ -118,7 +118,7 @@ def test_a_call_that_takes_its_time_is_waited_for(bench, case, driver):
 
 
 def give_up(bench, driver, sequence, arguments):
-    """A call that hangs, and goes on hanging after the caller was told."""
+    """Runs a call that hangs, and still does after the caller got the error."""
     driver.inject("hang", -1)
     with device_error("timeout", "call 0"):
         bench.run((sequence, arguments), limit=1)
@@ -131,7 +131,7 @@ def test_words_of_a_call_under_way_stay_as_they_are(bench, case, arguments, driv
         sequence.write(0, 0)
     driver.end_hung_calls()
     driver.settle()
-    npu.open_xrt_runtime()  # looks after what was left
+    npu.open_xrt_runtime()  # frees calls that were given up and have ended
     sequence.write(0, 0)
 
 
@@ -149,9 +149,9 @@ def open_files():
 
 
 def test_sessions_leave_nothing(driver, case, tmp_path):
-    """Each opens the device, loads the array, runs a call and closes; some in another order than the reverse.
+    """Each opens the device, loads the array, runs a call and closes; every other one drops array and runtime first.
 
-    By hand it was run with FLOWNPU_SESSIONS=1000."""
+    It was run once with FLOWNPU_SESSIONS=1000."""
     files = 0
     for number in range(int(os.environ.get("FLOWNPU_SESSIONS", "30"))):
         bench = xrt.XrtBench(case.plan, tmp_path)
@@ -185,7 +185,7 @@ def test_a_device_that_cannot_be_opened(driver, fault, number, failure, message)
     with device_error(failure, r"\[FlowNPU\] device 'npu': .*" + message):
         npu.open_xrt_runtime()
     driver.reset()
-    # XRT has lost the device's place in sysfs, where its name is.
+    # XRT may have lost the device's folder in sysfs, where its name is.
     assert re.match("(NPU Strix|an NPU)(, firmware .*)?, XRT 2.25", npu.open_xrt_runtime().description)
 
 
@@ -212,7 +212,7 @@ NEEDED = (
 
 @pytest.mark.parametrize("fault", ["context", "submit"])
 def test_firmware_that_does_not_know_a_request(driver, case, tmp_path, fault):
-    """The driver has taken it; which it is is said, what is needed, and what tells more."""
+    """The driver takes the firmware; the error has its version, what is needed, and what tells more."""
     driver.use_firmware(FIRST)
     bench = xrt.XrtBench(case.plan, tmp_path)
     arguments = whole(*bench.buffers(case.plan, **case.inputs).values())
@@ -237,7 +237,7 @@ def test_files_that_are_no_xclbin(bench, tmp_path):
 
 @pytest.mark.usefixtures("driver")
 def test_a_call_with_more_buffers_than_the_kernel_takes(case, tmp_path):
-    """XRT 2.25 looks the argument up without asking, and the process ends."""
+    """Refused before XRT 2.25 sees it, which does not check an argument's number, so that the process would end."""
     bench = xrt.XrtBench(case.plan, tmp_path, buffers=2)
     arguments = whole(*bench.buffers(case.plan, **case.inputs).values())
     with device_error("submit", "call 0: the array .*xclbin takes 2 buffers, and the call has 3"):
@@ -255,7 +255,7 @@ def test_the_nth_buffer_is_not_to_be_had(bench, case, driver, number, code):
     with device_error("memory", what + ".*: DRM_IOCTL_AMDXDNA_CREATE_BO .*; use a smaller context"):
         made.extend(bench.runtime.allocate(record.type.bytes) for record in case.plan.sequence.buffers)
         made.extend(bench.sequence(case.plan) for _ in range(2))
-    # The array's configuration has a part of the heap.
+    # The array's configuration is one more, in the heap.
     assert driver.alive("buffer") + driver.alive("heap buffer") == 1 + number
     made.clear()
     assert bench.runtime.counts()["buffer_bytes"] == before
@@ -276,13 +276,13 @@ def test_too_little_memory_may_be_locked(bench, driver):
 
 
 def test_the_heap_grows(bench):
-    """Instructions of 80 MB: XRT's first heap is of 64."""
+    """Instructions of 80 MB, where the first part of XRT's heap has 64."""
     sequences = [bench.array.sequence(MANY_WORDS) for _ in range(4)]
     assert len(sequences) == 4
 
 
 def test_the_heap_of_old_firmware_does_not_grow(case, driver, tmp_path):
-    """A context has the first part of the heap alone there, and a new one is refused once there are more."""
+    """There a context has only the first part of the heap, and no context is made once there are more parts."""
     driver.use_firmware(FIRST)
     bench = xrt.XrtBench(case.plan, tmp_path)
     sequences = [bench.array.sequence(MANY_WORDS) for _ in range(3)]
@@ -326,13 +326,13 @@ def test_a_call_that_is_not_accepted(bench, case, arguments, driver, number, cal
     with device_error(failure, f"call 0.*: DRM_IOCTL_AMDXDNA_EXEC_CMD .*; .*{message}"):
         bench.run(*[(sequence, arguments)] * calls)
     assert bench.runtime.counts()["dispatches"] == 0
-    if calls == 1:  # of several some may have run
+    if calls == 1:  # if there are several, some may have run
         bench.run((sequence, arguments))
 
 
 @pytest.mark.parametrize(("calls", "after"), [(1, 0), (3, 0), (3, 3)])
 def test_no_memory_for_a_command(bench, case, arguments, driver, calls, after):
-    """Each call has one, and a list one more; nothing was submitted."""
+    """Each call has a command, and a list one more; nothing was submitted."""
     sequence = bench.sequence(case.plan)
     driver.inject("command", errno.ENOMEM, after=after)
     with device_error("memory", "call 0.*: DRM_IOCTL_AMDXDNA_CREATE_BO .*; use a smaller context"):
@@ -364,7 +364,7 @@ def test_a_deadlock_is_found_by_the_driver(bench, case, arguments, capfd):
     bad = bench.sequence(emulated.without(case.plan, "weight"))
     with device_error("command", r"call 1: the array ended with an error: .*; the driver's message is in .*again$"):
         bench.run((bench.sequence(case.plan), arguments), (bad, arguments))
-    assert "[emulator] deadlock: " in capfd.readouterr().err  # which is our dmesg
+    assert "[emulator] deadlock: " in capfd.readouterr().err  # instead of dmesg
 
 
 @pytest.mark.parametrize("fault", ["error", "hang"])
@@ -386,7 +386,7 @@ def test_a_long_list(bench, case, arguments):
 
 @pytest.mark.parametrize("calls", [1, 3])
 def test_a_call_that_hangs(bench, case, arguments, driver, calls):
-    """The caller is told so once the driver's watchdog has ended it: until then the call uses what it has."""
+    """The caller gets the error once the driver's watchdog has ended the call, which uses its buffers until then."""
     sequence = bench.sequence(case.plan)
     driver.inject("hang", WATCHDOG, after=calls - 1)
     name = "call 0" if calls == 1 else "call 0 .. call 2"
@@ -396,7 +396,7 @@ def test_a_call_that_hangs(bench, case, arguments, driver, calls):
 
 @pytest.mark.parametrize("calls", [1, 3])
 def test_a_call_that_the_watchdog_ends(bench, case, arguments, driver, calls):
-    """Which one it was, the driver says; the next session works."""
+    """The driver says which call it was; the next session works."""
     sequence = bench.sequence(case.plan)
     driver.inject("hang", WATCHDOG, after=calls - 1)
     with device_error("timeout", rf"call {calls - 1}: the driver's watchdog ended it \(timeout\): .*make it again$"):
@@ -408,7 +408,7 @@ def test_a_call_that_the_watchdog_ends(bench, case, arguments, driver, calls):
 @pytest.mark.parametrize("fault", ["hang", "lost"])
 @pytest.mark.parametrize(("calls", "failing"), [(1, 0), (3, 1)])
 def test_a_call_that_never_ends(bench, case, driver, fault, calls, failing):
-    """Nothing waits for it for ever, or is freed under it; the process goes on; and once it ends all is freed."""
+    """Nothing waits for it for ever, and what it uses is freed only once it ends; the process goes on."""
     arguments = whole(*bench.buffers(case.plan, **case.inputs).values())
     driver.inject(fault, -1, after=failing)
     expected = ("timeout", "did not answer within 20 ms") if fault == "hang" else ("no_device", "the NPU is gone: ")
@@ -418,17 +418,17 @@ def test_a_call_that_never_ends(bench, case, driver, fault, calls, failing):
     del arguments
     bench.array = bench.runtime = None
     gc.collect()  # the error's traceback has them
-    # The configuration and the instructions have a part of the heap each.
+    # The configuration and the instructions are in the heap.
     assert (driver.alive("buffer"), driver.alive("heap buffer"), driver.alive("context")) == (3, 2, 1)
     driver.end_hung_calls()
     driver.settle()
-    npu.open_xrt_runtime()  # looks after what was left
+    npu.open_xrt_runtime()  # frees calls that were given up and have ended
     assert driver.alive() == 0
 
 
 @pytest.mark.parametrize(("calls", "failing"), [(1, 0), (24, 12)])
 def test_a_lost_device_is_noticed_before_the_time_is_up(bench, case, arguments, driver, calls, failing):
-    """24 are submitted at once: no call after the one that it is lost in can be refused."""
+    """24 calls are submitted at once: no later request is left whose refusal would show the loss."""
     driver.inject("lost", after=failing)
     begin = time.monotonic()
     with device_error("no_device", "call 0.*: the NPU is gone: .*No such device"):

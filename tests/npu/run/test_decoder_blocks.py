@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 CONTEXT, IMAGE, LAYERS = 640, 256, TEXT["num_hidden_layers"]
 CACHES = 4  # that a session keeps (KvCaches::kMost)
-# Dispatches of a chunk: the weights of all layers at once; of a layer QKV, attention, output, the feed-forward; of the
-# last one QKV.
+# Dispatches of a chunk: one for the weights of all layers; four for each layer but the last (QKV, attention, output,
+# feed-forward); one for the last layer (QKV).
 OF_A_CHUNK = 1 + 4 * (LAYERS - 1) + 1
 
 
 @dataclass
 class Folder:
-    """A model that sees, with artifacts for CONTEXT tokens, and transformers' model of it."""
+    """A model that takes images, with artifacts for CONTEXT tokens, and transformers' model of it."""
 
     model: Path
     artifacts: Path
@@ -59,7 +59,7 @@ def open_session(model: Path, artifacts: Path) -> Session:
 
 
 def numbered(*runs: int | str) -> NDArray[np.int32]:
-    """The number of each token's block: runs of text (tokens) and of images ("image")."""
+    """The block number of each token, from runs of text (how many tokens) and of images ("image")."""
     numbers, images = list[int](), 0
     for run in runs:
         images += run == "image"
@@ -85,7 +85,7 @@ def logits_of(
 
 
 def embedded(rng: np.random.Generator, model: Any, blocks: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Hidden states [S, D]: those of words and, in blocks, normal numbers of about their size."""
+    """Hidden states [S, D]: embeddings of words and, in blocks, random numbers of about their size."""
     ids = torch.from_numpy(rng.integers(100, 4000, len(blocks)))
     with torch.no_grad():
         hidden = model.get_input_embeddings()(ids).numpy()
@@ -106,7 +106,7 @@ def run_all(
     )
 
 
-# What a conversation has, and where its calls end.
+# A conversation's runs of text and images, and the positions at which its calls end.
 CONVERSATIONS: dict[str, tuple[list[int | str], tuple[int, ...]]] = {
     "text, image, text": ([20, "image", 9], (283, 284, 285)),
     "the image first, and last": (["image", 1], (256, 257)),
@@ -124,9 +124,9 @@ CONVERSATIONS: dict[str, tuple[list[int | str], tuple[int, ...]]] = {
     ],
 )
 def test_logits(rng: np.random.Generator, name: str, folder: Folder, session: Session) -> None:
-    """Against transformers, which computes in float32; the bound as in test_decoder_layers.py.
+    """Compared with transformers, which computes in float32; the bound is that of test_decoder_layers.py.
 
-    Where attention is causal only, they are further away than that.
+    Logits with attention that is causal only would be further away than the bound.
     """
     runs, stops = CONVERSATIONS[name]
     blocks, model = numbered(*runs)[: stops[-1]], folder.reference
@@ -147,7 +147,7 @@ def test_logits(rng: np.random.Generator, name: str, folder: Folder, session: Se
 
 
 def test_a_prompt_is_cut_at_its_images(rng: np.random.Generator, folder: Folder, session: Session) -> None:
-    """Dispatches: each image is a chunk; the text before it one, or few tokens; the last token is one."""
+    """Each image is a chunk; text before it is one, or single tokens if short; the last token is a dispatch."""
     past = session.past(CONTEXT)
 
     def dispatches(*runs: int | str) -> int:
@@ -157,7 +157,7 @@ def test_a_prompt_is_cut_at_its_images(rng: np.random.Generator, folder: Folder,
         session.run(hidden, len(blocks), past, blocks=blocks)
         return int(session.device.counts()["dispatches"] - before)
 
-    # Fewer tokens than a chunk is worth go one by one.
+    # Text that is too short for a chunk to be worth it goes token by token.
     programs = read_index(folder.artifacts)[-1]
     least = min(program["sizes"]["fewest"] for program in programs if program["kind"] == "prefill")
     assert dispatches(7, "image", 1) == 7 + OF_A_CHUNK + 1
@@ -168,7 +168,7 @@ def test_a_prompt_is_cut_at_its_images(rng: np.random.Generator, folder: Folder,
 
 
 def test_rows_behind_the_text_are_in_no_block(rng: np.random.Generator, folder: Folder, session: Session) -> None:
-    """The rows that pad a prompt on the right."""
+    """The rows that pad a prompt on the right, whatever their block numbers."""
     blocks = numbered(4, "image", 2)
     hidden = embedded(rng, folder.reference, blocks)
     expected, _ = session.run(hidden, len(blocks), session.past(CONTEXT), blocks=blocks)
@@ -182,10 +182,10 @@ def test_rows_behind_the_text_are_in_no_block(rng: np.random.Generator, folder: 
 def test_what_memory_held_before_changes_no_bit(
     rng: np.random.Generator, runs: tuple[int | str, ...], folder: Folder, session: Session
 ) -> None:
-    """Caches of conversations that were given up are taken anew, with what they held, and buffers are used again.
+    """Caches that were given up and other buffers are used again with their old content.
 
-    Behind the last key values are masked. But where XDNA2 multiplies them eight neighbours share an exponent
-    (kernels/README.md, "Arithmetic"): larger ones there would leave those before them fewer bits.
+    What lies behind the last key is masked. But where XDNA2 multiplies, eight neighbours share an exponent
+    (aie/kernels/README.md, "Arithmetic"): large numbers behind the last key would leave fewer bits to those before.
     """
     blocks = numbered(*runs)
     hidden = embedded(rng, folder.reference, blocks)
@@ -221,7 +221,7 @@ def test_other_blocks_are_refused(rng: np.random.Generator, name: str, folder: F
 
 
 def test_artifacts_without_room_for_an_image(rng: np.random.Generator, folder: Folder, tmp_path: Path) -> None:
-    """They take text."""
+    """Such artifacts still take text."""
     build_artifacts(folder.model, context=128, output=tmp_path)
     session = open_session(folder.model, tmp_path)
     assert session.lowered.summary.endswith("prompts token by token, no images")

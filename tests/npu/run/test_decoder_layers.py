@@ -25,12 +25,12 @@ CHUNKS = "256 or 512"  # that fit the context
 TURNS = 50, 51, 70, 71, 72, 73
 TOKENS = 1, 2, 3
 SLOW = pytest.mark.slow
-MEGATILE = 1024  # columns of a product are padded to those of GEMM's
+MEGATILE = 1024  # columns of a GEMM's megatile, to which products are padded
 
 
 @pytest.fixture(scope="module")
 def session_of(models):
-    """A session of a model, with artifacts for CONTEXT tokens; options of its conversion."""
+    """Opens a session of a model, with artifacts for CONTEXT tokens; `options` are those of its conversion."""
     opened = {}
 
     def session(name, *, new=False, ways=DECODE_WAYS, **options):
@@ -73,7 +73,7 @@ def run_all(session, hidden, steps, past=None, **options):
         # A first prompt that fills no chunk, a token, a second prompt, tokens.
         ("trained", True, TURNS, DECODE_WAYS),
         *(pytest.param(name, True, TURNS, DECODE_WAYS, marks=SLOW) for name in ("gemma3_text", "llama", "qwen3")),
-        # The other ways of decoding; of what follows a prompt, and by themselves.
+        # The other ways of decoding, after a prompt and without one.
         *(pytest.param("trained", True, TURNS, (way,), marks=SLOW) for way in ("pairs", "operators")),
         *(pytest.param(name, False, TOKENS, ("operators",), marks=SLOW) for name in ("llama", "qwen3")),
         # A chunk; another, and a rest that goes token by token, since a chunk would pass the context's end.
@@ -82,7 +82,7 @@ def run_all(session, hidden, steps, past=None, **options):
         pytest.param("trained", True, (400,), DECODE_WAYS, marks=SLOW),
         # A layer without RoPE among those that have it.
         ("smollm3", True, (50, 51), DECODE_WAYS),
-        # Biases of queries, keys and values, of a prompt and by every way.
+        # Biases of queries, keys and values, in a prompt and in every way of decoding.
         ("biases", True, TURNS, DECODE_WAYS[:1]),
         pytest.param("bias block", True, TURNS, DECODE_WAYS[:1], marks=SLOW),
         *(
@@ -90,17 +90,17 @@ def run_all(session, hidden, steps, past=None, **options):
             for name in ("biases", "bias block")
             for way in DECODE_WAYS[1:]
         ),
-        # A vocabulary that fills no blocks; a narrow model, whose prompt goes token by token.
+        # A vocabulary that does not fill whole blocks; a narrow model, whose prompt goes token by token.
         ("odd", True, TURNS, DECODE_WAYS),
         pytest.param("narrow", False, (7, 8), DECODE_WAYS, marks=SLOW),
     ],
 )
 def test_logits(rng, name, prompt, stops, ways, session_of, embed, models):
-    """Against transformers, which computes in float32.
+    """Compared with transformers, which computes in float32.
 
-    The rms of the errors is an estimate (tests/npu/rounding.py), of roundings that are taken for independent and evenly
-    spread: twice of it leaves room for what they are not. A wrong angle, scale or norm changes logits by about their
-    own spread, at least three times the bound.
+    The bound is twice an estimate of the errors' rms (tests/npu/rounding.py), which takes roundings for independent and
+    evenly spread, though they are not quite. A wrong angle, scale or norm changes logits by about their own spread, at
+    least three times the bound.
     """
     session, model = session_of(name, ways=ways), models.checkpoint(name)
     ids, steps = rng.integers(3, 300, stops[-1]), steps_of(*stops)
@@ -113,7 +113,7 @@ def test_logits(rng, name, prompt, stops, ways, session_of, embed, models):
 
 
 def test_a_prompt_is_the_sum_of_its_parts(rng, session_of, embed):
-    """Token by token the bits are the same whatever was a prompt, since few tokens go token by token anyway."""
+    """Short prompts go token by token, so the bits are the same however the tokens are split into calls."""
     session = session_of("llama")
     hidden = embed("llama", rng.integers(3, 300, 12))
     one = run_all(session, hidden, steps_of(*range(1, 13)))
@@ -180,7 +180,7 @@ def test_rewinds_and_branches(rng, session_of, embed):
     run_all(session, hidden, steps_of(20), past)
     kept = [tensor.copy() for tensor in past]
     session.run(other[:2], 22, past)
-    back, _ = session.run(hidden[20:21], 21, past)  # over what was there
+    back, _ = session.run(hidden[20:21], 21, past)  # overwrites what another run left
     branch, _ = session.run(hidden[20:21], 21, kept)
     assert back.tobytes() == branch.tobytes() == expected[1].tobytes()
     for tensors in (past, kept):
@@ -204,7 +204,7 @@ def test_another_device_goes_on_with_the_restored_past(rng, session_of, embed):
 
 
 def test_conversations_at_the_same_time(rng, session_of, embed):
-    """In two sessions over one array, and two in each: the same bits as alone."""
+    """Four conversations, two in each of two sessions over one array, have the same bits as alone."""
     texts = [embed("llama", rng.integers(3, 300, 12)) for _ in range(4)]
     steps = steps_of(*range(1, 13))
     alone = [run_all(session_of("llama"), hidden, steps) for hidden in texts]
@@ -228,7 +228,7 @@ def test_dispatches_and_bytes_of_a_token_and_of_a_prompt(rng, session_of, embed)
     """For a token two lines go to the array and logits come back; for a prompt its embeddings go there as well."""
     session, hidden = session_of("gemma3_text"), embed("gemma3_text", rng.integers(3, 300, 260))
     past, layers = session.past(CONTEXT), session.attributes["layers"]
-    run_all(session, hidden, steps_of(1), past)  # its cache is made, and words that every position has are sent
+    run_all(session, hidden, steps_of(1), past)  # makes the cache and sends the words that all positions share
     line, vocabulary = 512, session.attributes["vocabulary"]
     lines, logits = 2 * 2 * line, 2 * vocabulary
     token = counted(session, lambda: session.run(hidden[1:2], 2, past))
@@ -238,10 +238,10 @@ def test_dispatches_and_bytes_of_a_token_and_of_a_prompt(rng, session_of, embed)
     }  # fmt: skip
     assert 0 < token["word_bytes"] < 100 * layers * 8
     prompt = counted(session, lambda: session.run(hidden[2:258], 258, past))
-    # The weights of all layers at once; of a layer QKV, attention, output, the feed-forward. The last ends with QKV.
-    # Then the last token.
+    # One for the weights of all layers; four for each layer but the last (QKV, attention, output, feed-forward) and one
+    # for the last (QKV); then the last token.
     assert prompt["dispatches"] == 1 + 4 * (layers - 1) + 1 + 1
-    # The host sends what it normalised, queries, keys and values, and reads products, of the tokens but the last and no
+    # For all tokens but the last, the host sends normalised rows, queries, keys and values, and reads products, and no
     # more: embeddings and the residual stream never leave it. Zeros follow the keys up to a multiple of 8 positions.
     of = session.attributes
     queries, both = of["heads"] * of["head_size"], 2 * of["kv_heads"] * of["head_size"]
@@ -256,7 +256,7 @@ def test_dispatches_and_bytes_of_a_token_and_of_a_prompt(rng, session_of, embed)
 
 @SLOW
 def test_a_head_by_itself(rng, monkeypatch, tmp_path, models, session_of, embed):
-    """Where a layer and the head are more than a call takes: the same roundings, but for the last norm's."""
+    """Where a call has no room for a layer and the head: the same roundings, except for the last norm."""
     hidden = embed("trained", rng.integers(3, 300, 3))
     expected = run_all(session_of("trained"), hidden, steps_of(1, 2, 3))
     monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", read_decoder(models.converted("trained")).shape.weight_bytes)
@@ -272,7 +272,7 @@ def test_a_head_by_itself(rng, monkeypatch, tmp_path, models, session_of, embed)
     [pytest.param("pairs", 1, marks=SLOW), pytest.param("split", 1, marks=SLOW), ("operators", None)],
 )
 def test_each_way_of_decoding_is_what_is_dispatched(rng, way, dispatches, session_of, embed):
-    """Operator by operator: of a layer two norms twice (the first: one), four projections, heads, attention; a head."""
+    """By operators: a layer has 4 norms (the first 3), 4 projections, RoPE, attention; then 2 norms and the head."""
     session, hidden = session_of("trained", ways=(way,)), embed("trained", rng.integers(3, 300, 2))
     past, layers = session.past(CONTEXT), session.attributes["layers"]
     run_all(session, hidden, steps_of(1), past)
@@ -281,7 +281,7 @@ def test_each_way_of_decoding_is_what_is_dispatched(rng, way, dispatches, sessio
 
 
 def test_sessions_give_back_their_buffers(session_of, embed, models, rng):
-    """Those that they made themselves, while another session keeps the array."""
+    """Sessions free the buffers that they made, while another session keeps the array loaded."""
     keeper, nodes = session_of("llama"), read_nodes(models.converted("llama"))
     hidden = embed("llama", rng.integers(3, 300, 2))
     before = keeper.device.counts()["buffer_bytes"]
@@ -319,7 +319,7 @@ def test_inputs_that_do_not_fit(session_of):
         r"seqlens_k \+ 1 between 4 and total_sequence_length = 5, got 6": lambda: session.run(
             hidden, 5, past, length=6
         ),
-        # What the graph makes of a mask that begins with 0: of a first prompt, and of a step.
+        # What the graph computes from a mask that begins with 0, for a first prompt and for a step.
         r"between 4 and .* = 4, got -1: does attention_mask begin with 0\? Pad prompts on the right": lambda: (
             session.run(hidden, 4, past, length=-1)
         ),
@@ -382,7 +382,7 @@ def test_what_is_lowered_stays_so_and_says_what_it_is_for(session_of, models):
 
 
 def with_a_fault(artifacts, folder):
-    """Artifacts whose decode call moves keys past the end of the cache, but for the first position."""
+    """Artifacts whose decode call moves keys past the end of the cache, except at the first position."""
     shutil.copytree(artifacts, folder)
     (file,) = folder.glob("calls/decode_layer*/*.words")
     before = zlib.crc32(file.read_bytes())
@@ -403,7 +403,7 @@ def with_a_fault(artifacts, folder):
 
 
 def test_a_dispatch_that_fails(rng, models, embed, tmp_path):
-    """It names operator, layers and position; later runs say so at once; the past can be had."""
+    """The error names operator, layers and position; later runs fail at once with it; the past can be restored."""
     folder = with_a_fault(models.artifacts("llama", CONTEXT), tmp_path / "artifacts")
     device = npu.NpuDevice(str(folder))
     nodes = read_nodes(models.converted("llama"))

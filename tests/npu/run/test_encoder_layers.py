@@ -60,9 +60,8 @@ def lowered(device, folder):
 def test_features(rng, built, converted, checkpoint):
     """The features of two images, against transformers, which computes in float32.
 
-    The rms of the errors is an estimate (tests/npu/rounding.py): twice of it leaves room for what roundings that are
-    taken for independent and evenly spread are not. A wrong bias, scale or patch changes features by about their own
-    spread.
+    The bound is twice an estimate of the errors' rms (tests/npu/rounding.py), which takes roundings for independent and
+    evenly spread, though they are not quite. A wrong bias, scale or patch changes features by about their own spread.
     """
     device = npu.NpuDevice(str(built.folder))
     found = lowered(device, converted())
@@ -95,7 +94,7 @@ def test_features(rng, built, converted, checkpoint):
 
 
 def padded(weight, bias):
-    """The panels of a weight [K, N] with its bias, as docs/npu.md says: its row is the next multiple of 32."""
+    """The panels of a weight [K, N] and its bias, whose row is the next multiple of 32 (docs/npu.md)."""
     k, n = weight.shape
     place = bias_column(k)
     rows = -(-(k if bias is None else place + 1) // 256) * 256
@@ -113,7 +112,7 @@ def constants_of(folder):
 
 
 def packed(folder, change=lambda nodes: nodes):
-    """The node EncoderLayers of a folder's encoder, changed before."""
+    """The node EncoderLayers of a folder's encoder, after a change of its nodes."""
     nodes, outputs = read_nodes(folder, "vision.onnx")
     given = partition(change(nodes))
     (node,) = npu.lower_layers(given, outputs).nodes
@@ -167,7 +166,7 @@ def node_of(nodes, op_type, number=0):
 
 
 def apart(nodes):
-    """The graph with Cast, MatMul, Add and Gelu in the place of each DenseMatMul."""
+    """The graph with Cast, MatMul, Add and Gelu in place of each DenseMatMul."""
     plain = []
     for node in nodes:
         if node.op_type != "DenseMatMul":
@@ -249,7 +248,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_in_the_way_is_told(change, converted):
-    """And everything stays as it was, on the host."""
+    """All nodes stay on the host as they were, with one reason."""
     nodes, outputs = read_nodes(converted(), "vision.onnx")
     mutate, reason = CHANGES[change]
     mutate(nodes)
@@ -273,7 +272,7 @@ def test_without_artifacts_the_host_computes_it_and_why_is_told(tmp_path, conver
 
 @pytest.mark.slow
 def test_the_decoder_of_such_a_model_is_built_too(built, converted):
-    """With a program for a block of as many tokens as an image has."""
+    """The decoder gets a program for a block with the tokens of an image."""
     assert built.context == 1024
     programs, left_out = programs_of_model(converted(), "npu2")
     assert built.left_out == left_out == []
@@ -299,7 +298,7 @@ def test_what_is_read_of_the_graph(converted):
 @pytest.mark.parametrize(
     ("op_type", "reason"),
     [
-        ("Conv", "expected a Q4NXMatMul that makes its query, keys and values"),  # without, it is no encoder of images
+        ("Conv", "expected a Q4NXMatMul that makes its query, keys and values"),  # no Conv: no encoder of images
         ("DenseMatMul", "expected the QKV product"),
         ("Add", "expected the sum of embeddings and their positions"),
     ],

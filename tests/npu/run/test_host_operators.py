@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that the host computes between dispatches, against the equations in float64; what they move, and refuse."""
+"""Steps that the host computes between dispatches: results against float64, what they move, what they refuse."""
 
 import dataclasses
 import re
@@ -16,9 +16,9 @@ from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, F32_ROUNDING, assert
 from tests.npu.arrays import npu
 from tests.ops.device import ISAS
 
-EPSILON, ROWS, COLUMNS, PAD = 1e-3, 19, 96, 32  # rows that fill no thread's share; a large epsilon shows
+EPSILON, ROWS, COLUMNS, PAD = 1e-3, 19, 96, 32  # threads cannot share 19 rows evenly; a large epsilon shows
 NOT_WRITTEN = 7.0
-# f32 inside: sums of COLUMNS squares, a root, three products. What is stored in bf16 is rounded once more.
+# Computed in f32: sums of COLUMNS squares, a root, three products. Results in bf16 are rounded once more.
 F32_RELATIVE = (COLUMNS + 8) * F32_ROUNDING
 
 
@@ -29,7 +29,7 @@ def operator(call, label="here", **options):
 
 
 def run(call, arrays, position=0, constant=(), rows=ROWS, **options):
-    """The transfers; `arrays` by name, of which an operator writes into some; `rows`: that there are tokens for."""
+    """Runs a call on `arrays`, some of which it writes; `rows` have a token. Returns the transfers."""
     given = [(arrays[b.name].reshape(-1).view(np.uint8), b.name in constant) for b in call.buffers]
     for (array, _), buffer in zip(given, call.buffers, strict=True):
         assert array.size == buffer.type.bytes, buffer.name
@@ -71,14 +71,14 @@ def test_norms_of_rows(rng, name, stream, isa):
     run(call, arrays, isa=isa)
     if name != "rms_norm":
         assert_within(arrays["s"], s, F32_RELATIVE * (np.abs(added) + np.abs(before)))
-    size = np.abs(y) + np.abs(last) + 1  # of the layer norm's sum: a mean is subtracted, a bias added
+    size = np.abs(y) + np.abs(last) + 1  # a layer norm subtracts a mean and adds a bias
     found = arrays["y"][:, :COLUMNS]
     assert_within(found, y, BF16_ROUNDING * np.abs(y) + 8 * F32_RELATIVE * size)
     assert (wide(arrays["y"][:, COLUMNS:]) == NOT_WRITTEN).all()
 
 
 def test_a_stream_in_its_own_place(rng):
-    """As programs have it: the sum takes the place of what it was added to."""
+    """In programs the sum overwrites the residual stream that it was added to."""
     call = NormOfRows("add_rms_norm", ROWS, COLUMNS, EPSILON).call()
     stream = rows_of(rng, COLUMNS, np.float32)
     arrays = {
@@ -92,7 +92,7 @@ def test_a_stream_in_its_own_place(rng):
 
 SHAPE = LayerShape(128, 4, 2, 32, 128, "swiglu", qk_norm=True)
 CONTEXT, TOKENS, POSITION = 40, 19, 12
-END = 32  # of what is written: the next multiple of the 8 neighbours that share an exponent in bfp16
+END = 32  # where writing ends: at a multiple of 8, the neighbours that share an exponent in bfp16
 
 
 def rope_arrays(rng, shape, line):
@@ -160,7 +160,7 @@ def test_of_norms_rows_without_a_token_are_not_touched(rng, name):
 
 
 def test_of_heads_rows_without_a_token_are_not_touched(rng):
-    """And zeros follow the last key, as far as values share an exponent."""
+    """Zeros follow the last key up to a multiple of 8 positions, which share exponents."""
     packed = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.d
     whole = rope_arrays(rng, SHAPE, packed)
     part = {key: array.copy() for key, array in whole.items()}
@@ -193,7 +193,7 @@ def test_zeros_end_with_the_cache():
 
 
 def test_what_arrays_made_comes_and_what_they_read_goes(rng):
-    """Whole views of what is not a constant; of the cache the positions that were written, and zeros behind them."""
+    """Whole views unless they are constants; of the cache only the written positions and the zeros behind them."""
     packed = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.d
     arrays = rope_arrays(rng, SHAPE, packed)
     moved = run(rope_call(SHAPE, packed), arrays, POSITION, constant=("rotary", "norms"))

@@ -19,7 +19,7 @@ def arguments(tensors):
 
 
 class Host:
-    """A session's caches, with runs that write numbers of their own in place of an array's."""
+    """A session's caches; its runs write random keys and values where an array would write its own."""
 
     def __init__(self, rng, *windows):
         self.rng = rng
@@ -30,7 +30,7 @@ class Host:
         return [np.zeros((1, G, capacity, D), dtype) for _ in range(2 * LAYERS)]
 
     def view(self, cache):
-        """What the array has: [layer, position, G, 2, d]."""
+        """The array's content of a cache: [layer, position, G, 2, d]."""
         buffer = cache.buffer()
         buffer.to_host(0, buffer.bytes().size)
         return np.asarray(buffer.bytes().view(BFLOAT16)).reshape(LAYERS, CONTEXT, G, 2, D)
@@ -60,7 +60,7 @@ def host(rng):
 
 
 def lines_of(tensors, count):
-    """Keys and values of tensors [1, G, P, d], in the order of the array's: [layer, position, G, 2, d]."""
+    """Keys and values of tensors [1, G, P, d], in the array's order: [layer, position, G, 2, d]."""
     stacked = np.stack([tensor[0, :, :count] for tensor in tensors]).reshape(LAYERS, 2, G, count, D)
     return stacked.transpose(0, 3, 2, 1, 4)
 
@@ -91,7 +91,7 @@ def test_a_past_from_elsewhere_is_taken_over(host, rng, dtype):
     expected = lines_of(past, 9).astype(np.float32).astype(BFLOAT16)
     found = host.run(past, past, 9, 2)
     assert_same(found[:, :9], expected)
-    # And given back: every number of bf16 is one of float32, and of float16 but for the smallest.
+    # And given back: float32 has every number of bf16, float16 all but the smallest.
     restored = lines_of(host.restored(past), 11)
     np.testing.assert_allclose(restored.astype(float), found.astype(float), rtol=0, atol=2.0**-25)
     assert not host.caches.restore(_argument(past[0])), "it stands for nothing any more"
@@ -119,7 +119,7 @@ def test_a_rewind(host, share):
 
 
 def test_branches(host):
-    """A past that is kept, and gone on from twice; and each of the two again."""
+    """A kept past is continued twice, and each of the two branches again."""
     trunk = host.tensors(10)
     base = host.run(trunk, trunk, 0, 10)
     kept = [tensor.copy() for tensor in trunk]
@@ -170,7 +170,7 @@ def test_a_new_conversation_takes_the_cache_of_its_tensors(host):
         host.run(past, past, 0, 5)
         host.run(past, past, 5, 1)
     assert host.caches.count() == 1
-    present = host.tensors(5)  # and where the present's memory is that of an old one
+    present = host.tensors(5)  # also where the present takes the memory of an older one
     host.run(past, present, 6, 1)
     host.run(host.tensors(0), present, 0, 3)
     assert host.caches.count() == 1
@@ -190,7 +190,7 @@ def test_the_least_recently_used_are_given_up(host):
     most = npu.KvCaches.most
     conversations = [host.tensors(CONTEXT) for _ in range(most + 1)]
     expected = [host.run(past, past, 0, 3) for past in conversations[:most]]
-    host.run(conversations[0], conversations[0], 3, 1)  # so the second is
+    host.run(conversations[0], conversations[0], 3, 1)  # so the second is the least recently used
     host.run(conversations[most], conversations[most], 0, 2)
     assert host.caches.count() == most
     with pytest.raises(RuntimeError, match=f"gone: a session keeps those of the {most} conversations"):
@@ -207,7 +207,7 @@ def test_another_session_s_past_is_refused(host, rng):
 
 
 def test_tokens_that_were_not_run_are_taken_from_the_tensor(host, rng):
-    """A caller that samples a token and appends the next turn without having run it."""
+    """Some callers sample a token and append the next turn without having run it."""
     past = host.tensors(CONTEXT)
     expected = host.run(past, past, 0, 5)
     for tensor in past:
@@ -252,7 +252,7 @@ WINDOW, CAPACITY = 6, 10
 
 
 def window_sized(keys, total):
-    """What the definition of the operator leaves in a cache of CAPACITY for WINDOW of keys [total, G, d]."""
+    """What the operator's definition leaves of keys [total, G, d] in a cache of CAPACITY with a window of WINDOW."""
     past = np.zeros((1, G, CAPACITY, D), np.float32)
     none = np.zeros((1, total, G * D))
     rows = keys.reshape(1, total, G * D).astype(float)
@@ -266,7 +266,7 @@ def window_sized(keys, total):
 
 @pytest.mark.parametrize("total", [3, CAPACITY, CAPACITY + 1, 17, 40])
 def test_window_sized_tensors(rng, total):
-    """The second layer's tensors hold what GroupQueryAttention's compaction leaves; what they hold is taken over."""
+    """The second layer's tensors hold what GroupQueryAttention's compaction leaves; a later run takes it over."""
     host = Host(rng, 0, WINDOW)
     past = host.tensors(CONTEXT)[:2] + host.tensors(CAPACITY)[2:]
     expected = host.run(past, past, 0, total)
@@ -280,5 +280,5 @@ def test_window_sized_tensors(rng, total):
     found = host.run(restored, restored, total, 1)
     assert host.caches.count() == 2
     assert_same(found[0, :total], expected[0])
-    seen = slice(max(0, total - WINDOW + 1), total)  # what the new token's window needs of the others
+    seen = slice(max(0, total - WINDOW + 1), total)  # the earlier positions in the new token's window
     assert_same(found[1, seen], expected[1, seen])

@@ -15,10 +15,10 @@ namespace {
 constexpr std::size_t kPage = 4096;
 // XRT aligns its heap to this.
 constexpr std::uint64_t kHeapAlignment = std::uint64_t{64} << 20U;
-// The array's addresses of the heap, which are of 32 bits, and of the host's memory.
+// Where the array sees the heap, whose addresses have 32 bits, and the host's memory.
 constexpr std::uint64_t kHeapAddress = kHeapAlignment;
 constexpr std::uint64_t kHostAddress = std::uint64_t{1} << 40U;
-// More than a machine has that runs tests.
+// More than a machine that runs tests has.
 constexpr std::size_t kMost = std::size_t{1} << 40U;
 constexpr int kGarbage = 0xA5;
 
@@ -73,7 +73,7 @@ Buffer::~Buffer() {
 }
 
 void Buffer::move(bool to_device, std::size_t offset, std::size_t size) {
-  // What a call that hangs leaves is all there is to go on with.
+  // If only hanging calls use the buffer, the host may rescue what they left in it.
   const bool is_rescue = !to_device && users_ == hanging_;
   if (users_ != 0 && !is_rescue) {
     violate("a buffer was moved that a call under way uses");

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The buffers of an open device file. Their memory is parts of one sparse file, which is also what
-// the program has open: so it maps them by their offsets as it does a driver's, and mmap needs no
-// double.
+// The buffers of an open device file. Their memory lies in one sparse file, which is also what the
+// program has open as the device: it maps buffers by their offsets, as it does a driver's.
 //
-// Where the driver is asked to move data (XRT's Debug.force_driver_sync), the array has a copy of
-// its own of every buffer, and a transfer that is missing shows; else the two share the memory, as
-// they do on an NPU. What nobody has written is garbage.
+// With the setting "separate" (for XRT's Debug.force_driver_sync, with which the driver moves all
+// data), the array has its own copy of every buffer, and a missing transfer shows; else host and
+// array share the memory, as on an NPU. Memory that nobody has written is garbage.
 #pragma once
 
 #include <atomic>
@@ -39,7 +38,7 @@ class Buffer {
   std::byte* host() { return host_; }
   std::span<std::byte> on_device() { return {copy_.empty() ? host_ : copy_.data(), size_}; }
   void move(bool to_device, std::size_t offset, std::size_t size);
-  // Commands under way that use it, and those of them that hang.
+  // How many commands under way use it, and how many of these hang.
   std::atomic<int>& users() { return users_; }
   std::atomic<int>& hanging() { return hanging_; }
 
@@ -63,18 +62,19 @@ struct Place {
   std::size_t offset = 0;
 };
 
-// All functions may be called from any thread; those that make or look something up return an error
-// number of the system where they do not.
+// All functions may be called from any thread. Those that look something up return nullptr or
+// nullopt if there is none.
 class Buffers {
  public:
   explicit Buffers(int file) : file_(file) {}
 
   // A handle, or a negative error number.
   std::int64_t create(BufferType type, std::size_t size);
+  // False: there is no such buffer.
   bool close(std::uint32_t handle);
   std::shared_ptr<Buffer> find(std::uint32_t handle);
   std::optional<Place> at(std::uint64_t address);
-  // How many are open, without the heap.
+  // How many buffers are open, the parts of the heap not counted.
   std::size_t open_count();
   std::size_t heap_parts();
   void clear();
@@ -86,10 +86,10 @@ class Buffers {
   std::mutex mutex_;
   std::uint32_t next_handle_ = 1;
   std::uint64_t next_offset_ = 0;
-  // Parts one after the other, as XRT asks for more.
+  // The heap's parts, in the order in which XRT asked for them.
   std::vector<std::shared_ptr<Buffer>> heap_;
   std::map<std::uint32_t, std::shared_ptr<Buffer>> by_handle_;
-  // What the array can reach.
+  // The buffers that the array can reach.
   std::map<std::uint64_t, std::shared_ptr<Buffer>> by_address_;
 };
 

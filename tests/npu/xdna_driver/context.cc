@@ -21,13 +21,13 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// Where the arguments of aiecc's kernels are in a packet: in bytes behind the mask of units.
+// Where the arguments of aiecc's kernels are in a packet, in bytes after the mask of units.
 constexpr std::size_t kOpcode = 0x00;
 constexpr std::size_t kInstructions = 0x08;
 constexpr std::size_t kCount = 0x10;
 constexpr std::size_t kFirstBuffer = 0x14;
 constexpr std::uint64_t kRunInstructions = 3;
-// How often a hung command looks whether the watchdog has come.
+// How often a hung command looks whether the watchdog has ended it.
 constexpr milliseconds kTick{1};
 
 std::atomic<int> lost{0};
@@ -39,7 +39,7 @@ bool is_lost() { return lost != 0; }
 struct Packet : ert_start_kernel_cmd {
   template <typename Value>
   Value argument(std::size_t offset) const {
-    // `count` is in words, the mask among them.
+    // `count` is in words and includes the mask.
     if (offset + sizeof(Value) > (count - 1) * sizeof(std::uint32_t)) {
       throw std::runtime_error("a command has no argument at byte " + std::to_string(offset));
     }
@@ -51,7 +51,7 @@ namespace {
 
 Packet& packet_of(Buffer& command) { return *reinterpret_cast<Packet*>(command.host()); }
 
-// The last thing that is written of a command: who sees it may free all.
+// Written last: a program that sees the new state may free the command and its buffers.
 void set_state(Packet& packet, std::uint32_t state) {
   std::atomic_thread_fence(std::memory_order_release);
   packet.state = state & 0xFU;
@@ -114,7 +114,7 @@ Context::Waited Context::wait(std::uint64_t sequence,
 }
 
 void Context::end(const Job& job, std::uint32_t state) {
-  // First what the program may not touch under way: it may look at the state without waiting.
+  // First the counts of users: a program that polls the state may then free the buffers.
   for (const auto& buffer : job.used) --buffer->users();
   --under_way_;
   set_state(packet_of(*job.command), state);
@@ -142,7 +142,7 @@ void Context::run(const Job& job, bool is_last) {
                                                              : run_call(job, *job.command, is_last);
   end(job, state);
   if (state != ERT_CMD_STATE_TIMEOUT) return;
-  // The watchdog starts the context anew: what waits in it ends with it.
+  // The watchdog restarts the context, which ends all commands that wait in it.
   std::deque<Job> rest;
   {
     const std::lock_guard lock(mutex_);
@@ -166,7 +166,7 @@ std::uint32_t Context::run_chain(const Job& job, Packet& chain, bool is_last) {
     const std::uint32_t state = run_call(job, command, is_last && i + 1 == job.chained.size());
     if (state == ERT_CMD_STATE_COMPLETED) continue;
     write_at(data, offsetof(ert_cmd_chain_data, error_index), i);
-    // How a command failed, only the chain says; XRT hands it on.
+    // Only the chain's state says how a call failed, unless it timed out; XRT passes it on.
     if (state == ERT_CMD_STATE_TIMEOUT) set_state(packet_of(command), state);
     return state;
   }
@@ -229,11 +229,11 @@ std::uint32_t Context::compute(Packet& packet, bool is_last) {
       alive.push_back(place->buffer);
       buffers.push_back(place->buffer->on_device().subspan(place->offset, record.bytes));
     }
-    // The host's next call takes its time to come; one that is there already does not.
+    // The array settles before the host's next call, unless that call is queued already.
     emulator_->run(sequence, buffers, {.seed = 0, .settle = is_last});
     return ERT_CMD_STATE_COMPLETED;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "[xdna_driver] %s\n", error.what());  // a driver's would be in dmesg
+    std::fprintf(stderr, "[xdna_driver] %s\n", error.what());  // a driver's is in dmesg
     return ERT_CMD_STATE_ERROR;
   }
 }

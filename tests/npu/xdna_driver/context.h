@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A hardware context: an array of the emulator's, a queue of commands, and a thread that runs them.
+// A hardware context: an emulated array, a queue of commands, and a thread that runs them.
 // A command is a packet in a buffer that both sides map (XRT's detail/ert.h): the driver writes
 // into it how it ended, before it wakes those that wait.
 #pragma once
@@ -22,16 +22,16 @@
 
 namespace xdna_driver {
 
-// A packet of XRT's, and those that it chains.
+// A command's packet as XRT writes it: a call, or a chain of calls.
 struct Packet;
 
 struct Job {
-  // The last to go: what the job holds of buffers is gone when no job is alive.
+  // The first member, so destroyed last: when no job is alive, no job holds a buffer.
   std::unique_ptr<const Alive> alive = std::make_unique<const Alive>("job");
   std::uint64_t sequence = 0;
   std::shared_ptr<Buffer> command;
   std::vector<std::shared_ptr<Buffer>> chained;
-  // All that the program said it uses.
+  // All buffers that the command uses, as the program said.
   std::vector<std::shared_ptr<Buffer>> used;
 };
 
@@ -42,15 +42,15 @@ class Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  // Takes the emulator's words from a buffer. Throws what the emulator says of them.
+  // Makes the array from the emulator's words in a buffer. Throws if they are not valid.
   void configure(Buffer& configuration);
   // The command's number; or a negative error number.
   std::int64_t submit(Job job);
   enum class Waited { kEnded, kNotInTime, kLost };
-  // Until the command has ended, or all up to it.
+  // Waits until the command and all before it have ended.
   Waited wait(std::uint64_t sequence,
               std::optional<std::chrono::steady_clock::time_point> deadline);
-  // Ends what hangs, and lets nothing begin any more.
+  // Ends a call that hangs, and the thread as soon as its queue is empty.
   void stop();
 
  private:
@@ -61,7 +61,7 @@ class Context {
   // The state in which a single call ends.
   std::uint32_t run_call(const Job& job, Buffer& command, bool is_last);
   std::uint32_t compute(Packet& packet, bool is_last);
-  // Until the watchdog ends it.
+  // Blocks until the watchdog ends the call.
   void hang(const Job& job, std::chrono::milliseconds watchdog, bool is_lost);
   void abort_rest(std::deque<Job>& rest);
 
@@ -73,13 +73,13 @@ class Context {
   std::condition_variable changed_;
   std::deque<Job> jobs_;
   std::uint64_t submitted_ = 0;
-  std::uint64_t ended_ = 0;  // all before this number
+  std::uint64_t ended_ = 0;  // commands before this number have ended
   bool stopping_ = false;
   std::atomic<int> under_way_{0};
   std::thread worker_;
 };
 
-// Whether the device is gone: every request fails with ENODEV then, until the watchdog has come.
+// Whether the device is gone: then every request fails with ENODEV, until the watchdog has acted.
 bool is_lost();
 
 }  // namespace xdna_driver

@@ -34,12 +34,12 @@ constexpr ArrayInfo kArray = {
     .shim = {.rows = 1, .first_row = 0, .dma_channels = 2, .locks = 16, .events = 128, .pad = {}},
 };
 constexpr std::int64_t kContexts = 16;
-// The firmware's, unless a test says another; and the first of XDNA2's from which on a context may
-// have more than the first part of the heap (npu4_regs.c of Linux 7).
+// Protocols as 1000 * major + minor: the firmware's unless a test sets another, and the first of
+// XDNA2 with which a context may use more than the first part of the heap (Linux 7's npu4_regs.c).
 constexpr std::int64_t kProtocol = 7003;
 constexpr std::int64_t kGrowingHeap = 6018;
 
-// What the test wrote into sysfs, "255.0.5.35": the driver says the same wherever it is asked.
+// The version that the test wrote into sysfs, such as "255.0.5.35", so that requests say the same.
 FirmwareInfo firmware() {
   const std::filesystem::path devices = machine_root() + "/sys/bus/pci/drivers/amdxdna";
   FirmwareInfo found{};
@@ -52,10 +52,10 @@ FirmwareInfo firmware() {
   return found;
 }
 
-// A fault that is an error number, as the driver returns it.
+// The negative error number of this fault if it happens now; else 0.
 int refused(const char* fault) { return -static_cast<int>(struck(fault).value_or(0)); }
 
-// What a program names by its address.
+// The object at an address that the program gave.
 template <typename Structure>
 Structure* at(std::uint64_t address) {
   return reinterpret_cast<Structure*>(address);  // NOLINT(performance-no-int-to-ptr): the interface
@@ -172,7 +172,7 @@ int DeviceFile::create_buffer(CreateBuffer& request) {
   if (const int error = refused(fault); error != 0) return error;
   const std::int64_t made = buffers_.create(type, request.size);
   if (made < 0) return static_cast<int>(made);
-  // The heap's new part is told to the contexts when something is put into it.
+  // Contexts get to know a new part of the heap when the first buffer is put into it.
   if (type == BufferType::kDevice && has_more_heap_than_the_firmware_takes()) {
     const std::lock_guard lock(mutex_);
     if (!contexts_.empty()) {
@@ -187,7 +187,7 @@ int DeviceFile::create_buffer(CreateBuffer& request) {
 int DeviceFile::buffer_info(BufferInfo& request) {
   const std::shared_ptr<Buffer> buffer = buffers_.find(request.handle);
   if (buffer == nullptr) return -ENOENT;
-  // Parts of the heap are mapped with it.
+  // Buffers in the heap are mapped with the heap.
   request.map_offset = buffer->type() == BufferType::kDevice ? kNoAddress : buffer->offset();
   request.vaddr = 0;
   request.address = buffer->address();

@@ -18,7 +18,7 @@ namespace xdna_driver {
 
 class DeviceFile {
  public:
-  // `file`: the sparse file that the buffers' memory is parts of.
+  // `file`: the sparse file in which the buffers' memory lies.
   explicit DeviceFile(int file) : buffers_(file) {}
   ~DeviceFile();
   DeviceFile(const DeviceFile&) = delete;
@@ -42,7 +42,7 @@ class DeviceFile {
   int destroy_timeline(const Close& request);
 
   std::shared_ptr<Context> context(std::uint32_t handle);
-  // Whether the firmware takes no more than the first part of the heap, and there are more.
+  // Whether the heap has several parts and the firmware takes only the first.
   bool has_more_heap_than_the_firmware_takes();
 
   Alive alive_{"file"};
@@ -50,7 +50,7 @@ class DeviceFile {
   std::mutex mutex_;
   std::uint32_t next_handle_ = 1;
   std::map<std::uint32_t, std::shared_ptr<Context>> contexts_;
-  // The contexts whose commands are their points.
+  // By each timeline's handle, the context whose commands are the timeline's points.
   std::map<std::uint32_t, std::shared_ptr<Context>> timelines_;
 };
 

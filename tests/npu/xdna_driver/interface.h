@@ -10,7 +10,7 @@ namespace xdna_driver {
 
 inline constexpr std::uint64_t kNoAddress = ~std::uint64_t{0};
 
-// Numbers below are those of every graphics or compute driver, from it on the driver's own.
+// Numbers from this one to 0x9F are the driver's own; all others are common to DRM drivers.
 inline constexpr unsigned int kOwn = 0x40;
 
 enum class Request : unsigned int {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fields of XRT's packets (detail/ert.h). A packet's payload begins at a multiple of 4 bytes, and
-// some of its structures want one of 8, so their fields are copied instead of named.
+// Fields of XRT's packets (detail/ert.h). A packet's payload is aligned to 4 bytes, but some of its
+// structures need 8, so their fields are copied instead of accessed by name.
 #pragma once
 
 #include <cstddef>

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A double of the kernel's driver amdxdna, as a library that is loaded before the C library
 // (LD_PRELOAD): /dev/accel/accel0 opens as a device of ours, and sysfs is read in a folder that the
-// environment variable XDNA_DRIVER_ROOT names and the test fills. All else goes where it goes.
+// environment variable XDNA_DRIVER_ROOT names and the test fills. All other calls go to the C
+// library.
 //
 // It is written from the kernel's public interface and steered through state.h; real XRT runs on it
-// unchanged. It cannot tell what a driver, firmware or an array of silicon do.
+// unchanged. It cannot show what a real driver, firmware or array does.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -31,7 +32,7 @@ namespace {
 
 using xdna_driver::machine_root;
 
-// What XRT and FlowNPU look up of a device; the rest of sysfs stays as it is.
+// What XRT and FlowNPU look up about a device; all other paths stay as they are.
 constexpr std::array<std::string_view, 7> kRedirected = {
     "/sys/bus/",  "/sys/module/amdxdna",  "/sys/class/accel", "/sys/devices/pci",
     "/dev/accel", "/lib/firmware/amdnpu", "/lib/modules"};
@@ -125,7 +126,7 @@ mode_t mode_of(int flags, va_list list) {
 void* map_as(const char* name, void* at, std::size_t size, int protection, int flags, int file,
              off_t offset) {
   if (file >= 0 && (flags & MAP_LOCKED) != 0 && device_file(file) != nullptr) {
-    // What this asks for need not be allowed where tests run.
+    // Locking memory may not be allowed where tests run, so the flag is dropped.
     if (const auto number = xdna_driver::struck("lock memory")) {
       errno = static_cast<int>(*number);
       return MAP_FAILED;
@@ -138,7 +139,7 @@ void* map_as(const char* name, void* at, std::size_t size, int protection, int f
 
 char* real_path_as(const char* path, char* resolved) {
   char* const found = next<char* (*)(const char*, char*)>("realpath")(Redirected(path), resolved);
-  // A path below our folder is one of the machine's again.
+  // A path below our folder becomes one of the machine's again.
   if (found != nullptr && !machine_root().empty() &&
       machine_root().compare(0, machine_root().size(), found, machine_root().size()) == 0) {
     std::memmove(found, found + machine_root().size(),
@@ -241,7 +242,7 @@ int close(int file) {
       open_files().files.erase(found);
     }
   }
-  closed.reset();  // it frees its memory in the file
+  closed.reset();  // while the file is open, in which it frees its memory
   return next<int (*)(int)>("close")(file);
 }
 
@@ -262,13 +263,13 @@ int ioctl(int file, unsigned long request, ...) {
 
 }  // extern "C"
 
-// The one thing of XRT itself that tests change: how old it says it is.
+// The only function of XRT itself that tests replace: it returns XRT's version.
 namespace xrt::version {
 unsigned int code() {
   if (const auto code = xdna_driver::setting("version", 0); code != 0) {
     return static_cast<unsigned int>(code);
   }
-  // It is not among the libraries that were there when the process began.
+  // RTLD_NEXT does not find it, since the library was loaded after the process began.
   void* const library = dlopen("libxrt_coreutil.so.2", RTLD_LAZY | RTLD_NOLOAD);
   return reinterpret_cast<unsigned int (*)()>(dlsym(library, "_ZN3xrt7version4codeEv"))();
 }

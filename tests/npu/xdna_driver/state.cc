@@ -20,13 +20,13 @@ struct Fault {
   std::int64_t amount;
 };
 
-// What an environment variable says; empty: nothing.
+// The value of an environment variable; empty if it is not set.
 std::string variable(const char* name) {
   const char* const given = std::getenv(name);
   return given == nullptr ? "" : given;
 }
 
-// "timelines=0 separate=1": how it is in this process, until a test says another thing.
+// The settings of this process, such as "timelines=0 separate=1", until a test changes them.
 std::vector<Fault> settings() {
   std::vector<Fault> found;
   std::istringstream given(variable("XDNA_DRIVER_SETTINGS"));
@@ -43,11 +43,11 @@ struct State {
   std::vector<Fault> faults = settings();
   std::vector<std::string> violations;
   std::map<std::string, std::int64_t> alive;
-  std::condition_variable gone;  // one of them
+  std::condition_variable gone;  // an object was destroyed
   int watchdog_rounds = 0;
 };
 
-// Never destroyed: what the plugin abandoned may outlive all else.
+// Never destroyed: objects that the plugin abandoned may live until the process ends.
 State& state() {
   static auto* instance = new State;
   return *instance;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DenseMatMul on the CPU, and MatMul and Gemm as it, for every instruction set of this machine, against float64."""
+"""DenseMatMul, MatMul and Gemm on the CPU, for every instruction set of this machine, against float64."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def weight_of(rng: np.random.Generator, k: int, m: int, dtype: str) -> tuple[np.
 
 
 def rounds(isa: str, rows: int) -> bool:
-    """Products of more than four rows round where there are dot products of what they round to."""
+    """Whether inputs are rounded: of more than four rows, where there are dot products of the rounded types."""
     return isa == "avx512" and rows > FEW_ROWS
 
 
 def rounded_weight(weight: np.ndarray, scale: np.ndarray | None, activations: str) -> tuple[np.ndarray, np.ndarray]:
-    """What is multiplied, [K, M] in float64, and what each may be off by where float32 decides between two codes."""
+    """The weight as multiplied, [K, M] in float64, and its error where float32 decides between two codes."""
     exact = weight.astype(np.float64) * (1 if scale is None else scale.astype(np.float64))
     if activations == "bf16":
         products = weight.astype(np.float32) * (1 if scale is None else scale)
@@ -76,8 +76,8 @@ def test_product(isa: str, activations: str, dtype: str, transposed: int, shape:
         exact_w, error = rounded_weight(weight, scale, activations)
         slack = tie_error(x, activations, 256) @ np.abs(exact_w) + np.abs(exact_x) @ error
     # At most K + 8 float32 roundings (a product and a sum for each of K, one of them fused; scale, minimum and the sum
-    # over a group of 32 and over a block of 256), relative to the sum of magnitudes, of which minimum and steps of an
-    # 8-bit code are up to three times the weight's largest.
+    # over a group of 32 and over a block of 256), relative to the sum of magnitudes: an 8-bit weight is the sum of a
+    # minimum and steps, whose magnitudes are up to three times the largest weight.
     magnitudes = np.abs(exact_x).sum(1)[:, None] * 3 * np.abs(exact_w).max()
     assert np.all(np.abs(y - exact_x @ exact_w) <= (k + 8) * EPSILON * magnitudes + slack)
 
@@ -92,7 +92,7 @@ def test_epilogue(isa: str, activation: str, residual: str) -> None:
     bias = rng.standard_normal(37, dtype=np.float32)
     shapes = {"same": (1, 6, 37), "broadcast": (37,), "wider": (3, 6, 1)}
     extra = rng.standard_normal(shapes[residual], dtype=np.float32) if residual in shapes else None
-    # On AVX-512 the product would be of rounded numbers: of 4 rows at a time it is not.
+    # With AVX-512 a product of all 6 rows would round its inputs; one of up to 4 rows does not.
     parts = [(slice(0, 4), slice(0, 4)), (slice(4, 6), slice(4, 6))]
     expected = dense_matmul.reference(x, weight, None, bias, extra, activation=activation)
     for rows, out in parts:
@@ -153,7 +153,7 @@ def test_product_of_activations(isa: str, a: tuple[int, ...], b: tuple[int, ...]
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("sizes", [(3, 0, 40), (300, 0, 40), (3, 8, 0), (0, 8, 40), (0, 0, 0)], ids=str)
 def test_nothing_to_multiply(isa: str, activations: str, dtype: str, sizes: tuple[int, int, int]) -> None:
-    """A sum of nothing is 0: what is left are bias, activation and residual."""
+    """An empty sum is 0, to which bias, activation and residual are applied."""
     rows, k, m = sizes
     rng = np.random.default_rng(3)
     x = rng.standard_normal((1, rows, k), dtype=np.float32)

@@ -11,10 +11,10 @@ from tests.ops.device import ISAS, Node, run
 
 
 def hard_rows(size: int) -> np.ndarray:
-    """Rows [n, size] of all magnitudes, ties and the ends of float32 among them, and of what is not finite."""
+    """Rows [n, size] of all magnitudes, with ties, the ends of float32's range, NaN and infinities."""
     rng = np.random.default_rng(6)
     rows = rng.standard_normal((200, size)) * 2.0 ** rng.uniform(-60, 60, (200, 1))
-    # A largest element of 127 has the scale 1: all others are ties.
+    # With a largest element of 127 the scale is 1, and all other elements are ties.
     rows[:9] = np.arange(size) - size // 2 + 0.5
     rows[:9, 0] = 127
     rows[9:12] = np.linspace(-1, 1, size) * [[2.0**-122], [2.0**-119], [3.4e38]]

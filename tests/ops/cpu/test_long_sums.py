@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of millions of numbers, against float64: added up one after the other in float32 they would stand still."""
+"""Sums of millions of numbers, against float64: added up one by one in float32 they would stop growing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG = 1 << 22
 # Vectors' kernels add up blocks of 4096 in lanes of float32, no fewer than 4, and blocks in float64: no term of a sum
 # takes part in more than 4096 / 4 + 4 additions, whatever their number.
 BLOCK_BOUND = (4096 / 4 + 4) * EPSILON
-# A multiple of no power of two: each of its sums is rounded, and sums of equal numbers the same way again and again.
+# Not exact in binary: each sum of it is rounded, and sums of equal numbers are rounded the same way again and again.
 TENTH = np.float32(0.1)
 
 
@@ -31,12 +31,12 @@ def test_reduce_mean() -> None:
     x = np.random.default_rng(0).uniform(1, 2, 30_000_000).astype(np.float32)
     found = one("ReduceMean", [x], domain="", keepdims=0)
     expected = x.mean(dtype=np.float64)
-    # A rounding in float64 for each, and that of the result; numpy's own sums pairwise.
+    # A rounding in float64 for each number, and one of the result; numpy sums pairwise, which is more exact.
     assert abs(found - expected) <= (x.size * DOUBLE_EPSILON + EPSILON) * expected
 
 
 def test_reduce_mean_of_integers() -> None:
-    """As in ONNX Runtime: of the sum that integers of this type may not hold, rounded towards zero."""
+    """As in ONNX Runtime: the mean of the exact sum, which the type need not hold, rounded towards zero."""
     for dtype, name in ((np.int32, "int32"), (np.int64, "int64")):
         largest = np.iinfo(dtype).max
         for values in ([largest] * 4, [-largest, -largest, -2], [-7, 2, 1], [7, -2, -1]):
@@ -107,8 +107,8 @@ def test_softmax(isa: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_attention_over_a_long_context(isa: str, tokens: int) -> None:
-    """One key of score 0, all others of log 0.1: the head's first element gathers the first one's share, the second
-    one all shares, which are 1."""
+    """The first key has the score 0, all others log 0.1. The output's first element is the first key's weight, its
+    second the sum of all weights, 1."""
     context, d = 1 << 17, 16
     key = np.zeros((1, 1, context, d), np.float32)
     key[..., 1:, 0] = np.log(TENTH)
@@ -123,8 +123,8 @@ def test_attention_over_a_long_context(isa: str, tokens: int) -> None:
     sizes = {"num_heads": 1, "kv_num_heads": 1, "head_size": d, "scale": 1.0}
     y = one(operator, inputs, options={"cpu_isa": isa, "threads": "1"}, **sizes)
     seen = np.arange(context - tokens, context)
-    # Chunks of 32 to 256 keys are added up, one by one, then their sums: above and below the fraction. e^x and the
-    # division have some ten roundings more.
+    # In the numerator and the denominator, chunks of 32 to 256 keys are added up, one by one, then their sums. e^x and
+    # the division have some ten roundings more.
     bound = 2 * (256 + context / 32 + 10) * EPSILON
     assert np.all(np.abs(y[0, :, 1] - 1) <= bound)
     expected = 1 / (1 + seen * float(TENTH))
@@ -135,7 +135,7 @@ def test_attention_over_a_long_context(isa: str, tokens: int) -> None:
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("rows", [1, 6])
 def test_product(isa: str, activations: str, rows: int) -> None:
-    """Ones, times numbers that are the same in bf16, and exact in 8 bits between the lowest and the highest."""
+    """Ones times equal weights, which bf16 and 8-bit codes hold exactly."""
     k = 1 << 18
     weight = np.full((k, 3), np.float32(0.10009765625))
     options = {"cpu_isa": isa, "activations": activations}

@@ -113,7 +113,7 @@ def test_integers_wrap_around() -> None:
         check("Add", [integers(HIGHEST, LOWEST), integers(1, -1)])
         check("Sub", [integers(LOWEST, 0), integers(1, LOWEST)])
         check("Mul", [integers(HIGHEST, LOWEST), integers(3, -1)])
-    # What a processor traps; numpy, too, wraps.
+    # Processors trap this quotient; numpy wraps around, too.
     (result,) = run("Div", [integers(LOWEST, -7), integers(-1, -1)], outputs=("int64",))
     np.testing.assert_array_equal(result, integers(LOWEST, 7))
     check("Div", [integers(7, -7, HIGHEST, LOWEST), integers(2, 2, LOWEST, HIGHEST)])
@@ -241,7 +241,7 @@ def test_slice(dtype: Any, starts: list[int], ends: list[int], axes: list[int] |
     given = [None if values is None else integers(*values) for values in (starts, ends, axes, steps)]
     expected = [slice(None)] * x.ndim
     for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        # numpy's slices are Python's, which know no lowest number: counted from the front, it is None.
+        # Python's slices take no lowest number as their end: None is before the first element.
         step = 1 if steps is None else steps[i]
         expected[i if axes is None else axes[i]] = slice(start, None if end == LOWEST else end, step)
     (result,) = run("Slice", [x, *given], outputs=(NAMES[x.dtype],))
@@ -252,7 +252,7 @@ def test_slice(dtype: Any, starts: list[int], ends: list[int], axes: list[int] |
 @pytest.mark.parametrize("start", [HIGHEST, 2**31 - 1, 5, -1, -7, LOWEST])
 @pytest.mark.parametrize("end", [HIGHEST, HIGHEST - 1, 2**31 - 1, 2**31 - 2, 4, 0, -3, -7, -(2**31), LOWEST])
 def test_slice_backwards(start: int, end: int, step: int) -> None:
-    """As ONNX Runtime has it, to which the largest number of either type is no end."""
+    """As in ONNX Runtime, which does not take the largest number of either type for an end."""
     inputs = [array(6, 3), integers(start), integers(end), integers(0), integers(step)]
     (expected,) = ort("Slice", inputs, ("float",), "")
     (result,) = run("Slice", inputs)

@@ -10,7 +10,7 @@ import pytest
 from flownpu.ops import q4nx
 from tests.ops.device import Node, testing
 
-# Instruction sets, and those whose bits they have.
+# Instruction sets with matrix units, and the ones whose bits they give.
 PAIRS = {"amx": "avx512", "i8mm": "dotprod"}
 PAIR = next(((isa, PAIRS[isa]) for isa in testing.available_isas() if isa in PAIRS), ())
 pytestmark = pytest.mark.skipif(not PAIR, reason="no AMX nor i8mm, or the system does not let this process use it")
@@ -45,10 +45,10 @@ def assert_same(nodes: list[Node], x: np.ndarray, blocks: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-# The 1B model's half part at the end; an odd number of groups, the last one of one column; less than a group.
+# The last part of 256 half full, as in the 1B model; an odd number of groups, the last of one column; part of a group.
 @pytest.mark.parametrize("columns", [1152, 609, 27])
 def test_every_number_of_rows(layout: q4nx.Layout, columns: int) -> None:
-    """Vectors take fewer than 16 rows. Tiles have 16 rows, and 32 go together; tasks have 256 at most."""
+    """Fewer than 16 rows are computed by vectors. Tiles have 16 rows, two go together, and a task has 256 at most."""
     rng = np.random.default_rng(columns)
     blocks = weight(71, columns, layout, rng)
     x = rng.standard_normal((300, columns), dtype=np.float32)
@@ -74,7 +74,7 @@ def test_more_activations_than_are_read_again() -> None:
 
 @pytest.mark.parametrize("tokens", [16, 40])
 def test_the_largest_sums(tokens: int) -> None:
-    """Activations of 127 by the codes 0 and 15: the largest dots there are."""
+    """Activations of 127 times codes 0 and 15: the largest dot products that occur."""
     codes = np.repeat(np.array([[0], [15]], np.uint8), 16, 0) * np.ones((1, 512), np.uint8)
     scale = np.full((32, 16), 1.9921875, ml_dtypes.bfloat16)
     blocks = q4nx.pack(codes, scale, (-8 * scale.astype(np.float32)).astype(ml_dtypes.bfloat16))

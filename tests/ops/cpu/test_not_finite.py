@@ -33,7 +33,7 @@ def standard(
 
 
 def pairs() -> tuple[np.ndarray, np.ndarray]:
-    """Each with each."""
+    """All pairs of special numbers, as two arrays."""
     return np.repeat(SPECIAL, len(SPECIAL)), np.tile(SPECIAL, len(SPECIAL))
 
 
@@ -78,7 +78,7 @@ def test_softmax(isa: str, columns: int) -> None:
             rows[-1] = rows[-1].astype(np.float32)
             rows[-1][place] = value
     x = np.stack(rows).astype(np.float32)
-    # Not ONNX Runtime's, whose kernels for Arm have infinity where all is -infinity, and for x86 NaN.
+    # Not ONNX Runtime's: for a row of -infinity its kernels for Arm give infinity, those for x86 NaN.
     exact = x.astype(np.float64)
     with np.errstate(invalid="ignore"):
         exact = np.exp(exact - exact.max(axis=1, keepdims=True))
@@ -95,14 +95,14 @@ def test_exponential(isa: str) -> None:
     found = standard("Softmax", [np.stack([np.zeros_like(x), x], 1)], isa=isa)[:, 1]
     exact = np.exp(x.astype(np.float64))
     expected = exact / (1 + exact)
-    # Degree 7: 5e-9 of e^x is left out; some ten roundings. What is no normal number may be 0.
+    # A polynomial of degree 7 leaves out 5e-9 of e^x; some ten roundings. Results that are not normal may be 0.
     assert np.all(np.abs(found - expected) <= (5e-9 + 12 * EPSILON) * expected + np.where(exact < 2.0**-126, exact, 0))
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu(isa: str, approximate: str) -> None:
-    # About where e^x is 0, and infinite; and all magnitudes.
+    # Around where e^x becomes 0 and infinite, and all magnitudes.
     magnitudes = np.geomspace(1, 3.4e38, 999).astype(np.float32)
     x = np.concatenate([SPECIAL, np.linspace(-100, 100, 4001, dtype=np.float32), magnitudes, -magnitudes])
     (expected,) = ort("Gelu", [x], ("float",), "", approximate=approximate)
@@ -115,13 +115,13 @@ def test_gelu(isa: str, approximate: str) -> None:
     usual = np.isfinite(expected)
     assert np.all(np.abs(found[usual] - expected[usual]) <= bound[usual])
     np.testing.assert_array_equal(found[~usual], expected[~usual])
-    # The activation behind a product with 1, which is rounded to bf16 before where the instruction set multiplies that.
+    # The activation after a product with 1, whose input is rounded to bf16 where the instruction set multiplies bf16.
     rounded = x.astype(ml_dtypes.bfloat16).astype(np.float32) if isa == "avx512" else x
     np.testing.assert_array_equal(fused[:, 0], standard("Gelu", [rounded], isa=isa, approximate=approximate))
 
 
 def test_is_nan() -> None:
-    """Also with the payload and the sign that other NaNs have."""
+    """Also NaNs with another payload or sign."""
     others = np.array([0x7F800001, 0xFFC00000, 0xFFFFFFFF], np.uint32).view(np.float32)
     x = np.concatenate([SPECIAL, others, np.float32([1e-45, -0.0])])[None]
     found = standard("IsNaN", [x], output="bool")
@@ -153,7 +153,7 @@ def test_norms(isa: str, op_type: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
 def test_rounding_to_16_bits(isa: str, dtype: Any) -> None:
-    """Also what the KV cache's elements are rounded by."""
+    """The KV cache's elements are rounded by the same code."""
     x = np.concatenate([SPECIAL, np.float32([65519, 65520, -70000, 1e-7, 3.3961775e38, 3.4e38])]).repeat(5)
     with np.errstate(over="ignore"):
         expected = x.astype(dtype)
@@ -205,7 +205,7 @@ def test_q4nx_activations(isa: str, activations: str, gating: str, tokens: int) 
 @pytest.mark.parametrize("gating", ["geglu", "swiglu"])
 @pytest.mark.parametrize("tokens", [1, 13, 33])
 def test_closed_gates(isa: str, activations: str, gating: str, tokens: int) -> None:
-    """However large what they hold back is."""
+    """A closed gate gives 0, however large the value that it holds back."""
     weights = np.zeros((64, 32), np.float32)
     weights[:32, 0], weights[32:, 0] = -1, 1
     x = np.zeros((tokens, 32), np.float32)
@@ -219,7 +219,7 @@ def test_closed_gates(isa: str, activations: str, gating: str, tokens: int) -> N
 @pytest.mark.parametrize("tokens", [1, 13, 33])
 @pytest.mark.parametrize("field", ["scale", "minimum"])
 def test_q4nx_weights(isa: str, activations: str, tokens: int, field: str) -> None:
-    """A scale or minimum that is no number is one of its row of the weight, and of no other."""
+    """A scale or minimum that is not finite makes its row's outputs not finite, and no other row's."""
     m, k = 40, 600
     x = np.random.default_rng(0).standard_normal((tokens, k), dtype=np.float32)
     codes, scale, minimum = q4nx.quantize(np.random.default_rng(1).standard_normal((m, k), dtype=np.float32))
@@ -257,8 +257,8 @@ DENSE = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.floa
 @pytest.mark.parametrize("dtype", DENSE)
 @pytest.mark.parametrize("rows", [1, 13])
 def test_dense_activations_and_weights(isa: str, activations: str, dtype: str, rows: int) -> None:
-    """What is no number in a row of X is none in that row of Y; in a column of W (or its scale), none in that column;
-    and nowhere else."""
+    """NaN and infinities in a row of X make that row of Y not finite; in a column of W (or its scale), that column;
+    and nothing else."""
     k, m = 300, 40
     rng = np.random.default_rng(0)
     x = rng.standard_normal((rows, k), dtype=np.float32)
@@ -322,22 +322,22 @@ def random_attention(tokens: int) -> tuple[np.ndarray, list[np.ndarray]]:
 @pytest.mark.parametrize("tokens", NEW.values(), ids=NEW)
 @pytest.mark.parametrize("window", [-1, 20])
 def test_attention(isa: str, cache: str, tokens: int, window: int) -> None:
-    """A key that is no number makes none of every query of its group that sees it; a value, of its element of them; a
-    query, of itself. Those that do not see it, for a mask or a window, are what they would be without. A row of an int8
-    cache is none if one of its elements is."""
+    """A NaN in a key makes NaN of every query of its group that sees the key, one in a query of its own output; a value
+    that is not finite makes only its element of them not finite. Queries that do not see it, for a mask or a window,
+    are as without it. A row of an int8 cache is NaN if one of its elements is not finite."""
     query, caches = random_attention(tokens)
     finite = attend(isa, cache, query, caches, local_window_size=window)
     position = PAST + np.arange(tokens)
     bound = 10 * EPSILON * (PAST + tokens)
     if multiplies_pairs(cache, isa):
-        # Rows that are computed again by themselves are not rounded to bf16, where others' queries and probabilities
-        # are; what a score is off by moves the output by twice as much of the largest value.
+        # Rows that are computed again one by one are not rounded to bf16, where others' queries and probabilities are.
+        # The error of a score moves the output by twice that share of the largest value.
         scores = (np.abs(query).reshape(-1, 40) @ np.abs(caches[0]).reshape(-1, 40).T).max() / 40**0.5
         bound += 2 * (scores + 1) * PAIRS_EPSILON * np.abs(caches[1]).max()
         if cache == "int8":
             bound += 2 * (scores + 0.5) * PAIRS_EPSILON * np.abs(caches[1]).max()
     elif cache == "int8":
-        # By themselves their factors are rounded to other steps, and a few are, which many are not.
+        # Rows computed again one by one have factors in other steps, and few rows are rounded where many are not.
         scores = (np.abs(query).reshape(-1, 40) @ np.abs(caches[0]).reshape(-1, 40).T).max()
         bound += (2 * scores + PAST + tokens) * WORDS_EPSILON * np.abs(caches[1]).max()
     for value in (NAN, INF, -INF):
@@ -366,7 +366,7 @@ def test_attention(isa: str, cache: str, tokens: int, window: int) -> None:
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("tokens", NEW.values(), ids=NEW)
 def test_attention_bias(isa: str, cache: str, tokens: int) -> None:
-    """NaN is seen where a query looks; minus infinity masks, and of a query that sees nothing else makes 0."""
+    """A NaN bias makes NaN of a query that sees its key; a query whose keys all have minus infinity gives 0."""
     query, caches = random_attention(tokens)
     plain = attend(isa, cache, query, caches, np.zeros((1, 1, tokens, PAST + tokens), np.float32))
     bias = np.zeros((1, 1, tokens, PAST + tokens), np.float32)
@@ -378,6 +378,6 @@ def test_attention_bias(isa: str, cache: str, tokens: int) -> None:
     assert np.all(np.isnan(y[0]))
     assert np.all(y[-1] == 0)
     np.testing.assert_array_equal(y[1:-1], plain[1:-1])
-    # Masked by minus infinity or not, a key that is no number is none.
+    # A key of NaN makes NaN, though minus infinity masks it.
     caches[0][0, :, 5, 0] = NAN
     assert np.all(np.isnan(attend(isa, cache, query, caches, bias)[-1]))

@@ -58,7 +58,7 @@ def largest_weights(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def order_of(isa: str, activations: str, tokens: int) -> str:
-    """In which order int8 activations lie, and so what they are multiplied with.
+    """In which order int8 activations lie, which decides how weights are rounded.
 
     On AVX-512 up to 4 rows have a scale for each 32 columns, and weights are as they are; more have one for each 256,
     and the scales of weights are multiples of a step (up to 32 rows), or weights are rounded to 8 bits.
@@ -69,8 +69,8 @@ def order_of(isa: str, activations: str, tokens: int) -> str:
 
 
 def weights_with_steps(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """Weights whose scales are rounded to multiples of 2^-12 of the power of two of the largest that a row has in 256
-    columns; of a minimum what codes less 8 leave of it is exact, but for the float32 of `minimum + 8 scale`."""
+    """Weights as (codes - 8) scale + left. Scales are rounded to multiples of 2^-12 of the power of two of the largest
+    scale that a row has in 256 columns; `left` is minimum + 8 scale, rounded to float32 only."""
     codes, scale, minimum = q4nx.unpack(blocks, rows, columns)
     scale, minimum = scale.astype(np.float64), minimum.astype(np.float64)
     left = (minimum + 8 * scale).astype(np.float32).astype(np.float64)
@@ -113,7 +113,7 @@ def accumulation_error(x: np.ndarray, blocks: np.ndarray, rows: int, columns: in
 def product_and_bound(
     x: np.ndarray, blocks: np.ndarray, rows: int, columns: int, isa: str, activations: str, tokens: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The product in float64, of what a call of `tokens` rows (all of x) rounds; and how far off float32 may be."""
+    """The product in float64 of inputs rounded as in a call of `tokens` rows (None: of x), and a bound of the error."""
     order = order_of(isa, activations, len(x) if tokens is None else tokens)
     exact = rounded(x, activations, 32 if order == "groups" else 256)
     bound = tie_error(x, activations, 32 if order == "groups" else 256) @ largest_weights(blocks, rows, columns).T
@@ -145,7 +145,7 @@ def test_product_of_rounded_activations(isa: str, activations: str, shape: tuple
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC], ids=str)
 def test_every_number_of_rows(isa: str, activations: str, layout: q4nx.Layout) -> None:
-    """Tiles of every size, and of few rows in the order of memory, of more part by part."""
+    """Tiles of every size; few rows are multiplied in the order of the weight in memory, more rows part by part."""
     rng = np.random.default_rng(17)
     rows, columns = 71, 641  # Three rows of blocks, the last one cut; 8, 8 and 5 groups, the last one of 1 column.
     blocks = q4nx.pack(*symmetric_weight(rows, columns, rng), layout)
@@ -164,7 +164,7 @@ def test_every_number_of_rows(isa: str, activations: str, layout: q4nx.Layout) -
 
 @pytest.mark.parametrize("tokens", [7, 32])
 def test_more_activations_than_are_read_again(tokens: int) -> None:
-    """On AVX-512 up to 256 KB of int8 are multiplied in the order in which weights lie, of more part by part."""
+    """On AVX-512 up to 256 KB of int8 activations are multiplied in the order of the weight, more part by part."""
     rng = np.random.default_rng(18)
     rows, columns = 65, 9000
     blocks = blocks_of(rows, columns, rng)
@@ -176,8 +176,8 @@ def test_more_activations_than_are_read_again(tokens: int) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_scales_of_all_sizes(isa: str) -> None:
-    """Next to the largest of a part, small ones are rounded to its steps, negative ones (which some quantisers write)
-    like others; and where all are tiny or 0 there is a step as well."""
+    """Small scales are rounded to steps of the largest in their part, negative ones (which some quantisers write) like
+    others; a part whose scales are all tiny or 0 has a step, too."""
     rng = np.random.default_rng(19)
     rows, columns = 32, 600
     codes, scale, minimum = symmetric_weight(rows, columns, rng)
@@ -196,8 +196,8 @@ def test_scales_of_all_sizes(isa: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 def test_a_row_does_not_depend_on_its_batch(isa: str, activations: str) -> None:
-    """Prefill in pieces gives the bits of prefill in one, and batches the bits of single rows; where int8 has
-    more than one arithmetic, each in its own."""
+    """Prefill in pieces gives the bits of prefill in one, and batches the bits of single rows; for int8, between
+    numbers of rows that are computed in the same order."""
     rng = np.random.default_rng(1)
     rows, columns = 64, 1184
     blocks = blocks_of(rows, columns, rng)
@@ -352,8 +352,8 @@ def test_fused_dqp_is_the_product_for_one_row() -> None:
 @pytest.mark.parametrize("row_blocks", [1, 15, 216, 8192])
 @pytest.mark.parametrize("threads", [1, 2, 12])
 def test_tasks(rows: int, row_blocks: int, threads: int) -> None:
-    """No task has more rows than its buffers, nor so few that they would be multiplied as a decode step's; and there
-    are tasks for every thread, as far as there are rows of blocks."""
+    """No task has more rows than its buffers hold, nor so few that they would be multiplied as in a decode step; and
+    every thread has a task if there are enough rows of blocks."""
     row_parts, block_parts = testing.matmul_plan(rows, row_blocks, threads)
     shortest, longest = rows // row_parts, -(-rows // row_parts)
     assert longest <= 256

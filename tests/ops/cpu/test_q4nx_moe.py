@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Q4NXMoE on the CPU, for every instruction set of this machine: routing, experts, and whom a row depends on."""
+"""Q4NXMoE on the CPU, for every instruction set of this machine: routing, experts, and what a row depends on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.ops.device import ISAS, Node, one
 
 EPSILON = 2.0**-24  # half an ulp of 1 in float32: the relative error of one rounding
 BF16 = 2.0**-9  # the same of bfloat16
-# Columns that fill no group, rows that fill no block; and sizes of which everything is whole.
+# Sizes that do not fill whole groups of columns and blocks of rows, and sizes that do.
 ODD, WHOLE = (100, 48), (256, 64)
 CONSTANTS = (1, 2, 3)
 
@@ -65,8 +65,8 @@ def run(x: np.ndarray, of: Mixture, **options: str) -> np.ndarray:
 
 
 def logits_of(x: np.ndarray, of: Mixture) -> tuple[np.ndarray, np.ndarray]:
-    """Logits in float64, and what those in float32 may be off by, the largest of a row: four lanes or more add up a
-    part of the columns each, and then one another."""
+    """Logits in float64, and the largest error of a row's logits in float32, where each of four or more lanes adds up a
+    part of the columns, and then the lanes are added up."""
     logits = x.astype(np.float64) @ of.router.astype(np.float64).T
     magnitude = np.abs(x.astype(np.float64)) @ np.abs(of.router.astype(np.float64)).T
     return logits, (x.shape[-1] / 4 + 8) * EPSILON * magnitude.max(-1, keepdims=True)
@@ -83,8 +83,8 @@ def decided_rows(count: int, of: Mixture) -> np.ndarray:
 
 
 def routed(x: np.ndarray, of: Mixture) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each row's experts and their weights, and what a weight may be off by, relative to itself: a softmax is by twice
-    what its inputs are, and by a few roundings of its own (exp is good to some ulps): 16."""
+    """Each row's experts and their weights, and the relative error of a weight: twice that of the softmax's inputs, and
+    16 for its own roundings (exp is good to some ulps)."""
     logits, error = logits_of(x, of)
     normalize = bool(of.attributes.get("normalize_routing_weights", 1))
     experts, weights = q4nx_moe.route(logits, of.attributes["experts_per_token"], normalize=normalize)
@@ -92,7 +92,7 @@ def routed(x: np.ndarray, of: Mixture) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def magnitudes(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """A bound of |weight| and of what it is the sum of: scale * 15 + |minimum|."""
+    """A bound of |weight| and of its two terms: |scale| * 15 + |minimum|."""
     _, scale, minimum = q4nx.unpack(blocks, rows, columns)
     largest = np.abs(scale.astype(np.float64)) * 15 + np.abs(minimum.astype(np.float64))
     return np.repeat(largest, 32, axis=1)[:, :columns]
@@ -135,7 +135,7 @@ def test_answers_are_the_equations(isa: str, count: int, attributes: dict[str, A
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("count", [1, 7, 600])
 def test_an_expert_is_two_products_of_its_rows(isa: str, activations: str, count: int) -> None:
-    """Against Q4NXMatMul, which has tests of its own, on each expert's rows; 600 rows are too many to be kept apart."""
+    """Against Q4NXMatMul on each expert's rows; the experts' answers for 600 rows are too large to be kept."""
     of = mixture(WHOLE, experts=8, taken=4)
     hidden, inner = WHOLE
     x = decided_rows(count, of)
@@ -190,7 +190,7 @@ def test_layouts_and_types_of_weights_change_no_bit(count: int) -> None:
 
 
 def untouchable(of: Mixture, experts: list[int]) -> Mixture:
-    """The mixture with not-a-number in all scales of some experts: who reads them has it in the answer."""
+    """The mixture with NaN in all scales of some experts: an answer that read them is NaN."""
     gate_up, down = of.gate_up.copy(), of.down.copy()
     for blocks in (gate_up, down):
         parts = blocks.reshape(of.attributes["num_experts"], -1, *blocks.shape[1:])
@@ -199,7 +199,7 @@ def untouchable(of: Mixture, experts: list[int]) -> Mixture:
 
 
 def constant_router(of: Mixture, order: list[int]) -> tuple[Mixture, np.ndarray]:
-    """A router that ranks experts in this order for every row whose first column is 1; a column that says so."""
+    """A router that ranks experts in this order for every row whose first column is 1; and that column."""
     router = np.zeros_like(of.router)
     router[order, 0] = -np.arange(len(order), dtype=np.float32)
     return replace(of, router=router), np.float32([1.0])
@@ -232,14 +232,14 @@ def test_of_equal_logits_the_lower_number_is_chosen(isa: str) -> None:
     for best in (1, 2):
         only, _ = constant_router(of, [best, *({0, 1, 2, 3, 4, 5} - {best})])
         apart.append(run(x, replace(only, attributes=alone), cpu_isa=isa))
-    # Halves are exact; a sum and what was rounded of the parts' sums of one term.
+    # Halves are exact; the sum is rounded, and so are the sums of one term that it compares with.
     np.testing.assert_allclose(y, (apart[0] + apart[1]) / 2, rtol=0, atol=4 * EPSILON * np.abs(apart).max())
 
 
 @pytest.mark.parametrize("leading", [(1,), (2, 3), (700,)])
 @pytest.mark.parametrize("normalize", [0, 1])
 def test_logits_that_are_given(leading: tuple[int, ...], normalize: int) -> None:
-    """The bits of a router that makes them: of four columns in quarters, products and their sums are exact."""
+    """The bits are those with a router: in four columns of multiples of 1/4, products and their sums are exact."""
     of = mixture(WHOLE, experts=5, taken=2, normalize_routing_weights=normalize)
     router = np.zeros_like(of.router)
     x = rows_of(int(np.prod(leading)), WHOLE[0]).reshape(*leading, -1)

@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ([x, np.array([2**63 - 1]), *tables(8)], {}, f"{beyond}{2**63 - 1}"),
         ([x, np.array([-(2**63)]), *tables(8)], {}, f"{beyond}-{2**63}"),
         ([x, ids[:, :-1].copy(), *tables(8)], {}, rf"{shape}\[1,4\]"),
-        # One number for five tokens is where they count on from if it is no matrix.
+        # The one position that all tokens count on from has shape [1]; [1,1] is refused.
         ([x, ids[:, :1].copy(), *tables(8)], {}, rf"{shape}\[1,1\]"),
         ([x, ids[0], *tables(8)], {}, rf"{shape}\[5\]"),
         ([x[0], ids, *tables(8)], {}, r"expected \[batch, tokens, heads d\] .*, got \[5,48\]"),

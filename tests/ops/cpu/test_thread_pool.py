@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU device's pool of threads (ops/cpu/thread_pool.h): every task once, shares in order, nobody is waited for."""
+"""The CPU device's thread pool (ops/cpu/thread_pool.h): each task once, shares in order, a slow thread is helped."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_callers_at_the_same_time_get_all_their_tasks_done() -> None:
             assert sorted(chain(*done)) == list(range(100))
 
 
-# None; one that is empty; several; more than a pool keeps in mind; more bytes than it fetches.
+# No stream; an empty one; several; more than a pool remembers; more bytes than it fetches.
 @pytest.mark.parametrize("sizes", [[], [0], [1, 1000, 0, 1 << 20], [100] * 40, [20 << 20, 1000]])
 def test_what_is_expected_changes_nothing(sizes: list[int]) -> None:
     pool, expected = testing.ThreadPool(3), [np.arange(size).astype(np.uint8) for size in sizes]
@@ -122,7 +122,7 @@ def test_of_more_threads_than_processors_none_is_kept_anywhere() -> None:
 def first_of_the_worker(pool: testing.ThreadPool) -> int:
     """Where the worker's share of 60 tasks begins, while the caller, on the first core, is held up by task 0."""
     with caller_on(CORES[0]):
-        while True:  # until the worker woke up in that time
+        while True:  # until the worker wakes up while the caller is held up
             caller, *workers = pool.run(60, slow=0, milliseconds=50)
             if caller == [0]:
                 return workers[0][0]
@@ -133,8 +133,8 @@ def test_shares_are_as_cores_are_fast_and_then_as_they_were() -> None:
     with caller_on(CORES[0]):
         pool = testing.ThreadPool(2, [(CORES[0], 0, 1024), (CORES[1], 1, 512)])
     begins = [first_of_the_worker(pool) for _ in range(16)]
-    # 60 x 1024 / (1024 + 512). The caller did 1 of 60, an eighth of which is learned each time: 39 x (7 / 8)^15 + 1 is
-    # 6.3; twice that, for times when the worker woke up late.
+    # At first 60 x 1024 / (1024 + 512). The caller does 1 of 60 each time, and its share moves an eighth of the way
+    # there: 39 x (7 / 8)^15 + 1 is 6.3; twice that, for times when the worker woke up late.
     assert begins[0] == 40
     assert begins[-1] <= 12
 

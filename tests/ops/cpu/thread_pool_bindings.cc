@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// flownpu_testing.ThreadPool: the CPU device's pool, with tasks that write down which thread did
-// them.
+// flownpu_testing.ThreadPool: the CPU device's pool, with tasks that record which thread did them.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
@@ -24,7 +23,7 @@ namespace {
 
 using flownpu::cpu::ThreadPool;
 
-// What each thread did, in its order; the caller's first, if it did anything.
+// The tasks that each thread did, in order; the caller's list is first, if it did any.
 class Record {
  public:
   void add(std::int64_t index) {
@@ -44,7 +43,7 @@ class Record {
   std::map<std::thread::id, std::vector<std::int64_t>> done_;
 };
 
-// On processors of (number, core, capacity).
+// A pool on given processors: (number, core, capacity) of each.
 void make(ThreadPool* pool, int threads, const std::vector<std::array<int, 3>>& processors) {
   std::vector<flownpu::Processor> all;
   for (const auto& [number, core, capacity] : processors)
@@ -52,7 +51,7 @@ void make(ThreadPool* pool, int threads, const std::vector<std::array<int, 3>>& 
   new (pool) ThreadPool(threads, all);
 }
 
-// Task `slow` takes so many milliseconds.
+// Runs tasks, of which number `slow` takes `milliseconds`; returns what each thread did.
 std::vector<std::vector<std::int64_t>> run(ThreadPool& pool, std::int64_t tasks, std::int64_t slow,
                                            int milliseconds) {
   const nb::gil_scoped_release released;
@@ -71,7 +70,7 @@ std::vector<std::vector<std::int64_t>> run_rows(ThreadPool& pool, std::int64_t r
   return record.take();
 }
 
-// How long jobs take of a task a thread that takes so many microseconds.
+// The seconds that `jobs` take, each of one task per thread, which takes `microseconds`.
 double seconds_of_jobs(ThreadPool& pool, int jobs, int microseconds) {
   using Clock = std::chrono::steady_clock;
   const nb::gil_scoped_release released;

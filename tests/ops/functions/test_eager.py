@@ -299,13 +299,13 @@ def test_python_goes_on_while_an_operator_computes() -> None:
     options = {"threads": 1, "cpu_isa": "generic"}
     ops.q4nx_matmul(x[:1], blocks, options=options)
     interval = sys.getswitchinterval()
-    # Long enough that only who gives the lock away lets the other thread run.
+    # So long that the other thread runs only if the call itself releases the lock.
     sys.setswitchinterval(100)
     try:
         counter.start()
         before = counted[0]
         ops.q4nx_matmul(x, blocks, options=options)
-        # Once or twice it may, between two of Python's own steps.
+        # It may count once or twice between Python's own steps.
         assert counted[0] > before + 20
     finally:
         sys.setswitchinterval(interval)

@@ -83,7 +83,7 @@ def test_options_that_there_are_not(options, message):
 
 
 def test_several_threads_at_once():
-    """They share a queue, one after the other."""
+    """They share a queue, which runs their calls one after the other."""
     from concurrent.futures import ThreadPoolExecutor
 
     given = [RNG.standard_normal((1, 345), dtype=np.float32) for _ in range(8)]

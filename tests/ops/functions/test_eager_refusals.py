@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operators refuse as functions on arrays: they name function and argument, what was expected and came."""
+"""What the operators refuse as functions on arrays: errors name function, argument, what was expected and given."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which OpenCL is named in the environment, on systems that are made up."""
+"""Which OpenCL the environment names afterwards, on made-up systems."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ PACKAGES = {"FLOWNPU_OPENCL": "/p/.libs/libOpenCL.so", "PYOPENCL_HOME": "/p", "O
 
 @pytest.fixture
 def system(monkeypatch, tmp_path):
-    """Makes a system, and gives what the environment says afterwards."""
+    """Makes a system, uses the installed packages there, and returns the environment's variables."""
 
     def make(*, loader, implementation, packages=PACKAGES, **environment):
         monkeypatch.setattr(opencl_loader, "OPENCL_LOADER", "libm.so.6" if loader else "libNoSuch.so")

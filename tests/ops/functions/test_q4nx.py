@@ -24,7 +24,7 @@ each_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 
 def random_quantized(rows: int, columns: int, seed: int, layout: q4nx.Layout = q4nx.WIDE) -> q4nx.Quantized:
-    """Codes and parameters that no weight need have, but that `layout` can hold; between 2^-8 and 2^8."""
+    """Random codes and parameters (magnitudes of 2^-8 to 2^8) that `layout` can hold, even if no weight has them."""
     rng = np.random.default_rng(seed)
     groups = -(-columns // 32)
     scale, minimum = np.exp2(rng.uniform(-8, 8, (2, rows, groups))) * rng.choice([-1, 1], (2, rows, groups))
@@ -240,7 +240,7 @@ def test_error_is_below_q4_1s_on_a_trained_model() -> None:
 
 @pytest.mark.parametrize("name", ["normal", "heavy-tailed", "uniform", "offset"])
 def test_error_is_below_that_of_smallest_and_largest_with_parameters_rounded_last(name: str) -> None:
-    """What choosing codes before rounding the parameters, and not searching, would give."""
+    """Compared with choosing codes before the parameters are rounded, and without a search."""
     weight = distribution(name)
     groups = weight.reshape(256, -1, 32)
     minimum, step = groups.min(axis=2), np.ptp(groups, axis=2) / 15
@@ -253,7 +253,7 @@ def test_error_is_below_that_of_smallest_and_largest_with_parameters_rounded_las
 def test_search_comes_close_to_a_much_wider_one() -> None:
     """24 x 24 starts, in float64, one group after another: the search comes within 3 percent of its squared error."""
     weight = np.random.default_rng(0).standard_normal((4, 1024)).astype(np.float32)
-    starts = np.arange(24) * 0.125 - 0.5  # of the range's 15 steps, at either end
+    starts = np.arange(24) * 0.125 - 0.5  # in 15ths of the range, from either of its ends
     best = 0.0
     for group in weight.reshape(-1, 32).astype(np.float64):
         low, high = (a.reshape(-1, 1) for a in np.meshgrid(starts, starts))
@@ -281,7 +281,7 @@ def test_constant_groups_are_exact_where_bf16_is() -> None:
 
 
 def test_groups_side_by_side_are_as_each_alone() -> None:
-    """They are searched some at a time, in one vector: of other magnitudes, constant, and one short at the end."""
+    """Several are searched at once in a vector: of different magnitudes, a constant one, a short one at the end."""
     weight = np.random.default_rng(9).standard_normal((2, 32 * 9 + 5)).astype(np.float32)
     weight *= np.repeat(np.exp2(np.arange(-140, 150, 29, dtype=np.float64)), 32)[: weight.shape[1]].astype(np.float32)
     weight[:, 64:96] = 0.3
@@ -297,7 +297,7 @@ def test_groups_side_by_side_are_as_each_alone() -> None:
 @pytest.mark.parametrize("width", testing.search_widths()[1:])
 @pytest.mark.parametrize("size", [32, 5])
 def test_all_widths_find_the_same_bits(width: int, size: int) -> None:
-    """A product and a sum in one rounding would change one group in 80,000."""
+    """A fused multiply-add, which rounds once, would change one group in 80,000."""
     groups = np.random.default_rng(1).standard_normal((240_007, size), dtype=np.float32)
     assert testing.quantize_groups(groups, width) == testing.quantize_groups(groups, 4)
 

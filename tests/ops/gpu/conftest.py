@@ -10,8 +10,8 @@ from tests.pocl import NOT_OPTIMISED
 
 @pytest.fixture(scope="module")
 def not_optimised(opencl, tmp_path_factory):
-    """Single kernels of few numbers run too shortly to be worth optimising; others do not find them."""
-    del opencl  # which sets what is changed
+    """Kernels are not optimised, since those of few numbers run too shortly; other tests' cache does not get them."""
+    del opencl  # it sets the variables that are changed here
     with pytest.MonkeyPatch.context() as patch:
         for name, value in NOT_OPTIMISED.items():
             patch.setenv(name, value)
@@ -21,7 +21,7 @@ def not_optimised(opencl, tmp_path_factory):
 
 @pytest.fixture
 def rng(request):
-    """Numbers that depend on the test's name alone."""
+    """A generator of random numbers that depend on the test's name alone."""
     return np.random.default_rng(list(request.node.name.encode()))
 
 

@@ -112,7 +112,7 @@ void bind_gpu_session(nb::module_& module) {
     const std::lock_guard lock(context.mutex());
     return wrong_halves(context, kernel);
   });
-  // values: bytes, and first and last step of each time that one lives
+  // values: bytes, and the first and last step of each of the value's lifetimes
   module.def(
       "share_buffers",
       [](const std::vector<std::pair<std::size_t, std::vector<std::pair<int, int>>>>& values) {

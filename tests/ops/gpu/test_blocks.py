@@ -15,7 +15,7 @@ from tests.ops.device import testing
 pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
 
 CAPACITY = 640
-# What a conversation has, and where its calls end: a chunk has 256 tokens, as an image has.
+# A conversation's runs of text and images, and where its calls end. A chunk has 256 tokens, as an image has.
 CONVERSATIONS = {
     "text, image, text": ([20, "image", 9], (283, 284, 285)),
     "images side by side": ([5, "image", "image", 2], (518, 519)),
@@ -25,7 +25,7 @@ CONVERSATIONS = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The converted model's folder and transformers' model of what it holds."""
+    """The converted model's folder, and transformers' model with its weights."""
     folder = tmp_path_factory.mktemp("blocks")
     write_pictures_checkpoint(folder / "checkpoint")
     convert(folder / "checkpoint", folder / "model", kv_dtype="fp32")
@@ -40,7 +40,7 @@ def session(made, pocl):
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_logits(name, made, session, rng):
-    """transformers' in float32; causal attention is further away than the tolerance."""
+    """Those of transformers in float32; with causal attention they are further away than the tolerance."""
     runs, stops = CONVERSATIONS[name]
     blocks, model = numbered(*runs)[: stops[-1]], made[1]
     hidden = embedded(rng, model, blocks)
@@ -57,7 +57,7 @@ def test_logits(name, made, session, rng):
 
 
 def test_chunks_end_where_images_do(made, session, rng):
-    """20 tokens; the image; 9: in one chunk for each that does not fit with the one before."""
+    """Three chunks: 20 tokens of text, the image, and 9 tokens."""
     blocks = numbered(20, "image", 9)
     hidden = embedded(rng, made[1], blocks)
     before = session.device.counts()["dispatches"]

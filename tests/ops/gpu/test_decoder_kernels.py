@@ -24,7 +24,7 @@ def context(pocl):
 
 @pytest.mark.parametrize(("qk_norm", "half_cache"), [(True, True), (False, False)])
 def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_cache):
-    """Rows from 2 on, at positions from 5 on; what others have stays as it is."""
+    """Rows from 2 on go to positions from 5 on; all other rows and positions stay as they are."""
     heads, kv_heads, size, tokens, first, past, capacity, positions = 4, 2, 26, 3, 2, 5, 11, 16
     all_heads, half, scale = heads + 2 * kv_heads, size // 2, 0.3
     packed = rng.standard_normal((first + tokens, all_heads * size), dtype=np.float32)
@@ -50,8 +50,8 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
     low, high = turned[..., :half], turned[..., half:]
     rotated = np.concatenate([low * c - high * s, high * c + low * s], axis=-1)
     magnitude = np.concatenate([np.abs(low * c) + np.abs(high * s), np.abs(high * c) + np.abs(low * s)], axis=-1)
-    # The norm has 12 units and 8 additions, of which the root halves the error (selftest/gpu/rows.py); two products, a
-    # sum.
+    # The norm has the errors of 12 units and of 8 additions, halved by the root (selftest/gpu/rows.py); then come two
+    # products and a sum.
     bound = (16 + 3) * F32 * magnitude
     queries = query[first:].reshape(tokens, heads, size)
     assert (
@@ -66,7 +66,7 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
 
 
 def check_attention(context, rng, *, heads, kv_heads, size, tokens, softcap=0.0, window=0, has_blocks=False, **shape):
-    """Its rows begin at 3; keys fill more than one chunk, and the cache has more room than keys."""
+    """The sequence's rows begin at 3; keys fill more than one chunk, and the cache has more room than keys."""
     first, past, capacity = 3, 130, 148
     query = rng.standard_normal((first + tokens, heads * size), dtype=np.float32)
     key, value = (rng.standard_normal((1, kv_heads, capacity, size), dtype=np.float32) for _ in range(2))
@@ -89,8 +89,8 @@ def check_attention(context, rng, *, heads, kv_heads, size, tokens, softcap=0.0,
                 scores = softcap * np.tanh(scores / softcap)
             weights = np.exp(scores - scores.max())
             weights /= weights.sum()
-            # A score is a sum of `size` terms; of an error of it the weights have the same share, twice (numerator and
-            # denominator); the sums over at most 148 keys add as many additions, twice.
+            # A score is a sum of `size` terms; its error changes the weights by the same share, twice (in the numerator
+            # and the denominator), as do the sums over at most 148 keys, by a rounding for each addition.
             of_score = (size + 4) * F32 * np.abs(terms).sum(axis=1).max()
             bound = (2 * of_score + 2 * 150 * F32) * (weights @ np.abs(v))
             assert (np.abs(y[first + token, at] - weights @ v) <= bound).all()
@@ -131,7 +131,7 @@ def test_the_memory_of_a_work_group_is_enough(heads, size):
 
 
 def heads_bytes(heads, size):
-    """The sum of what the kernel's text declares; memory says no less."""
+    """The bytes of the work-group's memory that the kernel's text declares."""
     text = gpu.generate(gpu.attention_of_sequence(heads, 1, size, 0.0, False)[0])
     declared = re.findall(r"shared (float4?) \w+\[([0-9 */]+)\];", text)
     assert len(declared) == text.count("shared float") - text.count("(shared float")
@@ -141,7 +141,7 @@ def heads_bytes(heads, size):
 @pytest.mark.parametrize("parts", [1, 2, 5, 64])
 @pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (2.0, 70)])
 def test_keys_that_are_shared_among_work_groups(context, rng, softcap, window, parts):
-    """One token behind 199 others, its rows the fourth; more parts than chunks of keys, of which some have none."""
+    """One token behind 199 others, in row 3; with more parts than chunks of keys, some parts have none."""
     heads, kv_heads, size, first, past, capacity = 4, 2, 26, 3, 199, 210
     query = rng.standard_normal((first + 1, heads * size), dtype=np.float32)
     key, value = (rng.standard_normal((1, kv_heads, capacity, size), dtype=np.float32) for _ in range(2))
@@ -154,8 +154,8 @@ def test_keys_that_are_shared_among_work_groups(context, rng, softcap, window, p
     whole = np.full_like(query, 7)
     kernel, grid = gpu.attention_of_sequence(heads, kv_heads, size, softcap, False)
     context.run(kernel, grid, [query, key, value, whole], lengths)
-    # Both sum 200 terms of weights below 1 in another order, each within as many roundings (above); a weight is off by
-    # exp's 3 units and the score's error, which is the same in both.
+    # Both sum 200 terms with weights below 1, in different orders, each within as many roundings (above); a weight is
+    # off by exp's 3 units and the score's error, which is the same in both.
     np.testing.assert_allclose(y, whole, rtol=0, atol=(2 * 200 + 20) * F32 * np.abs(value).max())
     assert (y[:first] == 7).all()
 
@@ -181,7 +181,7 @@ def test_what_is_added_is_normalised_first(context, rng):
 
 
 def test_values_share_buffers_when_they_do_not_live_together():
-    """The largest first, each in the smallest that is free; one that lives twice keeps others out both times."""
+    """The largest value first, each in the smallest free buffer; one with two lifetimes keeps others out in both."""
     values = [(10, [(0, 1)]), (100, [(1, 2)]), (60, [(3, 4)]), (50, [(4, 5)]), (8, [(0, 0), (5, 5)])]
     of, sizes = gpu.share_buffers(values)
     assert sizes == [100, 50]

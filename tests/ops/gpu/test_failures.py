@@ -20,7 +20,7 @@ LAUNCH, BUFFER, BUILD = "clEnqueueNDRangeKernel", "clCreateBuffer", "clBuildProg
 MARK = "clEnqueueMarkerWithWaitList"
 RESOURCES, QUEUE, MEMORY, FAILURE = -5, -36, -4, -11
 TOKENS = 20
-# Seconds: what tests of a hang wait for, and no kernel of theirs takes on a machine that does other things, too.
+# The seconds that tests of a hang wait: more than their kernels take, even on a busy machine.
 SHORT = "3"
 
 
@@ -35,7 +35,7 @@ def given(models, double, limit, monkeypatch):
     """A session that computed TOKENS tokens, the presents of these, and hidden states of some more."""
     del double
     hidden = hidden_of(models, "llama", np.arange(3, 63))
-    # PoCL compiles a kernel for its work-group when it first runs, which takes its time.
+    # PoCL compiles a kernel for its work-group when it first runs, which may take longer than the short limit.
     for seconds in ("600", limit) if limit == SHORT else (limit,):
         monkeypatch.setenv("FLOWNPU_GPU_TIMEOUT", seconds)
         session = Session(gpu.SessionDevice(), *read_nodes(models.converted("llama", kv_dtype="fp32")))
@@ -95,7 +95,7 @@ def test_a_call_that_fails(count, call, nth, way, code, message, given, double):
 
 @pytest.mark.parametrize("nth", [1, 17, 26])
 def test_a_device_that_is_lost(nth, given, double):
-    """What it kept is lost with it, and that is said."""
+    """The KV caches in its memory are lost with it, and the error says so."""
     session, hidden, past = given
     double.inject(LAUNCH, nth, Way.LOST, QUEUE)
     with pytest.raises(DeviceFailed, match=rf"CL_INVALID_COMMAND_QUEUE \(-36\).* \(position {TOKENS}\)"):
@@ -124,7 +124,7 @@ def test_kernels_that_never_end(nth, count, given, double):
 
 
 def test_a_limit_is_no_limit_of_a_whole_prompt(models, double, monkeypatch):
-    """It begins anew with each mark that is reached: after 64 commands, not only where the host waits for all."""
+    """It starts again at each mark that is reached; there is one after 64 commands, and one where the host waits."""
     monkeypatch.setenv("FLOWNPU_GPU_TIMEOUT", "1000")
     session = Session(gpu.SessionDevice(), *read_nodes(models.converted("deep", kv_dtype="fp32")))
     hidden = hidden_of(models, "deep", np.arange(3, 3 + TOKENS))
@@ -162,7 +162,7 @@ def test_a_session_that_cannot_be_made(call, nth, code, message, models, double,
     given = partition(nodes)
     double.inject(call, nth, Way.ONCE, code)
     lowered = device.lower(given, outputs=outputs)
-    if lowered.on_host:  # There was no device to describe.
+    if lowered.on_host:  # The device could not be opened, so that lowering gives the reason.
         assert re.search(message, lowered.on_host[0][2])
         return
     node = next(node for node in lowered.nodes if node.op_type == "DecoderLayers")
@@ -183,7 +183,7 @@ def test_a_binary_that_a_driver_refuses_is_compiled_anew(pocl, double, tmp_path)
 
 
 def test_a_cache_that_the_driver_has_no_memory_for(given, double):
-    """Refused with what there was room for, nothing changed: a shorter run is computed."""
+    """The error says for how many positions there was room; nothing is changed, and a shorter run succeeds."""
     session, hidden, past = given
     parts = 2 * session.attributes["layers"]
     double.inject(BUFFER, parts // 2 + 1, Way.ONCE, MEMORY)
@@ -213,7 +213,7 @@ def test_a_cache_that_the_driver_has_no_memory_for(given, double):
     ],
 )
 def test_an_operator_after_one_that_failed(way, code, message, double, rng, monkeypatch):
-    """It gets a context of its own."""
+    """It gets a new OpenCL context."""
     x = rng.standard_normal((1, 64), dtype=np.float32)
     blocks = q4nx.pack(*q4nx.quantize(rng.standard_normal((32, 64), dtype=np.float32)), q4nx.NARROW)
     if way is Way.HUNG:

@@ -47,9 +47,10 @@ def _scaled(node, wide):
 def test_logits_are_off_by_float16_s_roundings(models):
     """A prompt and a token.
 
-    A layer rounds five times what it multiplies next: both norms, the packed heads, queries, and what is attended; the
-    last norm is one more. An element is off by 2^-11 at most, evenly, which is 2^-11 / sqrt(3) in the rms, and so is a
-    sum of products of such; they add up in quadrature. The factor of 4: as in float32_tolerance.
+    A layer rounds five values that it multiplies next: both norms, the packed heads, queries, and attention's output;
+    the last norm is one more. An element is off by 2^-11 of it at most, evenly, which is 2^-11 / sqrt(3) in the rms,
+    and so is a sum of products of such elements; these errors add up in quadrature. The factor of 4 is
+    float32_tolerance's.
     """
     session = Session(gpu.SessionDevice(half=True), *read_nodes(models.converted("llama", kv_dtype="fp32")))
     assert session.lowered.summary.endswith("activations stored as fp16 (gpu_dtype = fp16)")
@@ -59,7 +60,7 @@ def test_logits_are_off_by_float16_s_roundings(models):
     found = [session.run(hidden[begin:end], end, past)[0] for begin, end in ((0, 30), (30, 31))]
     error = np.abs(np.array(found)[:, : expected.shape[1]] - expected[29:]).max()
     assert error <= 4 * math.sqrt(5 * layers + 1) * 2.0**-11 / math.sqrt(3) * np.abs(expected[29:]).max()
-    # It does round: in float32 they would be this near.
+    # It does round: in float32 the error would be below this.
     assert error > float32_tolerance(expected[29:], layers, session.attributes["feed_forward"])
 
 

@@ -21,14 +21,14 @@ TOKENS = 20
 
 
 def restored(session, past):
-    """Keys and values in the place of their tickets."""
+    """A past in which keys and values replace the tickets."""
     kept = [part.copy() for part in past]
     session.device.restore([_argument(part) for part in kept])
     return kept
 
 
 class Int8Cache(transformers.DynamicCache):
-    """transformers' cache, whose keys and values are rows of int8, whatever the arithmetic around them is."""
+    """transformers' cache, with keys and values rounded as rows of int8, in any precision."""
 
     def update(self, key, value, *args, **keywords):
         rounded = (torch.from_numpy(dequantise_rows(quantise_rows(each.numpy()))).to(each) for each in (key, value))
@@ -46,10 +46,10 @@ def test_a_session_is_float64_s_with_int8_rows(models):
     """A prompt beyond the window of 64, a token, a second prompt and a token: logits of transformers in float64, whose
     keys and values alone are rounded.
 
-    A code may be its neighbour where an element is near the middle of two. Until a layer's keys are rounded, float32 is
-    off by some 2^-20 of a row's largest: 2^-13 of a step to either side of a middle, where one code in 2^12 is. As
-    rounding has a variance of step^2 / 12, those have step^2 / 2^12, in the rms sqrt(12 / 2^12) = 0.054 of what int8
-    changes; the factor of 4, as in float32_tolerance, makes that 0.22.
+    An element near the middle of two codes may get either. Before a layer's keys are rounded, float32 is off by some
+    2^-20 of a row's largest, which is 2^-13 of a step on either side of a middle: one code in 2^12 is that near.
+    Rounding has a variance of step^2 / 12, and these codes one of step^2 / 2^12, in the rms sqrt(12 / 2^12) = 0.054 of
+    what int8 changes; the factor of 4, as in float32_tolerance, makes that 0.22.
     """
     ids = np.random.default_rng(5).integers(3, 250, 101)
     expected, unrounded = (
@@ -69,8 +69,8 @@ def test_a_session_is_float64_s_with_int8_rows(models):
 
 
 def test_rows_are_the_format_s(pocl, rng):
-    """All numbers of it, what is not finite and what is next to nothing included. Heads are turned by no angle; a
-    quotient that is off by 2.5 units, as OpenCL's may be, would have to be that near to a tie."""
+    """All bytes of rows, also of numbers that are not finite or tiny. All angles are 0. OpenCL's quotients may be off
+    by 2.5 units, which would change a code only where it is that near to a tie."""
     heads, kv_heads, size, tokens, first, past, capacity = 2, 1, 70, 6, 1, 2, 9
     packed = rng.standard_normal((first + tokens, heads + 2 * kv_heads, size), dtype=np.float32)
     rows = packed[first:, heads:]
@@ -90,13 +90,13 @@ def test_rows_are_the_format_s(pocl, rng):
         np.testing.assert_array_equal(found[:, :-4], expected[:, :-4])
         scales, of_scales = (np.ascontiguousarray(each[:, -4:]).view(np.float32) for each in (found, expected))
         assert np.isnan(of_scales[3 + number])
-        np.testing.assert_array_equal(scales, of_scales)  # a NaN is any
+        np.testing.assert_array_equal(scales, of_scales)  # any NaN equals any other here
         assert (np.delete(cache, np.arange(past, past + tokens), axis=1) == 7).all()
 
 
 def test_a_session_s_rows_and_who_goes_on_from_them(models):
-    """The first layer's are those of a float32 cache, rounded: the same kernels made both. To another session restored
-    rows are somebody else's keys and values, and give the same logits."""
+    """The first layer's rows are those of a float32 cache, rounded, since the same kernels made both. Another session
+    that goes on from the restored rows gives the same logits."""
     hidden = hidden_of(models, "trained", np.arange(3, 4 + TOKENS))
     sessions, caches = {}, {}
     for dtype, name in ((np.int8, "int8"), (np.float32, "fp32")):

@@ -36,7 +36,7 @@ def test_a_variant(name, devices):
 
 @pytest.mark.parametrize("name", ["fused_dqp, narrow", "rms_norm", "argmax", "flow_kv_attention, float cache"])
 def test_a_wrong_number_is_found(name, devices):
-    """One that is off by twice its tolerance."""
+    """One that is further off than its tolerance."""
     case = VARIANTS[name].case()
     values = case.expected[0].values.copy()
     tolerance = np.broadcast_to(case.expected[0].tolerance, values.shape)
@@ -86,7 +86,7 @@ def test_weights_go_to_the_device_once(device):
 
 @pytest.mark.parametrize("place", [0, 40, 344])
 def test_nan_is_seen(device, place):
-    """As on the CPU: a row with one has nothing else."""
+    """As on the CPU: a row with a NaN becomes all NaN, and no other row does."""
     for name in ("fused_dqp, narrow", "q4nx_matmul int8, narrow"):
         case = VARIANTS[name].case()
         x = case.inputs[0].copy()

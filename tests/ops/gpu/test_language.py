@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The language of GPU kernels: what becomes of its words, without a device."""
+"""The language of GPU kernels: the source that its words become, without a device."""
 
 import re
 
@@ -107,7 +107,7 @@ def test_mistakes_are_named(body, message):
 
 
 def test_a_weight_may_be_in_an_image():
-    """Whose bytes are read by functions of the storage's own, not by a pointer; other tensors may not."""
+    """Its bytes are read by the image's own functions, not by a pointer. No other tensor may be in an image."""
     body = "args.w.Scales(0, 0) + args.w.Minima(0, 0); args.w.CodePairs(0, 0); args.w.Read(0, 0);"
     weight = Tensor("w", "q4nx", [64, 64], in_image=True)
     made = source(body, weight)

@@ -14,7 +14,7 @@ KERNEL = "args.y.Write({}.0f, 0);"
 
 
 def one_number(context, number):
-    """Runs a kernel that writes a number: another kernel for each."""
+    """Runs a kernel that writes this number; each number is a kernel of its own."""
     y = np.zeros(1, np.float32)
     context.run(gpu.Kernel(KERNEL.format(number), [gpu.Tensor("y", "float", [1], written=True)]), [1, 1, 1], [y])
     return y[0]
@@ -100,7 +100,7 @@ def test_compiled_kernels_are_kept(pocl, tmp_path):
 
 @pytest.mark.opencl
 def test_damaged_files_are_compiled_anew(pocl, tmp_path):
-    """A byte that is another one, a file cut short, an empty one, and another kernel's under its name."""
+    """A changed byte, a file cut short, an empty file, and another kernel's file under this name."""
     del pocl
     one_number(gpu.open(cache=str(tmp_path)), 1)
     (file,) = tmp_path.iterdir()
@@ -121,7 +121,7 @@ def test_damaged_files_are_compiled_anew(pocl, tmp_path):
 
 @pytest.mark.opencl
 def test_a_folder_that_cannot_be_written(pocl, tmp_path):
-    """Kernels run, and it is told why they are not kept."""
+    """Kernels run, and the context says why they are not kept."""
     del pocl
     (tmp_path / "file").write_text("")
     context = gpu.open(cache=str(tmp_path / "file" / "folder"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder's layers as one node on an OpenCL device: numbers, what goes to and fro, and what it refuses."""
+"""A decoder's layers as one node on an OpenCL device: numbers, transfers, and what it refuses."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ gpu = testing.gpu
 
 @pytest.fixture(scope="module")
 def opened(models, pocl):
-    """Sessions of a model with a cache in float32, which rounds nothing, and products in float32; once each."""
+    """Sessions of models with caches and products in float32, so that neither rounds; each is made once."""
     del pocl
     made = {}
 
@@ -48,7 +48,7 @@ def run_all(session, hidden, stops, capacity):
     return np.array(found), past
 
 
-# A cache that grows, or is shared; both of the model that has layers with windows and layers without.
+# A cache that grows (capacity 0) or is shared; both for the model that has layers with windows and layers without.
 @pytest.mark.parametrize(("name", "capacity"), [("trained", 0), ("trained", 330), ("llama", 0), ("qwen3", 330)])
 def test_prompts_and_tokens_are_transformers(name, capacity, models, opened):
     """A prompt of more than a chunk, beyond all windows, two tokens, a second prompt and a token."""
@@ -84,7 +84,7 @@ def test_what_a_token_costs(models, opened):
 
 
 def test_a_cache_that_grows_seldom_moves(models, opened):
-    """By half at a time: 40 tokens after 10 make it move 4 times (10, 15, 22, 33, 49), not 40."""
+    """It grows by half: 39 tokens after 10 make it move 4 times (10, 15, 22, 33, 49), not 39 times."""
     session = opened("trained", new=True)
     hidden = hidden_of(models, "trained", np.arange(3, 52))
     _, past = run_all(session, hidden[:10], [10], 0)
@@ -96,7 +96,7 @@ def test_a_cache_that_grows_seldom_moves(models, opened):
 
 
 def test_going_back_and_branching(models, opened):
-    """A past that others went on from is a branch, which leaves theirs; a position is gone back to in place."""
+    """A run from a past that another run continued is a branch and leaves that run's cache; a rewind is in place."""
     session = opened("llama")
     ids = np.random.default_rng(1).integers(3, 250, 31)
     hidden = hidden_of(models, "llama", ids)
@@ -126,7 +126,7 @@ def test_another_device_can_go_on(models, opened):
     session.device.restore([_argument(part) for part in kept])
     assert all(np.abs(part[:, :, :20]).min() > 0 and not part[:, :, 20:].any() for part in kept)
     expected, _ = session.run(hidden[20:30], 30, past)
-    # To this session they are keys and values of somebody else's.
+    # For another session these are plain keys and values.
     found, _ = opened("llama", new=True).run(hidden[20:30], 30, kept)
     np.testing.assert_array_equal(found, expected)
 
@@ -136,7 +136,7 @@ def test_a_context_without_room_is_refused_with_the_numbers(models, opened):
     hidden = hidden_of(models, "trained", np.arange(3, 5))
     past = session.past(4, np.float32)
     heads, size = session.attributes["kv_heads"], session.attributes["head_size"]
-    positions = 2**31 // (4 * heads * size) + 1  # a byte more than indices count, that nobody touches
+    positions = 2**31 // (4 * heads * size) + 1  # a byte more than indices reach; the memory is never touched
     past[0] = np.zeros((1, heads, positions, size), np.float32)
     before = session.device.counts()
     message = rf"expected a KV cache that fits .*, got {positions} positions of .* there is room for \d+ positions"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of several ways is the fastest is measured once, and kept beside compiled kernels."""
+"""Which of several kernels is the fastest is measured once, and kept beside compiled kernels."""
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from tests.ops.gpu.test_session import hidden_of
 pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
 
 gpu = testing.gpu
-# Additions that a compiler cannot leave out, some microseconds and thousands of them.
+# Additions that a compiler cannot leave out: some microseconds of them, or thousands of microseconds.
 BODY = "float sum = 0.0f; for (int i = 0; i < {}; ++i) sum += sin(sum + (float)i); args.y.Write(sum, 0);"
-RUNS = 6  # one, and five of which the median counts
+RUNS = 6  # one that warms up, and five whose median counts
 
 
 def kernel(additions):
@@ -51,7 +51,7 @@ def test_neither_0_nor_1(monkeypatch):
 
 
 def test_a_session_that_measures(models, monkeypatch, tmp_path):
-    """Whatever it finds, sums of a product are only in another order; the second session measures nothing."""
+    """Its choice only changes the order of a product's sums; a second session measures nothing."""
     hidden = hidden_of(models, "llama", np.arange(3, 9))
     folder = models.converted("llama", kv_dtype="fp32")
     found, spent = [], []

@@ -33,7 +33,7 @@ def steps(
     constants: dict[str, np.ndarray],
     shape: tuple[int | str, ...] = ALL,
 ) -> tuple[dict[str, int], np.ndarray]:
-    """What the session's steps are called, and how many there are of each; and `y` of X, computed in float32."""
+    """The operators of the session's steps with their counts, and `y` for X, computed in float32."""
     nodes = [helper.make_node(op, inputs, [output], output, **attributes) for op, inputs, output, attributes in lines]
     graph = helper.make_graph(
         nodes,
@@ -46,7 +46,7 @@ def steps(
     configuration = onnxruntime.SessionOptions()
     configuration.enable_profiling = True
     configuration.profile_file_prefix = str(folder / "profile")
-    # Kernels that round nothing: what the steps are does not depend on them.
+    # The generic kernels round nothing, and the steps do not depend on the kernels.
     options = {"device": "cpu", "on_unsupported": "error", "cpu_isa": "generic"}
     configuration.add_provider_for_devices(ep_devices, options)
     session = onnxruntime.InferenceSession(model.SerializeToString(), configuration)

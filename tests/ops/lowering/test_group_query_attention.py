@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GroupQueryAttention as exports have it: lowered onto our provider, against ORT's own CPU kernel.
 
-The grid is that of `GRID`, of which a seeded sample is run: in it, every pair of values of any two dimensions that may
-occur together does, which a test below counts.
+A seeded sample of `GRID` is run. Any two values of two dimensions that may occur together do so in the sample, which a
+test below checks.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from flownpu.graph_rewrites import testing
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Dimensions and their values. `cache`: how the past comes (none: it is absent; grows; is shared with the present; is as
-# long as a window), in float16 if `halves`. `rope`: where the rotation is; `positions`: whether it is told where tokens
-# are. `sink`: what the softmax's denominator has beside the keys. `bias`: over which axes it is not the same, beside
-# the tokens. `lengths`: seqlens_k's shape.
+# Dimensions and their values. `cache`: how the past comes (it is absent, grows, is shared with the present, or is as
+# long as a window), in float16 if `halves`. `rope`: where the rotation is; `positions`: whether position_ids is given.
+# `sink`: what the softmax's denominator has besides the keys. `bias`: the axes over which it varies, besides the
+# tokens. `lengths`: seqlens_k's shape.
 GRID: dict[str, tuple[Any, ...]] = {
     "packed": (True, False),
     "heads": ((4, 4), (4, 2), (6, 1)),
@@ -48,7 +48,7 @@ GRID: dict[str, tuple[Any, ...]] = {
     "causal": (True, False),
 }
 Values = tuple[Any, ...]
-# So many that every pair that may occur does; twice as many take as long again and have found nothing more.
+# Enough for every pair that may occur; twice as many would take twice the time and have found nothing more.
 CASES = 300
 F32 = TensorProto.FLOAT
 HALF_STEP = 2.0**-10  # of float16 between 1 and 2
@@ -82,12 +82,12 @@ class Case:
         """Whether ORT's CPU kernel takes it."""
         return not (
             (self.cache == "absent" and self.past > 0)
-            # It continues prompts of one row only.
+            # It takes several tokens after a past in a batch of one only.
             or (self.batch > 1 and self.past > 0 and self.tokens > 1)
             or (self.ragged and self.batch == 1)
             or (self.rope in {"inside", "interleaved", "partial"} and self.head_size % 16)
             or (self.cache == "window" and (self.window < 0 or self.ragged))
-            # Both ways, it does not look through windows.
+            # Without causal masking it takes no window.
             or (not self.causal and self.window > 0)
             or (self.halves and self.cache == "absent")
             or (self.positions and not self.rotates)
@@ -95,7 +95,7 @@ class Case:
 
     @property
     def rotates(self) -> bool:
-        """Whether the operator does, not another before it."""
+        """Whether the operator itself rotates, not a node before it."""
         return self.rope in {"inside", "interleaved", "partial"}
 
     @property
@@ -151,7 +151,7 @@ class Case:
         if self.positions:
             given["position_ids"] = rng.integers(0, 512 - 130, (self.batch, self.tokens))
             if self.is_first_prompt:
-                given["position_ids"].flat[1:] = -1  # that is not looked at
+                given["position_ids"].flat[1:] = -1  # no valid position: these must not be read
         if self.bias != "none":
             rows, each = self.batch if "rows" in self.bias else 1, heads if "heads" in self.bias else 1
             given["bias"] = rng.uniform(-1, 1, (rows, each, self.tokens, self.total)).astype(np.float32)
@@ -167,7 +167,7 @@ class Case:
         inside = self.rotates
         if self.rope.startswith("outside"):
             values = {"query": (query, heads)}
-            if self.packed:  # cut, and rotated apart
+            if self.packed:  # split, then rotated one by one
                 sizes = [heads * self.head_size, groups * self.head_size, groups * self.head_size]
                 constants["sizes"] = np.array(sizes, np.int64)
                 nodes.append(helper.make_node("Split", ["query", "sizes"], ["q", "k", "value"], "cut", axis=-1))
@@ -319,17 +319,17 @@ def _pairs(cases: Iterable[Case], dimensions: Iterable[str] = GRID) -> set[tuple
     return {(one, getattr(case, one), other, getattr(case, other)) for case in cases for one, other in names}
 
 
-# What may occur depends on these together, and on no others.
+# Whether a case is valid depends on these groups of dimensions, and on no dimension outside of them.
 CONSTRAINED = (
     ("head_size", "batch", "tokens", "past", "cache", "rope", "window", "ragged", "causal"),
     ("head_size", "cache", "rope", "positions", "halves"),
 )
-# What any value of any dimension may occur with.
+# Values beside which any value of another dimension is valid.
 EASY = {name: values[0] for name, values in GRID.items()} | {"window": 8}
 
 
 def test_the_sample_has_every_pair_that_may_occur() -> None:
-    """All points of dimensions that constrain one another are looked at; any two values of others may occur."""
+    """For each group of CONSTRAINED the pairs of all its valid points; for other dimensions any two values."""
     found = _pairs(SAMPLE)
     for constrained in CONSTRAINED:
         points = itertools.product(*(GRID[name] for name in constrained))

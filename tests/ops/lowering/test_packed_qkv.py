@@ -176,7 +176,7 @@ def test_packed_attention_is_no_miss() -> None:
 
 
 def test_biases_of_other_lengths_are_left() -> None:
-    """What lies behind a short one is none of the weight's."""
+    """What lies in memory behind a bias that is too short is not part of it."""
     biases: dict[str, Any] = BIASES
     model = _model(**biases)
     short = model.graph.initializers["k_bias"]

@@ -37,7 +37,7 @@ def _model(bias: tuple[int, ...] = (64,), operands: str = "p, bias", **parts: st
 
 @pytest.mark.parametrize("operands", ["p, bias", "bias, p"])
 def test_a_projection_adds_its_bias(operands: str) -> None:
-    """The numbers are those of the two nodes, but for how a sum is rounded: to f32, 2^-24 of it, in each."""
+    """Both give the same numbers but for the rounding of sums to float32, by 2^-24 of a sum in each."""
     original, _ = testing.rewritten(_model(operands=operands))
     model, misses = testing.rewritten(original, "projection_bias")
     assert misses == []

@@ -106,7 +106,7 @@ def test_is_the_same_product(rows: int, columns: int, block_size: int, zero_poin
 @pytest.mark.parametrize("written", ["packed", "float"])
 @pytest.mark.parametrize("others", [0, 1])
 def test_zero_points_of_8_need_no_minima(written: str, others: int) -> None:
-    """Three of a row, so that packed ones have half a byte of padding, which is 0."""
+    """A row has three zero points, so that packed ones end in half a byte of padding, which is 0."""
     points = np.full((40, 3), 8, np.uint8)
     points.flat[:others] = 4
     given = testing.pack_nibbles(np.pad(points, ((0, 0), (0, 1)))) if written == "packed" else points.astype(np.float32)
@@ -121,7 +121,7 @@ def test_zero_points_of_8_need_no_minima(written: str, others: int) -> None:
 @pytest.mark.parametrize("zero_points", ["", "packed", "float"])
 @pytest.mark.parametrize(("rows", "columns"), [(40, 96), (7, 80)])
 def test_blocks_of_16_are_quantised_again(rows: int, columns: int, zero_points: str) -> None:
-    """Two of them share a scale now: the best one that a search finds, and the product is that of the new weight."""
+    """Two blocks get one scale, the best that a search finds, and the product is that of the new weight."""
     case = Case(rows, columns, 16, zero_points)
     model, misses = testing.rewritten(case.model, "q4nx_matmul")
     assert misses == []
@@ -131,7 +131,7 @@ def test_blocks_of_16_are_quantised_again(rows: int, columns: int, zero_points: 
     tensor = _weight(model).const_value
     assert isinstance(tensor, Q4NXTensor)
     assert not tensor.keeps_codes
-    # Uniform weights of a step d each are off by a step of at most 2 d, evenly, of what spreads over 16 d.
+    # Weights that spread evenly over 16 steps of d are rounded evenly to new steps of at most 2 d.
     assert 0 < tensor.relative_error < 0.2
     assert tensor.relative_error == pytest.approx(q4nx.relative_error(case.weight, weight), rel=1e-6)
     (result,) = testing.run(model, case.feeds)

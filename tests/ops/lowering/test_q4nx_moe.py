@@ -59,7 +59,7 @@ class Case:
             blocks = columns // (block_size or columns)
             codes = generator.integers(0, 16, (EXPERTS * rows, columns), np.uint8)
             scales = testing.bfloat16_values(generator, EXPERTS * rows, blocks) / 4
-            if zero_points:  # of powers of two, bfloat16 has the minimum as well
+            if zero_points:  # with scales of powers of two, minima are exact in bfloat16, too
                 scales = np.exp2(np.round(np.log2(scales)))
             points = generator.integers(4, 12, (EXPERTS * rows, blocks), np.uint8) if zero_points else None
             given[name] = testing.pack_nibbles(codes).reshape(EXPERTS, rows, -1)
@@ -87,7 +87,7 @@ class Case:
         }
 
 
-# Sums of HIDDEN and of INNER terms behind one another, in any order and on both sides; 4 for what cancels in a sum.
+# A sum of HIDDEN terms, then one of INNER, in any order and on both sides; a factor of 4 for terms that cancel.
 TOLERANCE = 2 * 4 * (HIDDEN + INNER) * testing.FLOAT32_ROUNDING
 
 
@@ -104,7 +104,7 @@ def test_experts_are_ort_s(block_size: int | None, normalize: int) -> None:
 
 
 def test_codes_stay_and_rows_are_sorted() -> None:
-    """Gate and up, whose rows take turns, stand below one another in each expert's blocks."""
+    """In the model rows of gate and up alternate; in an expert's blocks all of gate's come before up's."""
     case = Case()
     model, _ = testing.rewritten(case.model, "q4nx_moe")
     (node,) = (node for node in model.graph if node.op_type == "Q4NXMoE")
@@ -117,7 +117,7 @@ def test_codes_stay_and_rows_are_sorted() -> None:
 
 
 def test_gate_above_up() -> None:
-    """swiglu_fusion=2, which ONNX Runtime's CPU kernel does not have: the same experts as with rows in turns."""
+    """swiglu_fusion=2, which ONNX Runtime's CPU kernel does not have: the same experts as with alternating rows."""
     turns = Case()
     given = {name: turns.model.graph.initializers[name].const_value.numpy() for name in ("gate_up", "gate_up_scales")}
     apart = {name: np.concatenate([array[:, 0::2], array[:, 1::2]], axis=1) for name, array in given.items()}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ops/lowering: what each rule takes, what it leaves alone, with right numbers, and what it refuses, with its reason.
+"""ops/lowering: what each rule rewrites, what it leaves alone, and what it refuses, with the reason.
 
-What runs is read from the session's profile; numbers are compared with ORT's CPU provider.
+The operators that run are read from the session's profile; numbers are compared with ORT's CPU provider.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import onnx
 
 Inputs = dict[str, np.ndarray]
-# Activations and scales are numbers of bf16, so that only float32 rounds: sums of at most 96 products and softmaxes of
-# a few keys. Of the largest value that is less than 2^10 roundings of 2^-24.
+# Activations and scales are exact in bf16, so that only float32 rounds: sums of at most 96 products and softmaxes of a
+# few keys. That is less than 2^10 roundings, each of 2^-24 of the largest value.
 TOLERANCE = 2.0**-14
 
 
@@ -91,7 +91,7 @@ def norm(out: str, x: str, *, epsilon: str = "0.01") -> str:
 
 
 def heads(out: str, width: int, d: int) -> Inputs:
-    """What a norm over heads of d reads."""
+    """The constants that `NORM` over heads of d reads."""
     return {
         f"{out}_heads": np.array([0, -1, d]),
         f"{out}_whole": np.array([0, -1, width]),
@@ -158,7 +158,7 @@ ATTENTIONS: dict[str, tuple[ir.Model, int, dict[str, int]]] = {
         32,
         {"Q4NXMatMul": 3, "FlowQKVAttention": 1, "SimplifiedLayerNormalization": 2, "Reshape": 4},
     ),
-    # What is cut into heads need not be a row a token.
+    # The queries are in heads already when they are cut into heads for the norm.
     "qk_norm: of heads that are apart": (
         attention(
             norms="q4 = Reshape (q, four)" + norm("qn", "q4") + norm("kn", "k"),
@@ -194,7 +194,7 @@ def test_attention(ep_devices: list[Any], tmp_path: Path, name: str) -> None:
 
 
 def test_projections_of_other_widths_do_not_become_one(ep_devices: list[Any], tmp_path: Path) -> None:
-    """Side by side they would be as wide as they should be."""
+    """K and V have wrong widths, whose sum is right: side by side they would be as wide as expected."""
     rows = {"q": 128, "k": 32, "v": 96}
     wrong = "  ".join(PROJECTION.format(out=out, rows=count, x="x") for out, count in rows.items())
     constants = {name: array for out, count in rows.items() for name, array in weight(out, count, 64).items()}
@@ -257,7 +257,7 @@ gated (float[1, S, {gate_columns}] x) => (float[1, S, 40] y) {{
 
 
 def native(name: str, rows: int, columns: int, layout: q4nx.Layout) -> Inputs:
-    """A weight that is Q4NX in the model; of every layout: its minima are -8 times its scales."""
+    """A weight that is Q4NX in the model. Its minima are -8 times its scales, so that any layout can hold it."""
     rng = np.random.default_rng(rows + len(name))
     codes = rng.integers(0, 16, (rows, columns), np.uint8)
     scales = (rng.integers(128, 256, (rows, -(-columns // 32))) * 2.0**-14).astype(np.float32)
@@ -277,7 +277,7 @@ def native(name: str, rows: int, columns: int, layout: q4nx.Layout) -> Inputs:
 def test_weights_that_are_q4nx_already(
     ep_devices: list[Any], tmp_path: Path, gate: q4nx.Layout, up: q4nx.Layout | None, expected: dict[str, int]
 ) -> None:
-    """As a model has them whose projections were converted one by one."""
+    """As in a model whose projections were converted one by one."""
     makers = {
         True: "ai.flownpu.Q4NXMatMul <K = 96, M = 40> (x, up_q4nx)",
         False: "com.microsoft.MatMulNBits <K = 96, N = 40, block_size = 32> (x, up_codes, up_scales)",
@@ -289,7 +289,7 @@ def test_weights_that_are_q4nx_already(
 
 
 def test_projections_of_other_columns_do_not_become_one(ep_devices: list[Any], tmp_path: Path) -> None:
-    """One of them is wrong, which only a run shows: the input's width is not known before."""
+    """One of the two is wrong, which only a run shows, since the input's width is not known before."""
     up = "com.microsoft.MatMulNBits <K = 64, N = 40, block_size = 32> (x, up_codes, up_scales)"
     constants = native("gate", 40, 96, q4nx.NARROW) | weight("up", 40, 64)
     model = testing.parse(NATIVE.format(gate_columns="N", up=up), **constants)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ops/lowering: weights of MatMulNBits and GatherBlockQuantized, against ORT's kernels and the Python rules' bytes."""
+"""ops/lowering: weights of MatMulNBits and GatherBlockQuantized, against ORT's kernels and bytes of ops.q4nx."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def codes_of(rng: np.random.Generator, rows: int, columns: int, block: int) -> t
 
 
 def points_of(rng: np.random.Generator, kind: str, rows: int, blocks: int) -> np.ndarray | None:
-    """Zero points: none, packed to whole bytes a row, or as numbers; or eights, either way."""
+    """Zero points: none, packed with whole bytes a row, as floats, or all 8 in either form."""
     if kind == "none":
         return None
     if kind == "packed":
         return rng.integers(0, 256, (rows, -(-blocks // 2)), np.uint8)
     if kind == "packed eights":
         points = np.full((rows, -(-blocks // 2)), 0x88, np.uint8)
-        points[:, -1] ^= 0x30 * (blocks % 2)  # beyond the last block: of none
+        points[:, -1] ^= 0x30 * (blocks % 2)  # padding behind the last block, which must not be read
         return points
     if kind == "eights":
         return np.full((rows, blocks), 8, np.float32)
@@ -54,7 +54,7 @@ def points_of(rng: np.random.Generator, kind: str, rows: int, blocks: int) -> np
 
 
 def numbers_of(points: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
-    """Zero points as numbers, one a scale."""
+    """Zero points as floats, one for each scale."""
     if points is None:
         return np.full(shape, 8, np.float32)
     if points.dtype == np.uint8:
@@ -112,8 +112,8 @@ def test_products_are_ort_s(
     expected = stock(model).run(None, {"x": x})[0]
     numbers = numbers_of(zero_points, scales.shape)
     weight, minima = dequantized(codes, scales, numbers, columns)
-    # bf16 rounds x by 2^-9 of it at most, evenly: a deviation of 2^-9 / sqrt(3); sums of K such, 6 deviations. And what
-    # bf16 rounds a minimum by is the same for a block's columns, so it meets the sum of x over them.
+    # bf16 rounds x by 2^-9 of it at most, evenly: a standard deviation of 2^-9 / sqrt(3); allowed are 6 deviations of a
+    # sum of K of these. A minimum's rounding to bf16 is the same in all columns of a block, so it multiplies their sum.
     rounding = 6 * 2.0**-9 / np.sqrt(3) * np.sqrt((x.astype(np.float64) ** 2) @ (weight**2).T)
     sums = np.add.reduceat(x.astype(np.float64), np.arange(0, columns, block), axis=1)
     shift = np.abs(sums) @ np.abs(minima.astype(q4nx.BFLOAT16).astype(np.float64) - minima).T
@@ -132,7 +132,7 @@ def compiled(ep_devices: list[Any], model: onnx.ModelProto, folder: Path) -> byt
 
 
 def quantized(codes: np.ndarray, scales: np.ndarray, points: np.ndarray | None, columns: int) -> q4nx.Quantized:
-    """The same codes, scales and minima."""
+    """The same weight for ops.q4nx: codes, scales and minima."""
     repeats, groups = codes.shape[2] * 2 // q4nx.GROUP, -(-columns // q4nx.GROUP)
     minima = -scales * numbers_of(points, scales.shape)
     return q4nx.from_affine(
@@ -154,7 +154,7 @@ LAYOUTS = {
 def test_bytes_are_those_of_the_file_s_rule(
     ep_devices: list[Any], tmp_path: Path, rows: int, columns: int, block: int, points: str
 ) -> None:
-    """What `flownpu convert` writes, ops.q4nx, and what a session is given, as a compiled model keeps it."""
+    """What `flownpu convert` packs with ops.q4nx is what a session packs, which a compiled model keeps."""
     rng = np.random.default_rng(rows)
     codes, scales = codes_of(rng, rows, columns, block)
     constants = {"codes": codes, "scales": scales}
@@ -206,7 +206,7 @@ def test_weights_of_the_same_codes_may_differ(ep_devices: list[Any]) -> None:
         node.CopyFrom(product)
         node.name, node.input[1:], node.output[0] = name, ["codes", name], f"y.{name}"
         model.graph.output.append(helper.make_tensor_value_info(f"y.{name}", F32, ["tokens", rows]))
-    # A row of ones in turn reads a weight column by column; bf16 holds each.
+    # Rows of the identity read a weight column by column; bf16 holds them exactly.
     found = session(ep_devices, model, activations="bf16").run(None, {"x": np.eye(columns, dtype=np.float32)})
     for each, product_of_ones in zip(both.values(), found, strict=True):
         weight, _ = dequantized(codes, each, numbers_of(None, each.shape), columns)
@@ -218,7 +218,7 @@ def test_weights_of_the_same_codes_may_differ(ep_devices: list[Any]) -> None:
 def test_blocks_of_16_are_quantised_again(
     ep_devices: list[Any], tmp_path: Path, rows: int, columns: int, points: str
 ) -> None:
-    """The same weights as the file's rule has, which searches the same; what is given up, the placement says."""
+    """`flownpu convert` searches in the same way and finds the same weights; the placement report says the error."""
     rng = np.random.default_rng(rows)
     codes, scales = codes_of(rng, rows, columns, 16)
     constants = {"codes": codes, "scales": scales}
@@ -231,9 +231,9 @@ def test_blocks_of_16_are_quantised_again(
     model = session(ep_devices, matmul(rows, columns, 16, constants), activations="bf16", placement=str(report))
     narrow = q4nx.blocks_shape(rows, columns, q4nx.NARROW)
     assert len(compiled(ep_devices, matmul(rows, columns, 16, constants), tmp_path)) == np.prod(narrow)
-    # A row of ones in turn reads the weight column by column; bf16 holds each.
+    # Rows of the identity read the weight column by column; bf16 holds them exactly.
     found = model.run(None, {"x": np.eye(columns, dtype=np.float32)})[0].T
-    # Both searches minimise the same; where two sums round apart, a group may fall to another that is as good.
+    # Both searches minimise the same; where sums round differently, a group may get other parameters that are as good.
     apart = np.any(found != expected, axis=1)
     assert np.mean(apart) < 0.1
     errors = [q4nx.relative_error(weight, each) for each in (found, expected)]
@@ -244,7 +244,7 @@ def test_blocks_of_16_are_quantised_again(
 
 
 def test_a_table_is_gathered_and_multiplied_with_once(ep_devices: list[Any], tmp_path: Path) -> None:
-    """An embedding that is the LM head too is one constant, though the graph reshapes it for the one."""
+    """An embedding that is the LM head, too, is one constant, though the graph reshapes it for the lookup."""
     rng = np.random.default_rng(3)
     rows, columns = 64, 96
     codes, scales = codes_of(rng, rows, columns, 32)

@@ -14,16 +14,16 @@ from tests.ops.device import ISAS, Node
 
 EPSILON = 2.0**-24
 CACHE_TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "int8": np.int8}
-# Half an ulp, relative: what rounding to the cache's type may change when float32 and float64 round apart.
+# Half an ulp, relative: what rounding to the cache's type may change where float32 and float64 round differently.
 # That of int8 is relative to the largest of a row.
 CACHE_EPSILON = {"float": EPSILON, "bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 1 / 254}
-# A query, or a chunk's factors, in steps of a 32767th of the largest, where few queries look into an int8 cache: half.
+# Half a step, relative to the largest, of a query or of a chunk's factors, where few queries see an int8 cache.
 WORDS_EPSILON = 0.5 / 32767
 H, G, D = 4, 2, 64
 SIZES = {"num_heads": H, "kv_num_heads": G, "head_size": D}
 # Where several queries look into a bf16 cache with AVX-512, queries and probabilities are rounded to bf16: half an ulp.
 PAIRS_EPSILON = 2.0**-9
-# And e^x is a polynomial whose relative error was made least.
+# There e^x is a polynomial with this relative error.
 PAIRS_EXP = 2.7e-6
 
 
@@ -32,12 +32,12 @@ def multiplies_pairs(cache: str, isa: str) -> bool:
 
 
 def stored(rows: np.ndarray, cache: str) -> np.ndarray:
-    """Rows [.., d] as a cache of that type has them."""
+    """Rows [.., d] as a cache of this type stores them."""
     return quantise_rows(rows) if cache == "int8" else rows.astype(CACHE_TYPES[cache])
 
 
 def loaded(cache: np.ndarray) -> np.ndarray:
-    """What a cache stands for, in float64."""
+    """The numbers in a cache, in float64."""
     return (dequantise_rows(cache) if cache.dtype == np.int8 else cache).astype(np.float64)
 
 
@@ -55,8 +55,16 @@ class Conversation:
     """Calls the operator turn after turn on one cache, and compares every turn with the reference.
 
     Args:
-        lengths: capacity of the shared cache; 0: a growing cache, past and present apart.
-        attributes: of the node, beside the head counts.
+        capacity: of the shared cache; 0: a growing cache, past and present apart.
+        cache: the cache's type, one of CACHE_TYPES.
+        isa: instruction set of the kernels.
+        batch: rows.
+        rotary: whether there is RoPE.
+        norm: whether there is QK-norm.
+        sink: whether each head has a sink.
+        heads: counts of query heads and KV heads, and the head size.
+        seed: of the random numbers.
+        attributes: of the node, besides the head counts.
     """
 
     def __init__(
@@ -118,7 +126,7 @@ class Conversation:
         ]
 
     def remember(self, tokens: int) -> None:
-        """Puts random keys and values into a growing cache, as those of so many tokens before."""
+        """Puts random keys and values into a growing cache, as those of `tokens` earlier tokens."""
         _, g, d = self.heads
         keys, values = self.rng.standard_normal((2, self.batch, g, tokens, d), dtype=np.float32)
         self.past = [stored(rows, self.cache) for rows in (keys, values)]

@@ -58,7 +58,7 @@ def test_rewind(cache: str) -> None:
 @pytest.mark.parametrize("heads", [(2, 2, 5), (4, 2, 64)])
 @pytest.mark.parametrize(("batch", "tokens", "total"), [(0, 3, 3), (0, 1, 4), (2, 0, 4), (1, 0, 0), (0, 0, 0)])
 def test_no_tokens_and_no_rows(isa: str, heads: tuple[int, int, int], batch: int, tokens: int, total: int) -> None:
-    """The cache is kept, and nothing else is there."""
+    """The cache is kept, and the output is empty."""
     h, g, d = heads
     past = np.random.default_rng(7).standard_normal((2, batch, g, 4, d), dtype=np.float32)
     inputs = [np.zeros((batch, tokens, (h + 2 * g) * d), np.float32), None, None, *past]
@@ -89,13 +89,13 @@ def test_half_a_cache_is_written(kept: int) -> None:
 @pytest.mark.parametrize(("total", "tokens"), [(6, 6), (1, 1), (9, 3), (9, 1)])
 @pytest.mark.parametrize("counted", [0, 1])
 def test_positions_of_a_prompt_count_on_from_the_first_or_are_given(counted: int, total: int, tokens: int) -> None:
-    """Keys as they are stored, which are rotated by their positions, are those of a call that is given all of them."""
+    """Outputs and stored keys, which positions rotate, are those of a call that is given all positions."""
     rng = np.random.default_rng(6)
     query = rng.standard_normal((2, tokens, (H + 2 * G) * D), dtype=np.float32)
     past = rng.standard_normal((2, 2, G, 9, D), dtype=np.float32)
     lengths = [np.array([total - 1, total - 1], np.int32), np.array(total, np.int32)]
     given = rng.integers(0, 500, (2, tokens))
-    # Any position of a first prompt but the first may be anything.
+    # With counted_prompt only a first prompt's first position matters.
     meant = given[:1, :1] + np.tile(np.arange(tokens), (2, 1)) if counted and total == tokens else given
     inputs = [query, None, None, *past, *lengths, *rope_tables(), given]
     outputs = run("FlowQKVAttention", inputs, outputs=("float",) * 3, do_rotary=1, counted_prompt=counted, **SIZES)

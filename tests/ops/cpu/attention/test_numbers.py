@@ -45,7 +45,7 @@ def test_prefill_decode_and_a_second_turn(isa: str, cache: str, capacity: int, w
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("heads", [(1, 1, 8), (3, 1, 72), (8, 2, 40), (6, 2, 80), (4, 4, 256), (40, 1, 16), (5, 1, 33)])
 def test_head_counts_and_sizes(isa: str, cache: str, heads: tuple[int, int, int]) -> None:
-    """Sizes that fill no vector or are odd, single and many heads a group: few and many rows, one to four vectors."""
+    """Sizes that fill no whole vector or are odd; one to many heads a group; few and many rows; one to four vectors."""
     talk = Conversation(capacity=0, isa=isa, cache=cache, heads=heads, rotary=heads[2] % 2 == 0)
     for tokens in (5, 1, 70, 9, 13):
         talk.turn(tokens)
@@ -84,7 +84,7 @@ def test_parts_are_merged_in_one_order_whoever_does_them() -> None:
         np.testing.assert_array_equal(node(*inputs)[0], first)
 
 
-@pytest.mark.slow  # of numbers alone: what is read and written other tests here read and write
+@pytest.mark.slow  # numbers alone: the other tests here read and write the same memory
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("tokens", [1, 63])
@@ -93,9 +93,9 @@ def test_what_is_rounded(isa: str, cache: str, tokens: int, softcap: float) -> N
     """Against float64 on the values that are multiplied.
 
     In pairs of bf16 a query times scale and log2 e is rounded, here as there; so are the probabilities, by a relative
-    u of half an ulp and the exponential's error. As what they are divided by is the sum of the rounded ones, an output
-    is off by at most u sum(p |v - output|), not by u max|v|: the values are far from 0 to tell the two apart. In
-    float32 what is left are the roundings that `Conversation.tolerance` counts.
+    u of half an ulp and the exponential's error. As they are divided by the sum of the rounded ones, an output is off
+    by at most u sum(p |v - output|), not by u max|v|: the values are far from 0 to tell the two apart. In float32 there
+    are only the roundings that `Conversation.tolerance` counts.
     """
     rng = np.random.default_rng(4)
     total = 499
@@ -118,7 +118,7 @@ def test_what_is_rounded(isa: str, cache: str, tokens: int, softcap: float) -> N
         q = query[0, :, head * D : (head + 1) * D] * np.float32(D**-0.5)
         q = (q * unit).astype(ml_dtypes.bfloat16).astype(np.float64) / unit if pairs else q.astype(np.float64)
         k, v = (loaded(array[0, head * G // H]) for array in (keys, values))
-        if pairs:  # of int8; a bf16 cache is so
+        if pairs:  # int8's are rounded; those of a bf16 cache are bf16 already
             k, v = (array.astype(ml_dtypes.bfloat16).astype(np.float64) for array in (k, v))
         scores = q @ k.T
         if bias is not None:
@@ -134,8 +134,8 @@ def test_what_is_rounded(isa: str, cache: str, tokens: int, softcap: float) -> N
         if pairs:
             bound = bound + (PAIRS_EPSILON + PAIRS_EXP) * spread
         elif cache == "int8" and tokens == 1:
-            # A query's elements, and a key's factor times its scale, are off by half a step each: of codes up to 127,
-            # no more than of max|v|.
+            # A query's elements, and a key's factor times its scale, are off by half a step each; times codes of up to
+            # 127 that moves the output by no more than the same share of max|v|.
             words = 2 * np.abs(q).max() * np.abs(k).sum(-1).max() + total * p.max()
             bound = bound + WORDS_EPSILON * words * np.abs(v).max()
         assert np.all(np.abs(output[0, :, head * D : (head + 1) * D] - expected) <= bound)
@@ -208,11 +208,10 @@ def test_position_ids_and_attention_bias(cache: str) -> None:
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("tokens", [1, 40, 200])
 def test_a_query_whose_keys_are_all_masked_with_the_lowest_float(isa: str, cache: str, tokens: int) -> None:
-    """Its scores are then all the lowest float, below which nothing moves them, and softmax gives equal weights.
+    """Its scores are then all the lowest float, whatever is added to it, and softmax gives equal weights.
 
-    The masked queries' outputs are the values' mean; PAIRS_EPSILON each for the probabilities and what they sum to, and
-    for int8 values, which are rounded to bf16.
-    The others are as they would be without the mask, to the bit.
+    The masked queries' outputs are the values' mean, within PAIRS_EPSILON for the probabilities, as much for their sum,
+    and as much for int8 values, which are rounded to bf16. The other queries have the bits that they have unmasked.
     """
     rng = np.random.default_rng(5)
     query = rng.standard_normal((1, tokens, (H + 2 * G) * D), dtype=np.float32)
@@ -262,7 +261,7 @@ def test_flow_kv_attention_is_the_same_for_one_token() -> None:
 @pytest.mark.parametrize("heads", [(4, 1, 256), (6, 2, 64), (2, 2, 64)])
 @pytest.mark.parametrize("tokens", [2, 4])
 def test_a_few_tokens_are_computed_as_in_single_steps(isa: str, heads: tuple[int, int, int], tokens: int) -> None:
-    """With the same bits, though a window begins at other keys for each token that is computed beside others."""
+    """With the same bits, though the windows of tokens that are computed together begin at different keys."""
     outputs = []
     for calls in ([tokens], [1] * tokens):
         conversation = Conversation(capacity=128, cache="bfloat16", isa=isa, heads=heads, local_window_size=40)

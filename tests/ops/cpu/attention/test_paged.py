@@ -28,7 +28,7 @@ from tests.ops.stock_onnxruntime import run as run_stock
 H, G, D = 4, 2, 64
 ROWS = 8  # of a block
 
-# Blocks of int8 rows are not taken.
+# PagedAttention takes no int8 cache.
 POOL_TYPES = tuple(name for name in CACHE_TYPES if name != "int8")
 
 
@@ -46,15 +46,16 @@ class Sequence:
 
 @dataclasses.dataclass
 class Pool:
-    """Sequences over one pool of blocks, of which each takes those that the next free numbers name.
+    """Sequences over one pool of blocks, each of which takes the next free blocks when it grows.
 
     Attributes:
         cache: its element type.
-        isa: of the kernels.
+        isa: instruction set of the kernels.
         norm: QK-norm is done.
-        attributes: of the node, beside the head counts and do_rotary.
+        attributes: of the node, besides the head counts and do_rotary.
         scattered: blocks of a sequence do not follow one another.
         threads: of the step.
+        blocks: how many the pool has.
     """
 
     cache: str = "bfloat16"
@@ -70,7 +71,7 @@ class Pool:
         order = rng.permutation(self.blocks) if self.scattered else np.arange(self.blocks)
         self.free = list(order.astype(np.int32))
         shape = (self.blocks, ROWS, G, D)
-        # What nobody wrote may be anything.
+        # Rows that nobody wrote may hold anything, and must not be read.
         self.caches = [np.full(shape, np.nan, CACHE_TYPES[self.cache]) for _ in range(2)]
         self.tables: dict[int, list[np.int32]] = {}
         self.past: dict[int, int] = {}
@@ -79,7 +80,7 @@ class Pool:
         self.constants = {"num_heads": H, "kv_num_heads": G, "head_size": D, "do_rotary": 1, **self.attributes}
 
     def inputs(self, work: list[tuple[Sequence, int]]) -> list[np.ndarray | None]:
-        """The node's, for the next tokens of sequences, so many of each; takes the blocks that they need."""
+        """The node's inputs for the next tokens of (sequence, tokens); takes the blocks that they need."""
         queries, tables, pasts = [], [], []
         for sequence, tokens in work:
             past = self.past.get(sequence.seed, 0)
@@ -108,7 +109,7 @@ class Pool:
         return Node("PagedAttention", inputs, outputs, options=options, **self.constants)
 
     def run(self, work: list[tuple[Sequence, int]]) -> list[np.ndarray]:
-        """The outputs of each sequence's new tokens, which are in the cache afterwards."""
+        """Computes the next tokens, which are in the cache then; the outputs of each sequence."""
         inputs = self.inputs(work)
         output, *_ = self.node(inputs)(*inputs, into={1: self.caches[0], 2: self.caches[1]})
         assert output is not None
@@ -169,7 +170,7 @@ def attend(pool: Pool, inputs: list[np.ndarray | None]) -> tuple[np.ndarray, np.
 
 
 def check_caches(pool: Pool, expected: list[np.ndarray]) -> None:
-    """Norm and RoPE round some 16 times; then at most one ulp of the cache's type. NaN is where nobody wrote."""
+    """Norm and RoPE round some 16 times; then at most one ulp of the cache's type. Rows that nobody wrote are NaN."""
     for mine, theirs in zip(pool.caches, expected, strict=True):
         np.testing.assert_allclose(
             mine.astype(np.float64), theirs.astype(np.float64), rtol=2 * CACHE_EPSILON[pool.cache], atol=16 * EPSILON
@@ -203,7 +204,7 @@ def test_mixed_calls(isa: str, cache: str, attributes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("cache", POOL_TYPES)
 @pytest.mark.parametrize("isa", ISAS)
 def test_alone_or_in_a_crowd(isa: str, cache: str, window: int) -> None:
-    """The same bits: of a prompt in one call or in pieces, alone or beside others, in whichever blocks."""
+    """A prompt has the same bits in one call or in pieces, alone or beside others, in whichever blocks."""
     attributes = {"local_window_size": window}
     sequences = [Sequence(301, 1), Sequence(97, 2), Sequence(280, 3)]
     alone = {}
@@ -239,7 +240,7 @@ def test_a_shared_prefix() -> None:
 
 
 def test_numbers_that_are_not_finite_stay_in_their_sequence() -> None:
-    """Also not before the token that has them."""
+    """In it, tokens before the one that has them do not change either."""
     clean, broken = Sequence(40, 1), Sequence(40, 2)
     alone = Pool().run([(clean, 40)])[0]
     before = Pool().run([(broken, 40)])[0]

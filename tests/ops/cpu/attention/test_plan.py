@@ -34,14 +34,14 @@ def test_a_plan_covers_the_work(group: tuple[int, int, int], tokens: int) -> Non
         rows = plan["tile_tokens"] * per_group
         assert tokens <= plan["tiles"] * plan["tile_tokens"] < tokens + plan["tile_tokens"]
         assert plan["tasks"] == kv_heads * plan["tiles"] * plan["parts"]
-        # A token's heads are not parted; else a tile's queries (as they come, in f32, and as they are multiplied) and
-        # numerators fill at most half of the L2, where that has room for 256 of them; and 1024 are enough.
+        # A tile has all heads of a token. Beyond that, its queries (as they come, in f32, and as they are multiplied)
+        # and numerators fill at most half of the L2, or it has 256 rows at most; and never more than 1024.
         row_bytes = head_size * (4 + MACHINE["element"] + 4)
         assert rows <= max(256, per_group) or rows * row_bytes <= cache_bytes / 2
         assert rows <= max(1024, per_group)
         assert bool(plan["few"]) == (rows <= MACHINE["few_rows"])
         assert plan["chunk_keys"] % 16 == 0
-        # What is re-ordered for a chunk, and a block of scores, take half of the L2, or a chunk is at its least.
+        # A chunk's re-ordered keys and values and a block of scores fill half of the L2, or the chunk is the smallest.
         key_bytes = 2 * head_size * MACHINE["element"] + 4 * MACHINE["block_rows"]
         assert plan["chunk_keys"] * key_bytes <= cache_bytes / 2 + 16 * key_bytes or plan["chunk_keys"] <= 64
         # Parts are worth handing out: 128 KB of K and V each.
@@ -67,7 +67,7 @@ def test_a_plan_gives_each_thread_tasks() -> None:
 @pytest.mark.parametrize("per_group", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("tokens", [2, 3, 4])
 def test_a_few_tokens_are_computed_as_one_alone_is(per_group: int, tokens: int) -> None:
-    """By attend_few, in tiles of as many tokens as it takes; a fifth token is a prompt's."""
+    """By attend_few, in tiles of as many tokens as it takes; five tokens only if all their rows fit into one."""
     shape = {**SHAPE, "heads_per_group": per_group}
     plan = testing.attention_plan({**shape, "tokens": tokens}, MACHINE)
     assert plan["few"]

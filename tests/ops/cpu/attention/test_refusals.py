@@ -46,7 +46,7 @@ def call(**changed: np.ndarray | None) -> list[np.ndarray | None]:
 
 
 def infer(inputs: list[np.ndarray | None], **attributes: int) -> list[list[int]]:
-    """The shapes of the outputs, of a node that was made for a call that fits; nothing is computed."""
+    """The shapes of the outputs of a node that was made for a call that fits; nothing is computed."""
     node = Node("FlowQKVAttention", call(), ("float",) * 3, do_rotary=1, **SIZES, **attributes)
     return node.infer(*inputs)
 
@@ -133,12 +133,12 @@ def test_an_output_of_another_type_is_refused() -> None:
 
 def test_all_inputs_at_once_are_taken() -> None:
     assert infer(call()) == [[B, S, H * D], [B, G, CAPACITY, D], [B, G, CAPACITY, D]]
-    # A Cast of a ReduceSum with its axis kept, and a total with an axis.
+    # seqlens_k as a Cast of a ReduceSum with keepdims makes it, and a total with an axis.
     also = {"seqlens_k": np.array([[7], [6]], np.int32), "total_sequence_length": np.array([TOTAL], np.int32)}
     assert infer(call(**also)) == infer(call())
 
 
-# Each of these is read past its end where nobody looks at its shape.
+# Each of these would be read past its end if its shape were not checked.
 SHAPES: dict[str, tuple[Inputs, str]] = {
     "query: width": ({"query": zeros(B, S, H * D - 1)}, r"query .*, got \[2,3,255\]"),
     "query: rank": ({"query": zeros(S, H * D)}, r"query.*, got \[3,256\]"),
@@ -274,7 +274,7 @@ def test_a_window_sized_cache_that_is_too_small_is_refused() -> None:
 
 
 def test_sizes_that_no_memory_has_are_refused() -> None:
-    """Nothing is there where a size is 0, but memory is planned by the others."""
+    """An array with a size of 0 is empty, but memory is planned by its other sizes."""
     for batch, tokens in ((2**40, 0), (0, 2**40)):
         with pytest.raises(ValueError, match=r"a query and a KV cache of at most 128 TiB each"):
             run("FlowQKVAttention", [np.empty((batch, tokens, WIDTH), np.float32)], **SIZES)

@@ -24,7 +24,7 @@ void Faults::reset() {
   endless_waits_ = 0;
 }
 
-// What a device that is lost refuses. Releasing and asking go on.
+// Whether a lost device refuses the call; releasing objects and queries still work.
 bool Faults::is_work(std::string_view call) {
   constexpr std::array kOthers{std::string_view("clFlush"), std::string_view("clCreateBuffer"),
                                std::string_view("clBuildProgram")};

@@ -17,29 +17,30 @@ namespace cl = flownpu::gpu::cl;
 enum class Way : std::uint8_t {
   kNone,
   kOnce,  // the call ends with the code, and does nothing
-  kLost,  // and so does all that is given to a queue, or allocated, from then on
-  kLate,  // the call succeeds and does nothing; what comes after it ends with the code
-  kHung,  // the call succeeds and does nothing; nothing after it ends
+  kLost,  // and so does every later call that enqueues, flushes, allocates or compiles
+  kLate,  // the call succeeds and does nothing; marks behind it end with the code
+  kHung,  // the call succeeds and does nothing; no command behind it ends
 };
 
 class Faults {
  public:
   // The nth call of this function from now on, 1: the next. Another fault takes its place.
   void inject(std::string call, std::int64_t nth, Way way, cl::Int code);
-  // All is well again, and nothing was counted.
+  // Forgets the fault and all counts.
   void reset();
 
-  // A call comes: what becomes of it. kNone: it goes to the loader.
+  // To be called for each call: what becomes of it. kNone: it goes to the real loader.
   struct Fate {
     Way way = Way::kNone;
     cl::Int code = 0;
   };
   Fate meet(std::string_view call);
-  // The way that has begun.
+  // The fault that has begun; kNone if none has.
   Fate begun() const;
 
+  // How often a function was called since the reset.
   std::int64_t calls(const std::string& call) const;
-  // Waits of OpenCL's own while nothing ends, which would be for ever.
+  // How many blocking calls there were while nothing ends; each would wait for ever.
   std::int64_t endless_waits() const;
 
  private:

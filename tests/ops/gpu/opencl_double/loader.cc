@@ -38,7 +38,8 @@ const Functions& loader() {
   return functions;
 }
 
-// Functions that make something say how they ended in their last argument.
+// Ends a call with a code: returns it or, for functions that make an object, writes it to the last
+// argument and returns nullptr.
 template <typename Result, typename... Arguments>
 Result refuse(Int code, Arguments... arguments) {
   if constexpr (std::is_same_v<Result, Int>) {
@@ -52,7 +53,7 @@ Result refuse(Int code, Arguments... arguments) {
   }
 }
 
-// What was enqueued and is not done still has an event, if one is asked for.
+// A command that is not done still has an event, if one is asked for.
 Int do_nothing(Queue queue, Event* event) {
   return event == nullptr ? 0 : loader().clEnqueueMarkerWithWaitList(queue, 0, nullptr, event);
 }
@@ -75,7 +76,7 @@ Result forward(Result (*Functions::*function)(First, Rest...), const char* name,
   return refuse<Result>(fate.code, first, rest...);
 }
 
-// What was to become of the commands that lie before a mark, by the mark's event.
+// By each mark's event, the fault that had begun among the commands before the mark.
 class Marks {
  public:
   void keep(Event event, const Faults::Fate& fate) {
@@ -106,9 +107,8 @@ Int forward(Int (*Functions::*function)(Queue, UInt, const Event*, Event*), cons
   return code;
 }
 
-// clGetEventInfo: marks that lie behind what hangs do not end; those behind what failed end with
-// its error, but not before the commands that were begun earlier have: who sees it frees their
-// memory.
+// clGetEventInfo: marks behind a command that hangs do not end. Marks behind one that failed end
+// with its error, but only once earlier commands have ended: who sees the error frees their memory.
 Int forward(Int (*Functions::*function)(Event, UInt, std::size_t, void*, std::size_t*),
             const char* name, Event event, UInt what, std::size_t bytes, void* value,
             std::size_t* had) {

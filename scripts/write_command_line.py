@@ -44,7 +44,8 @@ def section(command: CommandInfo) -> str:
             continue
         kind, info = get_args(hint)[:2]
         if isinstance(info, ArgumentInfo):
-            metavar = f"[{info.metavar}...]" if list[str] in get_args(kind) else info.metavar
+            metavar = f"{info.metavar}..." if list[str] in get_args(kind) else info.metavar
+            metavar = metavar if defaults[name].default is inspect.Parameter.empty else f"[{metavar}]"
             usage += f" {metavar}"
             rows.append(f"| `{in_cell(metavar)}` | {info.help} |")
         elif isinstance(info, OptionInfo):
@@ -69,11 +70,13 @@ def option_text(name: str, kind: Any, option: OptionInfo) -> str:
         return typed
     choices = [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
     choices += [value.value for kind in kinds if inspect.isclass(kind) and issubclass(kind, StrEnum) for value in kind]
-    return f"{typed} {option.metavar or ' or '.join(choices) or 'NUMBER'}"
+    return f"{typed} {option.metavar or ' or '.join(choices) or ('TEXT' if str in kinds else 'NUMBER')}"
 
 
 def option_help(option: OptionInfo, default: object) -> str:
-    """An option's help, with its default unless that is empty or already in the help."""
+    """An option's help, and its default, unless that is empty or already in the help, or that it must be given."""
+    if default is inspect.Parameter.empty:
+        return f"{option.help} (required)"
     if default in (None, "", False) or "(default:" in (option.help or ""):
         return str(option.help)
     return f"{option.help} (default: {default})"

@@ -38,9 +38,10 @@ def bench(
     prompt: Annotated[
         str, typer.Option("--prompt", metavar="N,N...", help="Tokens of a prompt; each is a measurement.")
     ] = "1024",
-    generate: Annotated[int, typer.Option("--generate", min=2, help="Tokens to generate after it.")] = 64,
+    generate: Annotated[int, typer.Option("--generate", min=2, help="Tokens to generate after the prompt.")] = 64,
     depth: Annotated[
-        str, typer.Option("--depth", metavar="N,N...", help="Tokens in the context before it; each with each prompt.")
+        str,
+        typer.Option("--depth", metavar="N,N...", help="Tokens in the context before the prompt, each with each."),
     ] = "0",
     against: Annotated[
         str, typer.Option("--against", metavar="PEER,PEER...", help=f"Other engines: {', '.join(PEERS)}.")
@@ -51,7 +52,7 @@ def bench(
     ] = "1,2,4,8,16,32",
     server: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=URL", help="With --serve: a server of OpenAI's API that runs; may be repeated."),
+        typer.Option(metavar="NAME=URL", help="With --serve: a running server of OpenAI's API; may be repeated."),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each engine, in turn, each in a new process.")] = 5,
     provider: options.ProviderOption = "flownpu",
@@ -59,9 +60,9 @@ def bench(
     activations: options.ActivationsOption = None,
     threads: options.Threads = None,
     option: options.Option = None,
-    json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write everything; - is stdout.")] = "",
+    json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write all results; - is stdout.")] = "",
     csv_file: Annotated[str, typer.Option("--csv", metavar="FILE", help="Write a line for each run.")] = "",
-    markdown_file: Annotated[str, typer.Option("--markdown", metavar="FILE", help="Write the table for a page.")] = "",
+    markdown_file: Annotated[str, typer.Option("--markdown", metavar="FILE", help="Write the table in Markdown.")] = "",
     plot_file: Annotated[
         str, typer.Option("--plot", metavar="FILE", help="Write tokens/s by context, as SVG; needs Matplotlib.")
     ] = "",
@@ -69,13 +70,14 @@ def bench(
     """Measure prefill, decode, load time and memory, also side by side with other engines.
 
     Each run is a process of its own that reads random tokens; engines take turns; medians are shown with the least and
-    the most. The share of the roof is what a decode step must read, by the memory's speed as measured in the same run.
+    the most. The share of the roof is the time that reading a decode step's bytes takes at the memory's speed, as
+    measured in the same run, by the time of the step.
     A peer's packages are installed into the cache folder ($XDG_CACHE_HOME/flownpu/peers), and the model's weights
     converted for it, when it is first measured. Ctrl-C ends it and keeps what was measured.
 
-    With --serve, each of the clients asks a prompt of every length of --prompt, half of it common to all, and the
-    next one when it is answered: new tokens a second of all, times to the first token and between tokens. Peers are
-    openvino and llama.cpp; the key for a --server is OPENAI_API_KEY's.
+    With --serve, each client sends a prompt of every length of --prompt, half of it common to all clients, each when
+    the one before is answered. Shown are the new tokens a second of all clients, and the times to the first token and
+    between tokens. Peers are openvino and llama.cpp; the key for a --server is OPENAI_API_KEY's.
     """
     cases = [Case(d, p, generate) for d in _numbers(depth, "--depth", 0) for p in _numbers(prompt, "--prompt", 1)]
     settings = read_genai_config(model)["model"]

@@ -73,7 +73,10 @@ ContextOption = Annotated[
 ]
 WeightsOption = Annotated[
     Weights | None,
-    typer.Option("--weights", help="What MODEL's prompts are multiplied by. (default: bfp16 on npu2, bf16 on npu1)"),
+    typer.Option(
+        "--weights",
+        help="Type of MODEL's weights in prompts. (default: bfp16 on npu2, bf16 on npu1)",
+    ),
 ]
 OutputOption = Annotated[
     Path | None,
@@ -81,7 +84,7 @@ OutputOption = Annotated[
         "--output",
         "-o",
         metavar="DIR",
-        help="Of a MODEL, the folder to make (default: MODEL/artifacts/emulate or /TARGET); of operators, where to "
+        help="For a MODEL, the folder to make (default: MODEL/artifacts/emulate or /TARGET); for operators, where to "
         "build: the files go to DIR/TARGET (default: artifacts).",
     ),
 ]
@@ -105,7 +108,9 @@ def build(
     emit: Annotated[
         tuple[Emit, Path] | None,
         typer.Option(
-            "--emit", metavar="mlir|plan DIR", help="Write each design as MLIR, or as a plan, to DIR, and do no more."
+            "--emit",
+            metavar="mlir|plan DIR",
+            help="Write each design as MLIR or as a plan to DIR, and build nothing.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -113,9 +118,8 @@ def build(
     """Build the NPU's programs: those of a converted model, or those of operators in all models' shapes.
 
     For an NPU it makes xclbins, instructions and a manifest, and needs AMD's open toolchain: aiecc, Peano, xclbinutil.
-    Without it the checked plans and their MLIR are written, and what is missing is said. For the emulator it needs
-    nothing.
-    What is up to date, by the contents of all that it is made of, is not built again.
+    Without it the checked plans and their MLIR are written, and the missing tools are named. For the emulator it
+    needs nothing. What is up to date, by the contents of all that it is made of, is not built again.
     """
     names = operators or []
     if kind is not None or any(Path(name).is_dir() or Path(name).suffix == ".onnx" for name in names):

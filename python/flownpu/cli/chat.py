@@ -30,9 +30,9 @@ HELP = (
 
 def chat(
     model: options.ModelFolder,
-    system: Annotated[str, typer.Option(metavar="TEXT", help="What the model is told beforehand.")] = "",
+    system: Annotated[str, typer.Option(metavar="TEXT", help="System message: what the model is told first.")] = "",
     context: Annotated[
-        int, typer.Option(min=2, help="Tokens the conversation may grow to; the KV cache is of this size.")
+        int, typer.Option(min=2, help="Tokens that the conversation may grow to: the size of the KV cache.")
     ] = 4096,
     temperature: options.Temperature = None,
     top_k: options.TopK = None,

@@ -26,7 +26,7 @@ LogitsOption = Annotated[
 ]
 WindowCache = Annotated[
     bool,
-    typer.Option("--sliding-window-cache", help="Keep only a window of the KV cache in layers that see no more."),
+    typer.Option("--sliding-window-cache", help="In layers with a window, cache only the window's keys and values."),
 ]
 PagedOption = Annotated[
     bool, typer.Option("--paged", help="For ORT GenAI's engine: many requests at a time, over one KV cache in blocks.")
@@ -68,7 +68,7 @@ def convert(
     """Convert a checkpoint, a GGUF file, a GenAI model or an optimum export into a folder that runs on FlowNPU.
 
     Weights become Q4NX: 4 bits, and for each 32 a scale and a minimum, or a scale alone where the source has no minima.
-    Those of AWQ, GPTQ, Q4_0 and Q4_1 keep their codes, and a line says what was quantised again. The folder appears
+    Those of AWQ, GPTQ, Q4_0 and Q4_1 keep their codes; what was quantised again is reported. The folder appears
     when it is complete: an error or Ctrl-C leaves nothing behind, and what was there before stays.
     """
     require("onnx_ir", extra="convert", purpose="flownpu convert")

@@ -20,13 +20,13 @@ MARKS = {Status.GOOD: "[green]ok  [/]", Status.NOTE: "[yellow]note[/]", Status.B
 def doctor(
     model: Annotated[
         Path | None,
-        typer.Argument(metavar="MODEL", help="Folder of a model that the NPU, or else the emulator, is to try."),
+        typer.Argument(metavar="MODEL", help="Folder of a model to try on the NPU, or else on the emulator."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Check this machine; each thing amiss comes with the command that mends it.
 
-    The exit code is 1 if something is broken. To have no NPU is not: the cpu device is used then.
+    The exit code is 1 if something is broken. A missing NPU is no error: the cpu device is used then.
     """
     checks = list(diagnose(Host(load_plugin=load_plugin), model))
     broken = any(check.status is Status.BAD for check in checks)

@@ -45,7 +45,7 @@ def explain(
     Which nodes run where; which attention blocks fold into one call on the NPU, how far and why; why the others did
     not match; the bytes of weights and KV cache; what the NPU would take, and its programs: steps, dispatches,
     changes of array, bytes, milliseconds as predicted; tokens/s that memory allows on this CPU, and that are predicted
-    for an NPU. Of a model that is not converted, the rules of `flownpu convert` are tried in memory.
+    for an NPU. For a model that is not converted, the rules of `flownpu convert` are tried in memory.
     """
     require("onnx_ir", extra="convert", purpose="flownpu explain")
     from flownpu.explain.overview import explain as explain_model  # noqa: PLC0415 other commands need none of it

@@ -38,10 +38,10 @@ def inspect(
         ),
     ] = None,
 ) -> None:
-    """Show what is in a model or in a plan of the NPU's.
+    """Show what is in a model, or in a plan of an NPU's array.
 
-    Of a model: operators, shapes, weights, KV cache, quantisation error; the weights are read only with --check, which
-    fails if a file was damaged. Of a plan: what sits where and what each tile uses of what it has; fails if the plan
+    For a model: operators, shapes, weights, KV cache, quantisation error; the weights are read only with --check, which
+    fails if a file was damaged. For a plan: what sits where and what each tile uses of what it has; fails if the plan
     breaks the hardware's limits.
     """
     is_plan = path.suffix == ".json"

@@ -13,7 +13,7 @@ from flownpu.model.shapes import SHAPES
 
 def make_model(
     shape: Annotated[str, typer.Argument(metavar="SHAPE", help=f"One of {', '.join(SHAPES)}.")],
-    output: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="Folder to make. (default: SHAPE)")] = None,
+    output: Annotated[Path | None, typer.Argument(metavar="OUT", help="Folder to make. (default: SHAPE)")] = None,
     random: Annotated[bool, typer.Option("--random", help="Random weights: the only ones that can be made.")] = False,
     kv_dtype: convert.KvDtypeOption = "bf16",
     sliding_window_cache: convert.WindowCache = False,
@@ -22,7 +22,8 @@ def make_model(
         int | None, typer.Option("--context-length", min=1, help="Largest context. (default: the shape's, up to 40960)")
     ] = None,
     layers: Annotated[
-        int | None, typer.Option("--layers", min=1, help="Only so many layers, of a model that is too large. (all)")
+        int | None,
+        typer.Option("--layers", min=1, help="Only so many layers of a model that is too large. (default: all)"),
     ] = None,
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Weights without minima, as Q4_0 has them.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random numbers.")] = 0,

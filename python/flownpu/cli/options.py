@@ -47,14 +47,15 @@ Option = Annotated[
 Temperature = Annotated[float | None, typer.Option(min=0.0, help="0 is greedy. (default: the model's own settings)")]
 TopK = Annotated[int | None, typer.Option(min=1, help="Sample among the k likeliest tokens.")]
 TopP = Annotated[
-    float | None, typer.Option(min=0.0, max=1.0, help="Sample among the likeliest of this total probability.")
+    float | None,
+    typer.Option(min=0.0, max=1.0, help="Sample among the likeliest tokens with this probability in all."),
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the sampling: the same one, the same text.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the sampling: the same seed gives the same text.")]
 Lookup = Annotated[
     bool,
     typer.Option(
         "--lookup",
-        help="Several tokens a step where the text repeats itself or the prompt, the same text in less time.",
+        help="Check several tokens a step where the text repeats itself or the prompt: the same text in less time.",
     ),
 ]
 DraftFolder = Annotated[
@@ -62,13 +63,11 @@ DraftFolder = Annotated[
     typer.Option(
         "--draft",
         metavar="MODEL",
-        help="Several tokens a step where this smaller model of the same family, in its folder, says the same.",
+        help="Check several tokens a step that this smaller model of the same family, a folder, proposes.",
     ),
 ]
-Context = Annotated[int, typer.Option(min=2, help="Tokens of a prompt and its answer; the KV cache is of this size.")]
-Slots = Annotated[
-    int, typer.Option(min=1, help="Answers that are computed at the same time, and conversations that are kept.")
-]
+Context = Annotated[int, typer.Option(min=2, help="Tokens of a prompt and its answer: the size of the KV cache.")]
+Slots = Annotated[int, typer.Option(min=1, help="Answers computed at the same time, and conversations kept.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 

@@ -50,7 +50,7 @@ def predict(
         typer.Option(
             "--measured",
             metavar="FILE",
-            help="Parameters measured on silicon, as JSON, in the place of published ones.",
+            help="Parameters measured on silicon, as JSON, in place of published ones.",
         ),
     ] = None,
     as_json: options.AsJson = False,
@@ -62,7 +62,7 @@ def predict(
     """Predict a model's speed, memory traffic and energy on an NPU, beside what was published; or its speed on a GPU.
 
     Nothing is run: the programs that `flownpu build` would write are priced by the cost model, whose errors
-    docs/model.md lists row by row. Of a GPU it is the bound that its memory and its arithmetic set (docs/gpu-model.md).
+    docs/model.md lists row by row. For a GPU it is the bound of its memory and its arithmetic (docs/gpu-model.md).
     """
     if device == "gpu" or device.startswith("radeon"):
         _predict_gpus(model, device, parse_contexts(context) if context else [], measured, plot, as_json=as_json)

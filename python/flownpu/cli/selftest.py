@@ -56,13 +56,13 @@ def selftest(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            "--only", metavar="PATTERN", help="Rungs, or kernels, whose names are like *gemm*; may be repeated."
+            "--only", metavar="PATTERN", help="Rungs, or kernels, whose names match, such as *gemm*; may be repeated."
         ),
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
-            "--seconds", min=0.01, metavar="NUMBER", help="Bound of a rung's runs. (default: 60, of a prompt 120)"
+            "--seconds", min=0.01, metavar="NUMBER", help="Time limit of a rung. (default: 60, for a prompt 120)"
         ),
     ] = None,
     output: Annotated[
@@ -70,16 +70,16 @@ def selftest(
     ] = Path("selftest"),
     as_json: Annotated[
         str | None,
-        typer.Option("--json", metavar="FILE", help="Write the report there, too; - is stdout, instead of the table."),
+        typer.Option("--json", metavar="FILE", help="Write the report here, too; - is stdout, instead of the table."),
     ] = None,
 ) -> None:
     """Try an NPU, or its emulator, step by step: a copy, each kernel, each design, a layer, a token, a prompt.
 
     Each rung of the ladder is compared with a reference in float64 within a derived bound, and runs in a process of
     its own for a bounded time; after a failure the others go on. On an NPU, which needs AMD's toolchain as `flownpu
-    build` does, times give parameters of the cost model. DIR/DEVICE/report.json has it all: it is what to send.
+    build` does, times give parameters of the cost model. DIR/DEVICE/report.json has all results: send it with a report.
 
-    Of a GPU every kernel is tried in every variant, by OpenCL: errors, and rates by the GPU's own clock.
+    On a GPU every kernel is tried in every variant, through OpenCL: errors, and rates by the GPU's own clock.
     """
     if device is TriedDevice.GPU:
         _try_gpu(only or [], output / device.value, as_json)

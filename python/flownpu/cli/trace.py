@@ -25,7 +25,7 @@ def trace(
         Path, typer.Option("--output", "-o", metavar="FILE", help="The trace to write; .gz compresses it.")
     ] = Path("trace.json"),
     tiles: Annotated[
-        int, typer.Option(min=0, help="Of each of the NPU's calls, draw the tiles' estimated lanes so often.")
+        int, typer.Option(min=0, help="How often to draw the tiles' estimated lanes of each NPU call.")
     ] = 1,
     device: options.DeviceOption = None,
     activations: options.ActivationsOption = None,
@@ -35,7 +35,7 @@ def trace(
 ) -> None:
     """Record a generation on one clock: ONNX Runtime's nodes, the provider's steps and dispatches, the NPU's tiles.
 
-    What the host computes between dispatches is there, too, and a GPU's kernels by their own clock.
+    The trace has what the host computes between dispatches, too, and a GPU's kernels by the GPU's clock.
 
     Open the file at https://ui.perfetto.dev. What the tiles do is an estimate from the designs' plans, not measured.
     The table says what each operator of a decode step reads and how fast, beside the speed of main memory.

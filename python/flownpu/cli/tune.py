@@ -36,16 +36,17 @@ def tune(
     k: Annotated[int, typer.Option("-k", metavar="NUMBER", min=1, help="Columns of A: input features.")] = 2048,
     n: Annotated[int, typer.Option("-n", metavar="NUMBER", min=1, help="Columns of C: output features.")] = 2048,
     epilogue: Annotated[
-        Epilogue, typer.Option("--epilogue", help="Of FlowNPU's own GEMM; a gated one has 2 N columns of B.")
+        Epilogue, typer.Option("--epilogue", help="Epilogue of FlowNPU's own GEMM; a gated one has 2 N columns of B.")
     ] = "none",
     b_order: Annotated[
         BOrder, typer.Option("--b-order", help="How B lies in main memory, for the paper's kernels.")
     ] = "column",
     output_buffers: Annotated[
-        int, typer.Option("--output-buffers", metavar="1|2", min=1, max=2, help="Of C in L1, for the paper's kernels.")
+        int,
+        typer.Option("--output-buffers", metavar="1|2", min=1, max=2, help="Buffers of C in L1 (paper's kernels)."),
     ] = 1,
     no_overlap: Annotated[
-        bool, typer.Option("--no-overlap", help="Descriptors are not written while transfers go on (paper's kernels).")
+        bool, typer.Option("--no-overlap", help="Write no descriptors while transfers run (paper's kernels).")
     ] = False,
     top: Annotated[int, typer.Option("--top", metavar="NUMBER", min=1, help="How many tiles to show.")] = 5,
     as_json: options.AsJson = False,

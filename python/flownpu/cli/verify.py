@@ -25,9 +25,9 @@ def verify(
             "--against", metavar="SRC", help="A Hugging Face checkpoint folder, or a model folder with 4-bit weights."
         ),
     ],
-    text: Annotated[str | None, typer.Option("--text", help="What to run both on. (default: a paragraph)")] = None,
-    file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="The same, out of a file.")] = None,
-    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of the text that are used, at most.")] = 256,
+    text: Annotated[str | None, typer.Option("--text", help="Text to run both on. (default: a paragraph)")] = None,
+    file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="File with that text.")] = None,
+    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Most tokens of the text to use.")] = 256,
     provider: options.ProviderOption = "flownpu",
     device: options.DeviceOption = None,
     activations: options.ActivationsOption = "bf16",
@@ -36,10 +36,10 @@ def verify(
 ) -> None:
     """Compare a model with its source on the same tokens; fails if a layer computes something else.
 
-    Shows the Kullback-Leibler divergence of the next tokens, how often both find the same likeliest, the perplexities,
-    and each layer's relative error: its own, starting from the source's hidden states, and that of the whole run. A
-    layer's tolerance is derived from the arithmetic and stands beside its error; the first layer beyond it is named.
-    Says, too, what int8 activations, the default of other commands, cost this model, and when bf16 is better.
+    Shows the Kullback-Leibler divergence of the next tokens, how often both find the same likeliest token, the
+    perplexities, and each layer's relative error: its own, starting from the source's hidden states, and that of the
+    whole run. A layer's tolerance is derived from the arithmetic and stands beside its error; the first layer beyond it
+    is named. It also shows what int8 activations, the default elsewhere, cost this model, and when bf16 is better.
     """
     if text is not None and file is not None:
         raise typer.BadParameter("give the text with --text or with --file, not both", param_hint="--file")

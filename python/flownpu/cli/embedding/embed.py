@@ -22,7 +22,7 @@ def embed(
         typer.Option("--prompt-name", metavar="NAME", help="The model's prompt for such texts, such as query."),
     ] = None,
     dimensions: Annotated[
-        int | None, typer.Option(min=1, help="Only the first of each embedding, of models that were trained for it.")
+        int | None, typer.Option(min=1, help="Only so many values of each embedding, if the model was trained for it.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE.npy", help="Write the embeddings as a NumPy array.")
@@ -36,7 +36,7 @@ def embed(
     """Embed texts with a model of sentence-transformers that `flownpu convert` converted.
 
     Prints a JSON object a line, or writes an array [texts, dimensions] with -o. Pooling, dense layers, normalisation
-    and prompts are as the model's own files say. Texts longer than the model takes are cut, and a line says so.
+    and prompts are as the model's own files say. Texts longer than the model takes are cut, which is reported.
     """
     texts = read_texts(text)
     if output is not None and output.suffix != ".npy":

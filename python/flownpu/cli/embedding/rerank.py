@@ -15,11 +15,13 @@ from flownpu.errors import FlowNPUError
 
 def rerank(
     model: options.ModelFolder,
-    query: Annotated[str, typer.Option("--query", "-q", metavar="TEXT", help="What the documents shall answer.")],
+    query: Annotated[str, typer.Option("--query", "-q", metavar="TEXT", help="What documents are to answer.")],
     document: Texts = None,
     instruction: Annotated[
         str | None,
-        typer.Option("--instruction", metavar="TEXT", help="What an answer is, of models that are told it."),
+        typer.Option(
+            "--instruction", metavar="TEXT", help="What counts as an answer, if the model takes instructions."
+        ),
     ] = None,
     provider: options.ProviderOption = "flownpu",
     device: options.DeviceOption = None,
@@ -30,7 +32,7 @@ def rerank(
 ) -> None:
     """Sort documents by how well they answer a query, with a model that scores pairs of texts.
 
-    Such are cross-encoders, and generating models that were trained to answer yes or no, such as Qwen3-Reranker.
+    Such models are cross-encoders, and generating models trained to answer yes or no, such as Qwen3-Reranker.
     """
     documents = read_texts(document)
     given = options.provider_options(device, activations, option)

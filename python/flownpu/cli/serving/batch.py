@@ -23,7 +23,8 @@ ENDLESS_SECONDS = 10.0**8
 def batch(
     source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Requests in OpenAI's batch format, one a line.")],
     target: Annotated[
-        Path, typer.Argument(metavar="OUT.jsonl", help="Gets the answers; what it has is not done again.")
+        Path,
+        typer.Argument(metavar="OUT.jsonl", help="Answers; those that are there already are not computed again."),
     ],
     model: Annotated[
         list[str],
@@ -39,9 +40,9 @@ def batch(
     threads: options.Threads = None,
     option: options.Option = None,
 ) -> None:
-    """Answer all requests of a file. After an interruption, the same command goes on where it was.
+    """Answer all requests of a file. After an interruption, the same command continues where it stopped.
 
-    Requests that are wrong have their error in the answer's place.
+    A wrong request gets its error in the place of an answer.
     """
     batches = require("flownpu.serve.batch", extra="serve", purpose="flownpu batch")
     settings = require("flownpu.serve.settings", extra="serve", purpose="flownpu batch")

@@ -22,12 +22,12 @@ def serve(
         typer.Argument(metavar="MODEL...", help="Folders that `flownpu convert` wrote, or NAME=FOLDER."),
     ],
     host: Annotated[
-        str, typer.Option(help="Address to listen on; this machine alone can reach the default.")
+        str, typer.Option(help="Address to listen on; only this machine can reach the default.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8080,
     api_key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", envvar=KEY_VARIABLE, help="What clients must show; better in the variable."),
+        typer.Option(metavar="KEY", envvar=KEY_VARIABLE, help="Key that clients must send; safer in the variable."),
     ] = None,
     open_to_all: Annotated[
         bool, typer.Option("--open-to-all", help="Listen on an address that others can reach, without a key.")
@@ -41,17 +41,19 @@ def serve(
     lookup: options.Lookup = False,
     draft: options.DraftFolder = None,
     queue: Annotated[
-        int, typer.Option(min=0, help="Answers that may wait, of each model; further ones are refused.")
+        int, typer.Option(min=0, help="Requests that may wait for each model; further ones are refused.")
     ] = 64,
-    max_output: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer, whatever is asked for.")] = None,
-    max_body: Annotated[int, typer.Option(min=1, metavar="MIB", help="MiB of a request.")] = 32,
-    body_seconds: Annotated[float, typer.Option(min=0.1, help="In which a request must have arrived.")] = 30,
-    max_images: Annotated[int, typer.Option(min=0, help="Images in a conversation.")] = 16,
-    request_seconds: Annotated[float, typer.Option(min=1, help="What an answer may take, waiting included.")] = 600,
-    stopping_seconds: Annotated[float, typer.Option(min=1, help="What answers may still take after Ctrl-C.")] = 30,
+    max_output: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of an answer, whatever is asked for.")
+    ] = None,
+    max_body: Annotated[int, typer.Option(min=1, metavar="MIB", help="Largest request.")] = 32,
+    body_seconds: Annotated[float, typer.Option(min=0.1, help="Time in which a request must have arrived.")] = 30,
+    max_images: Annotated[int, typer.Option(min=0, help="Most images in a conversation.")] = 16,
+    request_seconds: Annotated[float, typer.Option(min=1, help="Most time for an answer, waiting included.")] = 600,
+    stopping_seconds: Annotated[float, typer.Option(min=1, help="Time that answers have left after Ctrl-C.")] = 30,
     memory: Annotated[
         float | None,
-        typer.Option(min=0.1, metavar="GIB", help="Memory of all models; those not used for longest are dropped."),
+        typer.Option(min=0.1, metavar="GIB", help="Memory of all models; the least recently used are dropped."),
     ] = None,
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Log prompts and answers, too.")] = False,
     provider: options.ProviderOption = "flownpu",
@@ -60,7 +62,7 @@ def serve(
     threads: options.Threads = None,
     option: options.Option = None,
 ) -> None:
-    """Serve models to the clients of OpenAI's API and of Ollama's, and to browsers: a page to chat is at /.
+    """Serve models to the clients of OpenAI's API and of Ollama's, and to browsers: / is a chat page.
 
     The first model is loaded at once, others when they are first asked for. Ctrl-C lets running answers end.
     """

@@ -82,7 +82,7 @@ class EncoderWriter(GraphWriter):
     def _linear(
         self, x: ir.Value, name: str, *, gelu: GeluKind | None = None, residual: ir.Value | None = None
     ) -> ir.Value:
-        """The product of x and the transposed weight [M, K] plus the bias; then GELU if there is one, or plus `residual`."""
+        """The product of x and the transposed weight [M, K] plus bias; then GELU, if given, or plus `residual`."""
         bias = self._weight(f"{name}.bias")
         return self._product(x, f"{name}.weight", bias=bias, gelu=gelu, residual=residual)
 

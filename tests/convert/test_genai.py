@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ORT GenAI loads what is written, with every type of KV cache that it is offered in.
+"""ORT GenAI loads what conversion writes, with every type of KV cache.
 
 The models run on ORT's own CPU provider here (the provider's name is taken out of genai_config.json), so that these
-tests say whether the files are right, and nothing of FlowNPU's kernels.
+tests say whether the files are right, and nothing about FlowNPU's kernels.
 """
 
 import json

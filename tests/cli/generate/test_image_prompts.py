@@ -295,7 +295,7 @@ class TestConversation:
         assert self.say(conversation, QUESTION, [other])[0] == self.fresh(language_model, asked, [other])
 
     def test_a_cache_is_taken_back(self, language_model, seeing_model, files):
-        """So it is when a reply's text is tokenised into other tokens than it was generated with."""
+        """This happens when a reply's text is tokenised into other tokens than it was generated with."""
         (one, _) = read_images(seeing_model, files)
         conversation = Conversation(language_model, GREEDY, 1000)
         self.say(conversation, QUESTION, [one], tokens=20)

@@ -153,7 +153,7 @@ def test_of_an_animation_the_first_frame_is_taken(tmp_path):
 
 
 def write_png(path, width, height, rows, bits=8, colour_type=2):
-    """A PNG file whose header and pixels are given; they need not fit one another."""
+    """Writes a PNG file whose header and pixels are given; they need not fit one another."""
 
     def chunk(name, data):
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

@@ -42,7 +42,8 @@ def test_a_token_is_one_dispatch_and_moves_no_weights_and_no_keys(emulated):
     report, _ = emulated
     each = report["per_token"]
     assert each["dispatches"] == 1
-    # The token's embedding and the update's zeros, D = 256 in bf16 each; the logits of 4096 words.
+    # The token's embedding, and zeros for the update that is still to be added to it, D = 256 in bf16 each; the logits
+    # of 4096 words.
     assert each["bytes_to_device"] == 2 * 256 * 2
     assert each["bytes_to_host"] == 4096 * 2
     # Only the words that depend on the position; all words of the call are some 80 KB.

@@ -4,11 +4,11 @@
 import json
 import sys
 
-# The program of all stand-ins. It writes the files that its options name; aiecc links the objects in the folder where it
-# runs. If the file `fail` exists, it ends with the exit code and the text in that file. Instructions are those that
-# aie/plan/instructions.py reads: a transfer's descriptor has the lowest number that is free on its tile, and holds the
-# transfer's sizes and strides (stride 0 for a dimension of one step). If the file `unknown` exists, an operation that
-# belongs to no step is added.
+# The program of all stand-ins. It writes the files that its options name; aiecc links the objects in the folder where
+# it runs. If the file `fail` exists, it ends with the exit code and the text in that file. Instructions have the form
+# that aie/plan/instructions.py describes: a transfer's descriptor has the lowest number that is free on its tile, and
+# holds the transfer's sizes and strides (stride 0 for a dimension of one step). If the file `unknown` exists, an
+# operation that belongs to no step is added.
 STAND_IN = r"""#!{python}
 import array, json, os, pathlib, re, sys, zlib
 name = pathlib.Path(sys.argv[0]).name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`benchmarks.engines.long_context` comes to its table: what it drives, in a process of its own, no other test checks."""
+"""`benchmarks.engines.long_context` prints its table; no other test runs it."""
 
 import subprocess
 import sys

@@ -95,7 +95,7 @@ def test_a_multiplied_residual_stream_is_not_verified(tmp_path: Path) -> None:
 
 
 def test_verify_rounds_experts_and_leaves_routers(tmp_path: Path) -> None:
-    """The reference's layers have the weights that Q4NX makes of a checkpoint's."""
+    """rounded_outputs gives the outputs of layers whose projections went through Q4NX, and whose routers did not."""
     tiny = write_tiny("qwen3_moe", tmp_path / "checkpoint")
     checkpoint = Checkpoint(tiny.folder)
     run = checkpoint.run(IDS[0])

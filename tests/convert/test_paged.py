@@ -49,7 +49,7 @@ def run(session: PagedSession, calls: list[dict[str, int]]) -> tuple[list[np.nda
 def test_sequences_together_equal_transformers(
     family: str, tiny_models: Callable[[str], Any], ep_devices: list[Any], tmp_path: Path
 ) -> None:
-    """Prompts, parts of them and single tokens mixed, beyond the window of 8."""
+    """Calls mix prompts, parts of prompts and single tokens, beyond the window of 8."""
     tiny = tiny_models(family) if family != "gemma2" else write_tiny(family, tmp_path / "checkpoint")
     convert(tiny.folder, tmp_path / "model", kv_dtype="fp32", paged=True)
     all_logits = tiny.logits(IDS)

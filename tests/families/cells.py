@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cells of the matrix of families: a form from a source on a device, compared with transformers' with equal weights."""
+"""Cells of the matrix of families: a form from a source on a device, beside transformers with the same weights."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_lookup_forgets_what_was_gone_back_on() -> None:
 
 
 def play(pace: Pace, steps: int, kept: float, row_cost: float) -> tuple[float, int]:
-    """Seconds and tokens if a step takes 1 s, and `row_cost` more for each candidate; a share `kept` of them is right."""
+    """Seconds and tokens if a step takes 1 s, and `row_cost` s more a candidate; a share `kept` of them is right."""
     seconds, tokens, owed = 0.0, 0, 0.0
     while tokens < steps:
         count = pace.count()

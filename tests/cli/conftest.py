@@ -91,7 +91,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
 
 @pytest.fixture
 def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with none of them, whatever this one has."""
+    """Makes this machine one without a toolchain, whatever it has."""
     for variable in ("AIECC_PATH", "PEANO_INSTALL_DIR", "AIE_XCLBINUTIL"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(toolchain, "sysconfig", SimpleNamespace(get_paths=lambda: {"purelib": "/nowhere"}))

@@ -116,7 +116,7 @@ def test_ctrl_c_while_commands_are_imported_is_quiet():
 
 
 def test_a_command_imports_no_other(model):
-    """They take most of a second; what is no command is answered with all of them."""
+    """Importing all takes most of a second; only the answer to an unknown command needs all of them."""
     script = (
         "import sys; from flownpu.cli import main; code = main(sys.argv[1:])\n"
         "print([name for name in ('bench', 'doctor', 'inspect') if f'flownpu.cli.{name}' in sys.modules])\n"
@@ -141,7 +141,7 @@ def test_a_reader_that_stops_reading_is_no_error(model):
 
 
 def test_what_is_left_for_a_reader_that_is_gone_is_no_error():
-    """Not written yet when the command ends: Python would complain, and end with 120."""
+    """Output that is not written yet when the command ends: Python would complain, and end with 120."""
     reader, writer = os.pipe()
     os.close(reader)
     script = "import sys; from flownpu.cli import main; print('left'); sys.exit(main(['no-such-command']))"

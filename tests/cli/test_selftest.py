@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu selftest`: the ladder on the emulator, rungs that are made to fail, and what is told from times."""
+"""`flownpu selftest`: the ladder on the emulator, rungs that are made to fail, and parameters found from times."""
 
 import dataclasses
 import json
@@ -40,13 +40,13 @@ def outcomes(report):
 
 
 def changed_ladder(monkeypatch, change):
-    """The ladder with each rung changed."""
+    """Replaces each rung of the ladder by what `change` makes of it."""
     known = rungs.ladder
     monkeypatch.setattr(rungs, "ladder", lambda target, *, many: [change(rung) for rung in known(target, many=many)])
 
 
 def test_all_rungs_pass_on_the_emulator(flownpu, tmp_path, monkeypatch):
-    """And there is one for every kernel, by the kernels' header."""
+    """Every kernel that kernels.h declares is called by a rung, too."""
     expected, called = [rung.name for rung in rungs.ladder("npu2", many=False)], set()
 
     def watched(rung):
@@ -98,7 +98,7 @@ def planted(monkeypatch, name, change):
 
 
 def damaged(trial):
-    """One bit of one constant is another than the reference knows."""
+    """Flips one bit of one constant, of which the reference does not know."""
     name, content = next(iter(trial.given.items()))
     content = content.copy()
     content.view(np.uint8).reshape(-1)[1] ^= 0x40
@@ -106,7 +106,7 @@ def damaged(trial):
 
 
 def with_step(trial, **changes):
-    """Another step in the place of the only one."""
+    """The trial with changes to its only step."""
     (step,) = trial.program.steps
     steps = (dataclasses.replace(step, **changes),)
     return dataclasses.replace(trial, program=dataclasses.replace(trial.program, steps=steps))
@@ -120,7 +120,7 @@ def reads_elsewhere(trial):
 
 @dataclasses.dataclass
 class OfAnotherPlan:
-    """A design's program with a mistake in its plan: rows of x are read where the halves of rows begin."""
+    """A design's program with a mistake in its plan: the stride between rows of x is halved."""
 
     program: Any
 
@@ -209,7 +209,7 @@ def test_a_rung_whose_process_ends(flownpu, tmp_path, monkeypatch, script, messa
 
 
 def test_a_group_that_is_not_built(flownpu, tmp_path):
-    """A file is in its folder's place."""
+    """A file is where the group's folder of artifacts would be."""
     (tmp_path / "emulate" / "artifacts").mkdir(parents=True)
     (tmp_path / "emulate" / "artifacts" / "kernel-geglu").write_text("")
     done = flownpu("selftest", *THREE, "--output", tmp_path)
@@ -271,7 +271,7 @@ ASSUMED = {
 
 
 def made_up(rung):
-    """What a rung takes if the parameters are these: its work's cost, and a dispatch."""
+    """The seconds that a rung takes if parameters are ASSUMED: the cost of its work, and a dispatch."""
     p, work = ASSUMED, rung.work
     name = rung.name.removesuffix(", more")
     if name == "copy":
@@ -293,14 +293,14 @@ def made_up(rung):
             for kernel in ("flow_qkv_scores", "flow_qkv_values")
         )
         cost[name_of_size] = chunk / (2 * 8 * 32 * d) / (CORES * CLOCK)
-    # Kernels of vectors differ by as much as they are slower or faster than their mean.
+    # Vector kernels are slower or faster than their mean by these factors.
     for share, kernel in zip((0.5, 1.5, 0.8, 1.2), ("rms_norm", "rope", "geglu", "swiglu"), strict=True):
         cost[f"kernel {kernel}"] = share * p["vector_element"] / CLOCK
     return p["dispatch"] + work * cost.get(name, 0)
 
 
 def results_of(seconds):
-    """Results of all rungs as if each had taken so long; the first of three runs is slower."""
+    """Results of all rungs as if each had taken `seconds(rung)`; the first of three runs is slower."""
     found = []
     for rung in rungs.ladder("npu2", many=True):
         took = seconds(rung)
@@ -336,7 +336,7 @@ def test_the_report_has_the_parameters_of_the_model():
 
 
 def test_times_that_tell_nothing():
-    """Rungs that failed, and times that are noise, give no parameter, and the reason."""
+    """Rungs that failed, and times that are noise, give no parameter but the reason why not."""
     results = [
         dataclasses.replace(result, outcome=Outcome.WRONG) if result.rung == "copy" else result
         for result in results_of(lambda _rung: 50e-6)
@@ -356,7 +356,7 @@ def test_what_is_infinitely_far_off_is_null_in_json():
 
 
 def test_the_same_inputs_whichever_rungs_are_chosen(tmp_path):
-    """So that a rung that failed is tried again as it was."""
+    """A rung that failed can be tried again alone, with the inputs that it had."""
     chosen = [rung for rung in rungs.ladder("npu2", many=False) if rung.name in {"copy", "rms_norm"}]
     list(Climber("npu2", tmp_path / "all").climb(chosen))
     list(Climber("npu2", tmp_path / "one").climb(chosen[-1:]))

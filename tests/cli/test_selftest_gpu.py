@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu selftest --device gpu` on PoCL: the table, the report, and what is said of a kernel that is wrong."""
+"""`flownpu selftest --device gpu` on PoCL: the table, the report, and kernels that are wrong."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ def test_the_report_alone(tmp_path, capfd):
 
 
 def test_a_kernel_that_is_wrong_or_fails(tmp_path, capfd, monkeypatch):
-    """Others go on, and the exit code tells."""
+    """All other kernels are still tested, and the exit code is 1."""
     known = trials.variants()
 
     def changed(*, large=True, images=True):

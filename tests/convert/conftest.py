@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, models
 
 from flownpu.ops import q4nx
 
-# Sizes that are multiples of neither 32 nor 256 where a weight's rows or columns may be so, grouped queries, and a
-# window that is shorter than the texts.
+# Rows and columns that are no multiples of Q4NX's 32 and 256 where weights may have such sizes, and grouped queries.
+# Windows of the configurations below (8 tokens) are shorter than the texts.
 SIZES: dict[str, Any] = {
     "hidden_size": 96,
     "intermediate_size": 160,
@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {
     "eos_token_id": [1, 3],
     "pad_token_id": 0,
 }
-# Not all of them chosen, nor a power of two.
+# A token uses only some of the experts, and their number is no power of two.
 LOCAL_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 LLAMA3 = {
@@ -57,7 +57,7 @@ def gemma3_config() -> transformers.PreTrainedConfig:
 
 
 def gemma2_config() -> transformers.PreTrainedConfig:
-    # Caps that the tiny model's scores and logits reach.
+    # Caps small enough that the tiny model's scores and logits reach them.
     return transformers.Gemma2Config(
         **SIZES,
         query_pre_attn_scalar=16,
@@ -85,12 +85,12 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
 }
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 DEFAULT = {"rope_theta": 1e4, "rope_type": "default"}
-# The temperature of softmax is not 1 either.
+# YaRN, which also scales cosines and sines, so that softmax has a temperature other than 1.
 YARN = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
 
 def longrope(dimensions: int, **others: Any) -> dict[str, Any]:
-    """LongRoPE of so many dimensions, whose second factors begin within the tests' texts."""
+    """LongRoPE that rotates `dimensions` of a head; long factors apply beyond 24 tokens, within the tests' texts."""
     pairs = np.arange(dimensions // 2)
     return {
         "rope_theta": 1e4,
@@ -109,9 +109,9 @@ def phi3_config(**changes: Any) -> transformers.PreTrainedConfig:
 def granite_config(
     kind: type[transformers.PreTrainedConfig] = transformers.GraniteConfig, **more: Any
 ) -> transformers.PreTrainedConfig:
-    # Not by halves, for which no rounding would tell a multiplier's place.
+    # No powers of two: multiplying by those is exact, so a multiplier in the wrong place would change no rounding.
     scales = {"attention_multiplier": 0.3, "embedding_multiplier": 5.0, "residual_multiplier": 0.22}
-    # An epsilon that is seen, for it goes with the residual multiplier.
+    # An epsilon large enough to show in the logits: conversion divides it by the residual multiplier's square.
     others = {"logits_scaling": 3.0, "rms_norm_eps": 0.05, "rope_parameters": DEFAULT}
     return kind(**SIZES, **scales, **others, **more)
 
@@ -121,7 +121,7 @@ def ministral3_config() -> transformers.PreTrainedConfig:
     return transformers.Ministral3Config(**SIZES, rope_parameters=rope | {"original_max_position_embeddings": 64})
 
 
-# Configurations of the families that CONFIGS does not have, of some in more than one form.
+# Configurations of the families that CONFIGS does not have, some families in more than one form.
 OTHER_CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "gemma": lambda: transformers.GemmaConfig(**SIZES),
     "gemma2": gemma2_config,
@@ -136,7 +136,7 @@ OTHER_CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "ministral3": ministral3_config,
     "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=8),
     "mistral without window": lambda: transformers.MistralConfig(**SIZES, sliding_window=None),
-    # With five experts, rounding to bfloat16 has one token choose another: its two best are 0.003 apart.
+    # Four experts: with five, one token's candidates are 0.003 apart, and rounding to bfloat16 swaps its choice.
     "mixtral": lambda: transformers.MixtralConfig(
         **SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=None
     ),
@@ -161,7 +161,7 @@ OTHER_CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     ),
     "smollm3": lambda: transformers.SmolLM3Config(**SIZES, no_rope_layers=[1, 0, 1]),
 }
-# Those that the peers' converters do not write are not among the first.
+# CONFIGS is kept apart because peers' converters write those families too.
 ALL_CONFIGS = CONFIGS | OTHER_CONFIGS
 
 
@@ -187,7 +187,7 @@ class TinyModel:
 def write_tiny(family: str, folder: Path, *, spread: float = 0.15, **changes: Any) -> TinyModel:
     """Writes a checkpoint of a family, with some settings of its configuration changed.
 
-    Projections are spread by so much more than transformers spreads them.
+    Normal noise is added to transformers' initial weights, with deviation `spread` for matrices and 0.15 for vectors.
     """
     torch.manual_seed(7)
     config = ALL_CONFIGS[family]()

@@ -49,7 +49,7 @@ TEXT: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "bos_token_id": 2,
     "eos_token_id": 1,
-    # Or a random model would answer each token with itself.
+    # With tied embeddings a random model would answer each token with itself.
     "tie_word_embeddings": False,
     "pad_token_id": 0,
 }
@@ -59,8 +59,8 @@ def write_pictures_checkpoint(folder: Path, **changes: Any) -> None:
     """Writes a random checkpoint in bfloat16 with its tokenizer and picture settings.
 
     Args:
-        folder: where to.
-        changes: of the outer configuration.
+        folder: where to write it.
+        changes: settings of the outer configuration.
     """
     folder.mkdir(exist_ok=True)
     tokenizer = Tokenizer.from_file(str(TOPICS / "tokenizer.json"))
@@ -135,7 +135,7 @@ def _constant(node: ir.Node, index: int) -> NDArray[Any]:
 
 
 def _stored(matrices: dict[str, NDArray[np.float32]], parameter: str) -> NDArray[np.float32] | None:
-    """What stands for a parameter of transformers' model: a node's weight, or a third of a packed one."""
+    """The matrix stored for a parameter of transformers' model: a node's weight, a third of a packed QKV, or None."""
     name = parameter.removesuffix(".weight")
     if name.endswith("mm_input_projection_weight"):
         return np.ascontiguousarray(matrices[name.removesuffix("_weight")].T)

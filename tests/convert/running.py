@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from tests.convert.conftest import TinyModel
 
 IDS = random_ids(1, 40)
-# A prompt beyond the window of 8, a second part of several tokens, then single ones.
+# Where calls start and stop: a prompt longer than the window of 8, a second part of several tokens, then single tokens.
 CALLS = ((0, 20), (20, 33), *((i, i + 1) for i in range(33, 40)))
 LASTS = [stop - 1 for _, stop in CALLS]
 
 
 def logits_of(folder: Path, devices: Sequence[onnxruntime.OrtEpDevice] = ()) -> NDArray[np.float32]:
-    """Logits of the last token of each call, [calls, V]: of stock ONNX Runtime, or of FlowNPU on its devices."""
+    """Logits of the last token of each call, [calls, V]: by stock ONNX Runtime, or by FlowNPU if devices are given."""
     chosen = [device for device in devices if device.device.type.name == "CPU"]
     decoder = DecoderSession(folder, chosen[:1], {"activations": "bf16", "on_unsupported": "error"})
     return np.array([decoder(IDS[:, start:stop])[0, 0] for start, stop in CALLS])
@@ -41,5 +41,5 @@ def check_logits(folder: Path, tiny: TinyModel, devices: Sequence[onnxruntime.Or
     np.testing.assert_allclose(stock, expected, rtol=0, atol=tolerance(expected, config))
     ours = logits_of(folder, devices)
     error = np.sqrt(np.square(ours.astype(np.float64) - expected).mean())
-    # The factor 6 as in tests/end_to_end/test_families.py.
+    # tests/end_to_end/test_families.py says why the factor is 6.
     assert error < 6 * logit_error("bf16", config.num_hidden_layers, expected)

@@ -31,7 +31,7 @@ def change_config(folder: Path, **settings_: object) -> None:
 
 
 def shard(folder: Path) -> None:
-    """Two files and an index, as large checkpoints have."""
+    """Splits the weights into two files and an index, as large checkpoints have them."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
@@ -157,7 +157,7 @@ def test_missing_tensor(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_tensors_without_a_place(checkpoint: Path, tmp_path: Path) -> None:
-    """What transformers would leave unread, with a warning, changes what the model computes."""
+    """A tensor that transformers would ignore with a warning is an error; stored inverse frequencies are not."""
     frequencies = "model.layers.0.self_attn.rotary_emb.inv_freq"
     change_tensors(checkpoint, lambda tensors: tensors.update({frequencies: np.ones(8, np.float32)}))
     convert(checkpoint, tmp_path / "frequencies")

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import pytest
 
 LARGE_PAGE = 2 << 20
-# Sizes of a tensor's parts: less than a page, whole large pages, what crosses one, several large pages at once.
+# Bytes of each tensor's parts: less than a page, whole large pages, parts across a page's end, several pages at once.
 SIZES = [[5], [LARGE_PAGE, LARGE_PAGE], [LARGE_PAGE - ALIGNMENT, 7, 3], [3 * LARGE_PAGE + 1], [1]]
 
 
 def write(path: Path) -> list[tuple[ir.ExternalTensor, bytes]]:
-    """Tensors of random bytes, with these bytes."""
+    """Writes tensors of random bytes; returns each with its bytes."""
     random = np.random.default_rng(0)
     tensors = []
     with DataFile(path) as data:

@@ -33,7 +33,7 @@ def test_weights(family: str, tiny_models: Callable[[str], TinyModel], tmp_path:
     np.testing.assert_array_equal(file.pop("model.embed_tokens.weight"), scaled.astype(q4nx.BFLOAT16))
     expected.setdefault("lm_head.weight", embedding)
     if family == "llama":
-        # bfloat16 of what the plain frequencies are divided by.
+        # The file holds, in bfloat16, the factors by which the plain frequencies are divided.
         factors = file.pop("rope_freqs.weight").astype(np.float64)
         plain = 5e5 ** (-np.arange(8) / 8)
         np.testing.assert_allclose(plain / factors, tiny.reference.model.rotary_emb.inv_freq.numpy(), rtol=2.0**-8)
@@ -42,7 +42,7 @@ def test_weights(family: str, tiny_models: Callable[[str], TinyModel], tmp_path:
         if is_projection(name):
             blocks = q4nx_file.blocks(file[name], *values.shape)
             np.testing.assert_array_equal(q4nx.dequantize(blocks, *values.shape), values, err_msg=name)
-            # As if the weight had been packed by itself: what is beyond its rows and columns is zero.
+            # The same bytes as if the weight had been packed by itself: the padding is zero.
             np.testing.assert_array_equal(q4nx.pack(*q4nx.unpack(blocks, *values.shape)), blocks)
         else:
             np.testing.assert_array_equal(file[name], (values + np.float32(gemma)).astype(q4nx.BFLOAT16), err_msg=name)
@@ -50,7 +50,7 @@ def test_weights(family: str, tiny_models: Callable[[str], TinyModel], tmp_path:
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1])
 def test_codes_of_a_gguf_file_reach_the_q4nx_file(kind: Type, tmp_path: Path) -> None:
-    """Its blocks are wide and have minima, whatever the model's have."""
+    """The .q4nx file's blocks are wide and have minima, whatever the model's blocks are."""
     tiny = write_tiny("llama", tmp_path / "checkpoint")
     write_gguf(tmp_path / "model.gguf", tiny.reference, type_of=lambda _: kind, scales_in_bf16=False)
     convert(tmp_path / "model.gguf", tmp_path / "model")
@@ -75,15 +75,15 @@ def test_codes_of_a_gguf_file_reach_the_q4nx_file(kind: Type, tmp_path: Path) ->
 def test_an_embedding_is_dequantised_after_its_scales_were_rounded(tmp_path: Path) -> None:
     """FastFlowLM's converter dequantises first; docs/use/bring-your-model.md says how many values differ."""
     tiny = write_tiny("llama", tmp_path / "checkpoint")
-    # The reference's own went through Q4NX, and has a scale that bfloat16 holds.
+    # The reference's own embedding went through Q4NX: rounding its scales to bfloat16 would change nothing.
     torch.nn.init.normal_(tiny.reference.model.embed_tokens.weight, std=0.05)
     write_gguf(tmp_path / "model.gguf", tiny.reference, type_of=lambda _: Type.Q4_1, scales_in_bf16=False)
     stored, ours = _embedding_before_and_after(tmp_path)
     theirs = stored.astype(q4nx.BFLOAT16).astype(np.float32)
-    # 900 groups, which differ by their scales, and 28800 values.
+    # Statistics of 28800 values in 900 groups, each with a scale of its own.
     assert np.mean(ours != theirs) == pytest.approx(0.66, abs=0.05)
     assert np.linalg.norm(ours - theirs) / np.linalg.norm(theirs) == pytest.approx(0.0055, rel=0.1)
-    # Half a step of bfloat16 of a minimum, of 15 scales (which are a group's range), and of both results.
+    # Half a step of bfloat16 for the minimum, for 15 scales (a group's range), and for each of the two results.
     spread = np.ptp(stored.reshape(len(stored), -1, 32), axis=-1, keepdims=True)
     least = np.abs(stored.reshape(len(stored), -1, 32)).max(-1, keepdims=True)
     bound = 2.0**-8 * (spread + least + 2 * least)
@@ -92,7 +92,7 @@ def test_an_embedding_is_dequantised_after_its_scales_were_rounded(tmp_path: Pat
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.F16])
 def test_an_embedding_in_more_bits_is_that_of_the_table(kind: Type, tmp_path: Path) -> None:
-    """FastFlowLM's converter keeps it as it is in the file; here it is the model's, in 4 bits."""
+    """FastFlowLM's converter keeps such an embedding as the file has it; ours writes the model's 4-bit table."""
     tiny = write_tiny("llama", tmp_path / "checkpoint")
     types = {"embed_tokens": kind}
     write_gguf(tmp_path / "model.gguf", tiny.reference, type_of=lambda name: types.get(name.split(".")[-2], Type.Q4_0))
@@ -103,7 +103,7 @@ def test_an_embedding_in_more_bits_is_that_of_the_table(kind: Type, tmp_path: Pa
 
 
 def _embedding_before_and_after(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """What model.gguf in a folder has for values, and what the file that is exported of it has."""
+    """The embedding's values in model.gguf in a folder, and those in the .q4nx file that is exported from it."""
     convert(folder / "model.gguf", folder / "model")
     export_q4nx(folder / "model", folder / "model.q4nx")
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(folder / "model.gguf").tensors}

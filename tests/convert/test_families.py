@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configurations of both generations are read as transformers reads them."""
+"""Configurations that transformers 4 or 5 wrote are read as transformers reads them."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-# As published checkpoints have them: transformers 4 wrote these.
+# Configurations as published checkpoints have them, written by transformers 4.
 OLD_GEMMA3 = {
     "model_type": "gemma3_text",
     "hidden_size": 2560,
@@ -56,7 +56,7 @@ OLD_QWEN3 = {
     "vocab_size": 151936,
     "rope_theta": 1e6,
 }
-# As published checkpoints of others have them.
+# The same for other families.
 OLD_MISTRAL = {
     "model_type": "mistral",
     "hidden_size": 4096,
@@ -159,15 +159,14 @@ def test_values_are_those_of_transformers(config: dict[str, Any]) -> None:
         assert layer.rotary.theta == rope.get(kind, rope)["rope_theta"]
 
 
-# What configurations before transformers 5 say in other words, or under another family's name: its classes have no such
-# attribute any more.
+# Settings of configurations from before transformers 5, which its classes do not have as attributes.
 OLDER = {"hidden_act", "hidden_activation", "sliding_window_pattern", "rope_local_base_freq"}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_a_configuration_leaves_out_is_the_class_s_default(name: str) -> None:
     family = FAMILIES[name]
-    # Its class drops the window where it is not used.
+    # The configuration classes of these families drop a window that is not used.
     used = {"use_sliding_window": True} if family.windows == "behind" else {}
     config = transformers.AutoConfig.for_model(name, **used)
     config = config if family.inner is None else getattr(config, family.inner)
@@ -179,7 +178,7 @@ def test_what_a_configuration_leaves_out_is_the_class_s_default(name: str) -> No
 
 
 def test_gemmas_gelu_is_its_tanh_approximation() -> None:
-    """The first checkpoints say gelu, and transformers' Gemma, too, computes the approximation."""
+    """Gemma's first checkpoints say "gelu", for which transformers computes the tanh approximation too."""
     config = transformers.GemmaConfig().to_dict()
     assert read_decoder(config | {"hidden_act": "gelu"}) == read_decoder(config | {"hidden_act": "gelu_pytorch_tanh"})
 
@@ -270,7 +269,7 @@ def test_phi4_mini_turns_three_quarters_of_a_head() -> None:
     decoder = read_decoder(OLD_PHI4)
     (rotary,) = decoder.rotaries
     assert (decoder.head_size, decoder.rotated_size) == (64, 48)
-    # sqrt(1 + ln(131072 / 4096) / ln(4096)), as transformers has it from the ratio of the contexts.
+    # transformers computes sqrt(1 + ln(131072 / 4096) / ln(4096)) from the two context lengths.
     assert rotary.scaling is not None
     assert rotary.scaling.magnitude == pytest.approx((1 + 5 / 12) ** 0.5)
     assert rotary.beyond is not None

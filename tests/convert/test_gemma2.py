@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 2: soft caps of scores and of logits, every other layer local, norms without those of queries and keys."""
+"""Gemma 2: soft caps of scores and of logits, every other layer local, no norms of queries and keys."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tests.convert.running import IDS, LASTS, logits_of
 
 @pytest.mark.parametrize("cap", ["attn_logit_softcapping", "final_logit_softcapping"])
 def test_each_cap_is_carried(cap: str, tmp_path: Path) -> None:
-    """Without the cap the logits are others, and both are transformers'."""
+    """Logits with and without the cap differ, and both equal transformers'."""
     capped, free = write_tiny("gemma2", tmp_path / "capped"), write_tiny("gemma2", tmp_path / "free", **{cap: None})
     expected = [tiny.logits(IDS)[0, LASTS] for tiny in (capped, free)]
     apart = np.abs(expected[0] - expected[1]).max()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small trained model: its tokenizer is one tokenizer everywhere, and Q4NX costs it next to nothing."""
+"""The small trained model: transformers and GenAI give the same tokens, and Q4NX costs it little perplexity."""
 
 import copy
 import json
@@ -42,7 +42,7 @@ def model() -> Gemma3ForCausalLM:
 
 
 def perplexity(model: Gemma3ForCausalLM, ids: list[int]) -> float:
-    """Over pieces of 512 tokens, eight windows of the local layers."""
+    """Perplexity over pieces of 512 tokens, eight times the window of the local layers."""
     batch = torch.tensor(ids).reshape(-1, 512)
     with torch.no_grad():
         logits = model(batch).logits
@@ -88,7 +88,7 @@ def test_q4nx_perplexity_is_within_3_percent_of_bf16(model: Gemma3ForCausalLM, t
                 parameter.copy_(torch.from_numpy(q4nx.dequantize_codes(quantized)))
     bf16, four_bits = perplexity(model, ids), perplexity(converted, ids)
     assert four_bits <= 1.03 * bf16
-    # A model that knows nothing has the vocabulary's size, 4096; one that knows how frequent tokens are, some hundreds.
+    # A uniform guess has a perplexity of 4096, the vocabulary's size; one by tokens' frequencies alone, some hundreds.
     assert bf16 < 200
 
 
@@ -102,5 +102,5 @@ def test_answers_end_and_are_sentences_of_the_pages(model: Gemma3ForCausalLM, to
     pages = " ".join(" ".join(pydoc_data.topics.topics.values()).split())
     quadruples = [" ".join(words[i : i + 4]) for i in range(len(words) - 3)]
     assert len(quadruples) >= 5
-    # Four words that merely follow each other in pairs are hardly ever in the pages as four.
+    # Four words whose pairs alone are likely are hardly ever in the pages as a sequence of four.
     assert sum(quadruple in pages for quadruple in quadruples) > len(quadruples) / 2

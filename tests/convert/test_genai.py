@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ORT GenAI loads what is written, with every type of KV cache that it is offered in.
+"""ORT GenAI loads what conversion writes, with every type of KV cache.
 
 The models run on ORT's own CPU provider here (the provider's name is taken out of genai_config.json), so that these
-tests say whether the files are right, and nothing of FlowNPU's kernels.
+tests say whether the files are right, and nothing about FlowNPU's kernels.
 """
 
 import json
@@ -65,7 +65,7 @@ def test_greedy_tokens_are_those_of_transformers(
 def test_every_cache_type_works_with_all_that_genai_does_to_a_cache(
     kv_dtype: str, tiny_models: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    """Shared and growing caches, prompts in chunks, a batch of different lengths, beams, and going back."""
+    """With shared and growing caches, prompts in chunks, a batch of different lengths, beams, and rewinding."""
     convert(tiny_models("gemma3_text").folder, tmp_path / "model", kv_dtype=kv_dtype)
     model = on_cpu(tmp_path / "model")
     tokens = generate(model, past_present_share_buffer=True)

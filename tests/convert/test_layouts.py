@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each source's blocks: narrow, without minima where the source has none, and with the very values."""
+"""Each source's Q4NX blocks: narrow, without minima where the source has none, and with exactly its values."""
 
 import dataclasses
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def checkpoint(folder: Path) -> Source:
 
 
 def gguf_file(kind: Type, **others: Type) -> Make:
-    """A file of one type, but for the tensors that are named."""
+    """A GGUF file whose tensors are all of one type, except those named in `others`."""
 
     def make(folder: Path) -> Source:
         tiny = write_model(folder, type_of=lambda name: others.get(name.split(".")[-2], kind))
@@ -65,7 +65,7 @@ def zero_point_of_nine(tensors: dict[str, NDArray[Any]]) -> None:
 
 
 SYMMETRIC = Form(symmetric=True)
-# What is made of it, and which of a layer's weights and of the tables have no minima.
+# How a case's source is made, and which of a layer's weights and of the tables are stored without minima.
 CASES: dict[str, tuple[Make, tuple[str, ...]]] = {
     "floats": (checkpoint, ()),
     "Q4_0": (gguf_file(Type.Q4_0), (*TABLES, *PACKED)),
@@ -99,7 +99,7 @@ def test_layouts_and_values(case: str, tmp_path: Path, monkeypatch: pytest.Monke
         return output_folder(*args, size=size, **options)
 
     monkeypatch.setattr(decoder_folder, "output_folder", spy)
-    monkeypatch.setattr(data_file, "ALIGNMENT", 1)  # pages would hide what blocks of so small weights differ by
+    monkeypatch.setattr(data_file, "ALIGNMENT", 1)  # in whole pages, such small weights are as large in either layout
     convert(source, tmp_path / "model")
     blocks = blocks_of(tmp_path / "model")
     assert len(blocks) == 2 + 3 * len(PACKED)
@@ -109,23 +109,23 @@ def test_layouts_and_values(case: str, tmp_path: Path, monkeypatch: pytest.Monke
     model = ConvertedModel(tmp_path / "model")
     for part in model.projections():
         if case == "gptq with one other zero point" and part.name.endswith("v_proj"):
-            continue  # another weight than the reference's
+            continue  # this weight was changed, and the reference's was not
         stored = tiny.reference.get_parameter(("" if part.name == "lm_head" else "model.") + f"{part.name}.weight")
         codes = model.quantized(part.initializer, part.first, part.first + part.rows, part.columns)
         np.testing.assert_array_equal(q4nx.dequantize_codes(codes), stored.detach().numpy(), err_msg=part.name)
-    # What there had to be room for on the disk.
+    # The space that conversion asked for on the disk.
     large = sum(path.stat().st_size for pattern in ("*.data", "*token*") for path in (tmp_path / "model").glob(pattern))
     assert sizes == [large + _SMALL_FILES]
 
 
 def test_a_symmetric_weight_is_the_narrow_one_without_its_minima(tmp_path: Path) -> None:
-    """The bytes of both, where the source differs in a sibling's type alone."""
+    """Compares the bytes of query and key rows of two models whose sources differ in the values' type alone."""
     source, _ = gguf_file(Type.Q4_0)(tmp_path)
     convert(source, tmp_path / "symmetric")
     source, _ = gguf_file(Type.Q4_0, v_proj=Type.Q4_1)(tmp_path)
     convert(source, tmp_path / "narrow")
     symmetric, narrow = (blocks_of(tmp_path / name)["layers.1.self_attn.qkv_proj"] for name in ("symmetric", "narrow"))
-    # 6 heads of 16 rows and their keys: 4 rows of blocks; the values are the fifth.
+    # 96 rows of queries and 32 of keys are 4 rows of blocks; the values' rows are the fifth.
     scales, minima, codes = narrow[:4, :, :64], narrow[:4, :, 64:128], narrow[:4, :, 128:]
     np.testing.assert_array_equal(symmetric[:4], np.concatenate([scales, codes], axis=-1))
     floats = [np.ascontiguousarray(p).view(q4nx.BFLOAT16).astype(np.float32) for p in (scales, minima)]

@@ -18,7 +18,7 @@ from flownpu.convert.weights import NormWeight, ProjectionWeight, RouterWeight, 
 from flownpu.model.shapes import SHAPES
 from flownpu.ops import q4nx
 
-# As the models' cards give them, in millions, embeddings counted once where they are tied.
+# Millions of parameters, as the models' cards give them; tied embeddings count once.
 PARAMETERS = {
     "gemma3-1b": 1000,
     "gemma3-4b": 3880,
@@ -32,7 +32,7 @@ PARAMETERS = {
     "qwen3-30b-a3b": 30532,
     "olmoe-1b-7b": 6919,
 }
-# Rows that are no multiple of 32, columns that are no multiple of 256, and a layer each of both kinds.
+# Rows that are no multiple of 32, columns that are no multiple of 256, and both local and global layers.
 TINY = {
     "model_type": "gemma3_text",
     "hidden_size": 288,
@@ -50,7 +50,7 @@ TINY = {
 
 
 def as_saved(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """A parameter as checkpoints have it: of experts, a tensor for each and each of its projections."""
+    """A parameter as checkpoints store it: stacked experts become a tensor for each expert and projection."""
     if len(shape) != 3:
         return {name: shape}
     count, rows, columns = shape
@@ -91,9 +91,9 @@ def test_random_blocks_have_the_promised_moments_and_empty_padding(rows: int, co
     assert blocks.shape == projection.blocks_shape(layout)
     np.testing.assert_array_equal(q4nx.pack(*q4nx.unpack(blocks, rows, columns), layout), blocks)  # the padding is zero
     weights = q4nx.dequantize(blocks, rows, columns)
-    # The mean of n values of deviation s is off by s / sqrt(n); 5 of these do not happen. For the deviation itself the
-    # uniform scales of 0.75..1.25 give a variance larger by 1 + 1/48, that is 1 %, and n values an error of
-    # 1 / sqrt(2n) if they are normal, and less if they are codes.
+    # The mean of n values of deviation s is off by s / sqrt(n); 5 times that does not happen by chance. Uniform scales
+    # of 0.75..1.25 make the variance larger by the factor 1 + 1/48, and so the deviation by 1 %; n values estimate the
+    # deviation with an error of 1 / sqrt(2n) if they are normal, and less if they are codes.
     deviation, n = columns**-0.5, weights.size
     assert abs(weights.mean()) < 5 * deviation / n**0.5
     assert abs(weights.std() / deviation - 1) < 0.01 + 5 / (2 * n) ** 0.5
@@ -124,7 +124,7 @@ def test_made_model_runs_and_its_logits_spread(
         feeds[value.name] = np.zeros((4, 2, 0, 40), np.float32)
     logits = session.run(["logits"], feeds)[0]
     assert logits.shape == (4, 1, 1000)
-    # A normalised state times weights of variance 1/K: variance 1, but for what the token's own embedding adds.
+    # A normalised state times weights of variance 1/K has variance 1, apart from what the token's own embedding adds.
     assert 0.7 < logits.std() < 1.5
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights are read, quantised and written in parts: no weight is ever whole in memory, but in Q4NX out of an export."""
+"""Weights are read, quantised and written in parts; only those of an export are ever whole in memory, in Q4NX."""
 
 import json
 import tracemalloc
@@ -18,7 +18,7 @@ from tests.convert.conftest import write_tiny
 from tests.convert.sources.gguf_files import write_gguf
 
 VOCABULARY, HIDDEN = 32000, 96
-# In the smallest form that any of these conversions makes of the embedding: Q4NX without minima, 4.5 bits a weight.
+# Bytes of the smallest form that any of these conversions makes of the embedding: Q4NX without minima, 4.5 bits each.
 SMALLEST_FORM = VOCABULARY * HIDDEN * 9 // 16
 
 
@@ -29,16 +29,16 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tiny = write_tiny("llama", folder / "checkpoint", **sizes)
     write_gguf(folder / "q4_0.gguf", tiny.reference)
     write_gguf(folder / "q8_0.gguf", tiny.reference, type_of=lambda _: Type.Q8_0)
-    for source in ("checkpoint", "q4_0.gguf"):  # both, for what they import is memory too
+    for source in ("checkpoint", "q4_0.gguf"):  # both, so that their imports are not measured later
         convert(folder / source, folder / "model", force=True)
     return {path.stem: path for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("source", ["checkpoint", "q4_0", "q8_0", "model"])
 def test_peak(source: str, sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As much smaller than what is taken at once as this model is than those that people bring.
+    # Parts are made smaller than the default, as this model is smaller than real ones.
     monkeypatch.setattr(quantise, "_WEIGHTS_AT_ONCE", 128 * HIDDEN)
-    # Every core has a part in memory.
+    # Fixed, because every core has a part in memory.
     monkeypatch.setattr(quantise, "usable_cores", lambda: 2)
     monkeypatch.setattr(integrity, "_READ_AT_ONCE", 1 << 16)
     monkeypatch.setattr(data_file, "_LARGE_PAGE", 1 << 16)
@@ -83,13 +83,13 @@ def test_peak_of_exports(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_export(tmp_path / kind, kind)
     monkeypatch.setattr(integrity, "_READ_AT_ONCE", 1 << 16)
     monkeypatch.setattr(data_file, "_LARGE_PAGE", 1 << 16)
-    convert(tmp_path / kind, tmp_path / "before")  # what a process imports for it once is not the conversion's
+    convert(tmp_path / kind, tmp_path / "before")  # so that imports are not measured
     tracemalloc.start()
     try:
         convert(tmp_path / kind, tmp_path / "model")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # In float32, or unpacked, the weight would take more than thrice what Q4NX takes of it, which is whole in memory.
+    # The weight is whole in memory in Q4NX only: in float32, or unpacked, it would take more than three times as much.
     assert 3 * SMALLEST_FORM < VOCABULARY * HIDDEN * 4
     assert SMALLEST_FORM < peak < 3 * SMALLEST_FORM

@@ -47,7 +47,7 @@ def test_prefill_and_decode_equal_transformers(family: str, tiny_models: Callabl
     expected = tiny.logits(ids)
     atol = tolerance(expected, tiny.reference.config)
     decoder = DecoderSession(tmp_path / "model")
-    # A prompt beyond the window of 8, a second part of several tokens, then single ones.
+    # A prompt longer than the window of 8, a second part of several tokens, then single tokens.
     for start, stop in ((0, 20), (20, 33), *((i, i + 1) for i in range(33, 40))):
         logits = decoder(ids[:, start:stop], np.ones((1, stop), np.int64))
         assert logits.shape == (1, 1, 300)
@@ -65,8 +65,8 @@ def test_narrow_caches_round_keys_and_values_and_nothing_else(
     expected = tiny.logits(ids, RoundingCache(dtype))
     # A value near the middle between two neighbours of the narrow type may be rounded either way: a float32 error of
     # some 2^-21 reaches across the middle for one value in 2^12 of bfloat16 (2^9 of float16), so for a few of the 7680
-    # in the cache. One step of one of d components moves a score by step / sqrt(d) of its size, and one of at least 8
-    # keys that are seen by as much less.
+    # in the cache. One step of one of d components moves a score by step / sqrt(d) of its size; that key is one of at
+    # least 8 that are seen, so what attention computes moves by an 8th of that.
     step = {"bf16": 2**-8, "fp16": 2**-11}[kv_dtype]
     flip = step / math.sqrt(tiny.reference.config.head_dim) * np.abs(expected).max()
     atol = tolerance(expected, tiny.reference.config) + flip / 8
@@ -115,7 +115,7 @@ def test_rows_padded_on_the_left_are_refused(
     tmp_path: Path,
     ep_devices: list[onnxruntime.OrtEpDevice],
 ) -> None:
-    """In a prompt, and in a step after one that was not; without FlowNPU ONNX Runtime finds the length impossible."""
+    """In a prompt, and in a step after an unpadded prompt; without FlowNPU, by ONNX Runtime's check of a position."""
     convert(tiny_models("llama").folder, tmp_path / "model")
     ids, mask = random_ids(2, 9), np.ones((2, 9), np.int64)
     decoder = DecoderSession(tmp_path / "model", ep_devices[:1] if ours else ())
@@ -144,7 +144,7 @@ def test_a_softcap_of_the_logits_is_in_the_graph(
 
 
 def test_sliding_window_cache_of_fixed_capacity(tiny_models: Callable[[str], Any], tmp_path: Path) -> None:
-    """Local layers keep 11 positions for a window of 8; what a shared buffer holds is fed back, as GenAI does."""
+    """Local layers' caches have 11 positions for a window of 8, and are fed back whole, like GenAI's shared buffers."""
     tiny = tiny_models("gemma3_text")
     convert(tiny.folder, tmp_path / "model", kv_dtype="fp32", sliding_window_cache=True)
     ids = random_ids(1, 40)

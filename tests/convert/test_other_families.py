@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families out of checkpoints compute what transformers computes of the same weights, each as one partition."""
+"""Converted checkpoints of other families compute what transformers computes, each as one partition."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 def of_transformers(tiny: TinyModel) -> NDArray[np.float32]:
-    """Logits of the last token of each call, call by call: LongRoPE looks at how far each call reaches."""
+    """Logits [calls, V] of the last tokens, call by call: LongRoPE's factors depend on the length so far."""
     cache = transformers.DynamicCache(config=tiny.reference.config)
     return np.array([tiny.logits(IDS[:, start:stop], cache)[0, -1] for start, stop in CALLS])
 
 
-# What other engines' files and `verify` have no place for is refused, rather than left away.
+# Traits that the readers behind `export-q4nx` and `verify` have no place for: they refuse such models.
 NOT_READ_BACK = {
     "llama with biases": "biases",
     "llama with yarn": "RoPE with a magnitude",
@@ -70,7 +70,7 @@ def test_logits(family: str, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpD
     config = tiny.reference.config
     np.testing.assert_allclose(stock, expected, rtol=0, atol=tolerance(expected, config))
     error = np.sqrt(np.square(ours.astype(np.float64) - expected).mean())
-    # The factor 6 as in tests/end_to_end/test_families.py.
+    # tests/end_to_end/test_families.py says why the factor is 6.
     assert error < 6 * logit_error("bf16", config.num_hidden_layers, expected)
     report = json.loads((tmp_path / "placement.json").read_text())
     assert (report["left"], report["partitions"]) == ([], 1)
@@ -95,7 +95,7 @@ def test_a_multiplied_residual_stream_is_not_verified(tmp_path: Path) -> None:
 
 
 def test_verify_rounds_experts_and_leaves_routers(tmp_path: Path) -> None:
-    """The reference's layers have the weights that Q4NX makes of a checkpoint's."""
+    """rounded_outputs gives the outputs of layers whose projections went through Q4NX, and whose routers did not."""
     tiny = write_tiny("qwen3_moe", tmp_path / "checkpoint")
     checkpoint = Checkpoint(tiny.folder)
     run = checkpoint.run(IDS[0])
@@ -105,4 +105,4 @@ def test_verify_rounds_experts_and_leaves_routers(tmp_path: Path) -> None:
             expected = tiny.reference.model.layers[layer](*arguments, **keywords)[0].numpy()
         np.testing.assert_array_equal(rounded.hidden[layer + 1], expected)
         assert not np.array_equal(rounded.hidden[layer + 1], run.hidden[layer + 1])
-    np.testing.assert_array_equal(checkpoint.run(IDS[0]).logits, run.logits)  # all is as before
+    np.testing.assert_array_equal(checkpoint.run(IDS[0]).logits, run.logits)  # the rounded weights are gone again

@@ -57,8 +57,8 @@ def test_manifest_names_source_sums_versions_and_errors(checkpoint: Path, tmp_pa
     assert {"flownpu", "numpy", "python"} <= set(manifest["versions"])
     errors = manifest["quantisation"]["relative_error"]
     assert len(errors) == 1 + 3 * 4
-    # Normal weights in groups of 32: the range is about 4 deviations, in 15 steps of s; the error of an even rounding
-    # is s / sqrt(12) = 4 / 15 / 3.46 = 0.077 of the deviation.
+    # Normal weights in groups of 32: the range is about 4 deviations, in 15 steps of s; a uniform rounding error is
+    # s / sqrt(12) = 4 / 15 / 3.46 = 0.077 of the deviation.
     assert all(0.03 < error < 0.1 for error in errors.values())
 
 
@@ -138,7 +138,7 @@ def test_empty_folder_is_no_obstacle(checkpoint: Path, tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_renamed_gets_the_files(
     existing: bool, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mount point: the system does not rename it, and has its own free space. Also what came before is replaced."""
+    """A mount point cannot be renamed, and has its own free space. The files of an earlier model in it are replaced."""
     output, rename, asked = tmp_path / "model", Path.rename, []
     convert(checkpoint, output) if existing else output.mkdir()
     before = output.stat().st_ino

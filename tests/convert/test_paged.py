@@ -17,7 +17,8 @@ from tests.decoding import DecoderSession, PagedSession
 from tests.end_to_end.test_numbers import logit_error
 
 IDS = random_ids(3, 40)
-# A prompt alone, the other's beside a token of the first, parts of two prompts, single tokens of all.
+# Tokens of each sequence in each call: a prompt alone, a second prompt beside a token of the first, parts of two
+# prompts beside a token, a long part beside tokens, and single tokens of all.
 CALLS: list[dict[str, int]] = [
     {"a": 20},
     {"a": 1, "b": 25},
@@ -26,12 +27,12 @@ CALLS: list[dict[str, int]] = [
     *[{"a": 1, "b": 1, "c": 1}] * 4,
 ]
 
-# Their frequencies change with a call's length, for which a paged model has no second table.
+# Their RoPE frequencies change with a sequence's length, and a paged model has one table only.
 LONG_ROPE = ("phi3 with longrope", "phi3 as phi4-mini")
 
 
 def run(session: PagedSession, calls: list[dict[str, int]]) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
-    """The logits of all calls' sequences, and which row's token of IDS each is of."""
+    """The logits of all calls' sequences, and the place in IDS (row, token) that each belongs to."""
     rows, logits, places = {"a": 0, "b": 1, "c": 2}, [], []
     for call in calls:
         work = {}
@@ -48,7 +49,7 @@ def run(session: PagedSession, calls: list[dict[str, int]]) -> tuple[list[np.nda
 def test_sequences_together_equal_transformers(
     family: str, tiny_models: Callable[[str], Any], ep_devices: list[Any], tmp_path: Path
 ) -> None:
-    """Prompts, parts of them and single tokens mixed, beyond the window of 8."""
+    """Calls mix prompts, parts of prompts and single tokens, beyond the window of 8."""
     tiny = tiny_models(family) if family != "gemma2" else write_tiny(family, tmp_path / "checkpoint")
     convert(tiny.folder, tmp_path / "model", kv_dtype="fp32", paged=True)
     all_logits = tiny.logits(IDS)
@@ -59,9 +60,9 @@ def test_sequences_together_equal_transformers(
     options = {"activations": "bf16", "on_unsupported": "error"}
     ours, _ = run(PagedSession(tmp_path / "model", devices, options), CALLS)
     errors = np.square(np.array(ours, np.float64) - expected).mean(axis=-1)
-    # Rounding has a few of a mixture's tokens choose another expert, nearly as good: far fewer than half of them.
+    # Rounding makes a few of a mixture's tokens choose another, nearly equal expert; the median does not see them.
     error = np.sqrt(np.median(errors) if "moe" in family or family == "mixtral" else errors.mean())
-    # The factor 6 as in tests/end_to_end/test_families.py.
+    # tests/end_to_end/test_families.py says why the factor is 6.
     assert error < 6 * logit_error("bf16", tiny.reference.config.num_hidden_layers, expected)
 
 
@@ -77,7 +78,7 @@ def test_frequencies_that_change_with_the_length_are_refused(
 def test_a_sequence_has_the_same_bits_alone(
     kv_dtype: str, tiny_models: Callable[[str], Any], ep_devices: list[Any], tmp_path: Path
 ) -> None:
-    """And whichever way its prompt is cut into calls."""
+    """A sequence's logits depend neither on other sequences nor on how its prompt is cut into calls."""
     convert(tiny_models("gemma3_text").folder, tmp_path / "model", kv_dtype=kv_dtype, paged=True)
     devices = [device for device in ep_devices if device.device.type.name == "CPU"][:1]
     options = {"activations": "bf16"}

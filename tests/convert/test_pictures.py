@@ -37,7 +37,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def converted(checkpoint: Path) -> Callable[[str], Path]:
-    """The folder of a format of the tower's weights, made once."""
+    """Converts the checkpoint once for each format of the tower's weights, and returns the model's folder."""
 
     def convert_once(vision_weights: str) -> Path:
         output = checkpoint.with_name(vision_weights)
@@ -50,7 +50,7 @@ def converted(checkpoint: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def spoilt(checkpoint: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
+    """A copy of the checkpoint that a test may spoil."""
     return shutil.copytree(checkpoint, tmp_path / "checkpoint")
 
 
@@ -93,8 +93,8 @@ def test_errors_of_the_towers_weights(vision_weights: str, converted: Callable[[
         weight = name if "projector" in name else f"{name}.weight"
         assert noted["relative_error"][weight] == pytest.approx(q4nx.relative_error(exact[name], matrix), abs=1e-6)
     worst = max(noted["relative_error"].values())
-    # Rounding to n levels over the range of a row of normal numbers, some 2 * 3 sigma, is off by a 12th of a squared
-    # step: 6 / 254 / sqrt(12) = 0.7 %; the longest rows reach to 4 sigma. For Q4NX see docs/q4nx.md.
+    # Rounding normal numbers to 255 levels over their range, some 2 * 3 sigma, has a mean squared error of a 12th of a
+    # squared step: 6 / 254 / sqrt(12) = 0.7 %; the longest rows reach to 4 sigma. For Q4NX see docs/q4nx.md.
     assert {"bf16": worst == 0, "int8": 0.004 < worst < 8 / 254 / math.sqrt(12), "q4nx": 0.05 < worst < 0.09}[
         vision_weights
     ]
@@ -102,7 +102,7 @@ def test_errors_of_the_towers_weights(vision_weights: str, converted: Callable[[
 
 @pytest.mark.parametrize("vision_weights", FORMATS)
 def test_bytes_of_the_towers_weights(vision_weights: Any, checkpoint: Path, converted: Callable[[str], Path]) -> None:
-    """As many as were told beforehand, and Q4NX in narrow blocks."""
+    """vision_bytes says the file's size beforehand, and Q4NX weights are in narrow blocks."""
     path = converted(vision_weights) / "vision.onnx"
     tower = read_vision(json.loads((checkpoint / "config.json").read_text()), TEXT["hidden_size"])
     data = path.with_name("vision.onnx.data").stat().st_size
@@ -123,7 +123,7 @@ def test_a_float32_checkpoint_loses_a_bit_in_bf16(spoilt: Path, tmp_path: Path) 
     change_tensors(spoilt, perturb)
     convert(spoilt, tmp_path / "model")
     errors = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())["quantisation"]["vision"]
-    # Half a step at most, evenly distributed; a step is 2^-7 of a mantissa of 1, half as much of one of 2.
+    # Errors are uniform up to half a step; a step is 2^-7 of a mantissa near 1, and half as much of one near 2.
     for error in errors["relative_error"].values():
         assert 2**-9 / math.sqrt(3) < error < 2**-8 / math.sqrt(3)
 
@@ -139,10 +139,10 @@ def test_words_and_pictures_are_embedded(checkpoint: Path, converted: Callable[[
     with torch.no_grad():
         expected = tower.get_input_embeddings()(torch.from_numpy(ids)).numpy()
     expected[0, [1, 2, 4]] = features[0]
-    expected[1, 0] = features[0, 0]  # rows have the same pictures
-    # A word's embedding is two float32 products: Q4NX's scale and the embedding's.
+    expected[1, 0] = features[0, 0]  # each row takes features from the first on
+    # A word's embedding is the result of two float32 products: with Q4NX's scale and with the embedding's.
     np.testing.assert_allclose(found, expected, rtol=3 * 2**-24, atol=0)
-    # GenAI's features where there are no pictures.
+    # GenAI passes empty features where there are no pictures.
     nothing = features[0, :0]
     (found,) = embedding.run(None, {"input_ids": ids[:, -2:-1], "image_features": nothing})
     np.testing.assert_allclose(found, expected[:, -2:-1], rtol=3 * 2**-24, atol=0)

@@ -17,7 +17,7 @@ from flownpu.ops import q4nx
 
 @pytest.mark.parametrize("at_once", [1, 64 * 96, 1 << 20])
 def test_parts_are_the_whole(at_once: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of 32 or 64 rows end within and between the 96 + 32 + 32 rows of a packed QKV, and within the others."""
+    """Parts of 32 or 64 rows end within and between the 96 + 32 + 32 rows of a packed QKV, and within other weights."""
     monkeypatch.setattr(quantise, "_WEIGHTS_AT_ONCE", at_once)
     source = Checkpoint(checkpoint)
     decoder = read_decoder(source.config)
@@ -38,7 +38,7 @@ def test_parts_are_the_whole(at_once: int, checkpoint: Path, monkeypatch: pytest
 
 
 def test_rows_of_whole_groups_are_as_rows_with_a_rest() -> None:
-    """The former are quantised as one long row, the latter row by row."""
+    """q4nx.quantize takes rows of whole groups as one long row, and others row by row."""
     weight = np.random.default_rng(1).standard_normal((600, 4 * q4nx.GROUP + 1), dtype=np.float32)
     by_rows, at_once = q4nx.quantize(weight), q4nx.quantize(weight[:, :-1])
     np.testing.assert_array_equal(by_rows.codes[:, :-1], at_once.codes)

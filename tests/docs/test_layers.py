@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules between the folders (docs/architecture.md): a lower layer uses no higher one and names no model, packages
-import one another in one direction only, and no file says its folder's name again."""
+import one another in one direction only, and no file's name repeats its folder's."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ from tests.docs.pages import ROOT, table
 
 # What a folder may include or import of this project.
 CXX = {"ops": {"ops", "aie"}, "ep": {"ep", "ops"}, "aie": {"aie"}, "python": {"python", "ops", "aie"}}
-# The native module is the C++ of ops/; `system` is what systems have each in their own way, below all else.
+# The native module is the C++ of ops/; `system` has what differs between operating systems, and is below all else.
 PYTHON = {
     "aie": {"aie", "_native"},
     "ops": {"ops", "_native", "aie", "system"},
@@ -94,13 +94,13 @@ def test_no_model_is_named():
 def circles(uses):
     """Folders that use themselves by way of others, at each level of the tree.
 
-    Args:
-        uses: of each file, the files that it uses.
-
     A folder counts with all that is in it; a file beside folders counts by itself. Two files of one folder may use each
     other.
+
+    Args:
+        uses: for each file, the files that it uses.
     """
-    beside = defaultdict(lambda: defaultdict(set))  # of each folder: what in it uses what in it
+    beside = defaultdict(lambda: defaultdict(set))  # for each folder: what in it uses what in it
     for file, used in uses.items():
         for other in used:
             parts, others = PurePosixPath(file).parts, PurePosixPath(other).parts
@@ -159,7 +159,7 @@ def test_no_circle_between_folders_of_cxx():
 
 
 def levels(cell):
-    """A row of the table of rooms: for each name its chain, and its level in it; between two dashes is one level."""
+    """For each name in a row of the table of rooms, its chain and its level there; dashes separate levels."""
     found = {}
     for chain in cell.split(";"):
         for level, names in enumerate(chain.split(" – ")):
@@ -168,10 +168,10 @@ def levels(cell):
 
 
 def upward(rooms, uses):
-    """What uses a higher room of its chain."""
+    """The files that use a higher room of their chain."""
 
     def place(file):
-        """Where the innermost room is that a file is in, or the file itself; None if neither is named."""
+        """Chain and level of the file itself, or of the innermost room that it is in; None if neither is named."""
         path = PurePosixPath(file)
         return next(
             (rooms[str(name)] for name in (path, path.with_suffix(""), *path.parents) if str(name) in rooms), None
@@ -187,7 +187,7 @@ def upward(rooms, uses):
 
 
 def inside(folder, uses):
-    """What files of a folder use of it, by their names in it."""
+    """For each file of a folder, the files of the same folder that it uses; names are those inside the folder."""
     return {
         file.removeprefix(folder): {other.removeprefix(folder) for other in used if other.startswith(folder)}
         for file, used in uses.items()

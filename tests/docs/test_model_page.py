@@ -23,7 +23,7 @@ def test_the_tables_are_up_to_date(name):
 
 @pytest.mark.parametrize("model", ["gemma3-1b"])
 def test_the_predictions_are_up_to_date(model):
-    """Compares one model's: the others' take a minute, and change with it."""
+    """Compares the rows of one model: those of the others take a minute, and change with them."""
     for name, rows in (("decoding", write_model_page.decoding_rows), ("prompts", write_model_page.prompt_rows)):
         assert "\n".join(rows(model)) in section(name), "run: python scripts/write_model_page.py"
 

@@ -45,7 +45,7 @@ def test_options_are_those_of_the_provider():
     rows = table("docs/use/options.md", "key")
     assert [CODE.findall(row[0])[0] for row in rows] == keys
     for row in rows:
-        # choose<...>("device", value, {{{"auto", ...}, ...}}) lists the values of those that have some.
+        # choose<...>("device", value, {{{"auto", ...}, ...}}) lists the values of an option that has a list of them.
         choices = re.search(rf'"{CODE.findall(row[0])[0]}", value,\s*(\{{\{{.*?\}}\}}\}})\)', parsers, re.DOTALL)
         if choices:
             assert CODE.findall(row[1]) == re.findall(r'\{"(\w+)"', choices.group(1)), row[0]
@@ -78,7 +78,7 @@ def test_the_command_lines_page_is_up_to_date():
 
 
 def test_the_page_of_the_model_of_gemm_is_up_to_date():
-    """Its rows are predicted with the parameters of all, and of all others: some seconds."""
+    """It takes some seconds: rows are predicted with parameters fitted to all rows, and to all groups but their own."""
     text = write_model_gemm_page.PAGE.read_text(encoding="utf-8")
     assert text == write_model_gemm_page.page(text), "run: python scripts/write_model_gemm_page.py"
 

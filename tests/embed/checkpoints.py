@@ -42,7 +42,7 @@ SHAPES = {
     "bge-small": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 12},
     "bge-base": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
 }
-# EmbeddingGemma's window counts both sides: 5 tokens on each, and the token.
+# EmbeddingGemma's window covers both sides of a token: a window of 10 is 5 tokens on each side, and the token itself.
 WINDOW = 10
 PROMPTS = {"query": "find: ", "document": ""}
 SENTENCES = [
@@ -56,12 +56,12 @@ SENTENCES = [
 
 
 def make_checkpoint(name: str, folder: Path) -> Path:
-    """A checkpoint, its tokenizer and the files of sentence-transformers.
+    """Writes a checkpoint, its tokenizer and the files of sentence-transformers; returns the folder.
 
     Args:
         name: "bert-mean", "bert-cls", "xlm-roberta-mean", "qwen3", "gemma3", "bert-score", "xlm-roberta-score", or one
             of SHAPES.
-        folder: to make.
+        folder: the folder to make.
     """
     folder.mkdir(parents=True)
     tokenizer = _byte_tokenizer() if name in ("qwen3", "gemma3") else _word_tokenizer("xlm" in name)
@@ -98,7 +98,7 @@ def make_checkpoint(name: str, folder: Path) -> Path:
 
 
 def make_generating_reranker(folder: Path) -> Path:
-    """A decoder and its tokenizer, which has the words that Qwen3-Reranker was trained with."""
+    """Writes a decoder and a tokenizer that has the special words of Qwen3-Reranker's prompt; returns the folder."""
     folder.mkdir(parents=True)
     tokenizer = _byte_tokenizer()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
@@ -125,7 +125,7 @@ def _dense(folder: Path, columns: int, rows: int) -> None:
 
 
 def _word_tokenizer(is_roberta: bool) -> Tokenizer:
-    """WordPiece with the special tokens of BERT, or of RoBERTa in their places."""
+    """WordPiece with BERT's special tokens, or with RoBERTa's under the ids that RoBERTa gives them."""
     begin, end = ("<s>", "</s>") if is_roberta else ("[CLS]", "[SEP]")
     special = ["<s>", "<pad>", "</s>", "[UNK]"] if is_roberta else ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106  (no password)
@@ -163,7 +163,7 @@ def _model(name: str, words: int) -> Any:
     torch.manual_seed(0)
     encoder = {**ENCODER, "vocab_size": words, "layer_norm_eps": 1e-12}
     bert = {**encoder, "max_position_embeddings": POSITIONS}
-    # Positions count on from the padding token, 1.
+    # RoBERTa numbers positions from the padding token's id (1) on.
     roberta = {**encoder, "max_position_embeddings": POSITIONS + 2, "type_vocab_size": 1, "pad_token_id": 1}
     decoder = {**DECODER, "vocab_size": words}
     gemma = {
@@ -184,7 +184,7 @@ def _model(name: str, words: int) -> Any:
         "gemma3": lambda: t.Gemma3TextModel(t.Gemma3TextConfig(**decoder, **gemma)),
     }[name]()
     for parameter_name, parameter in model.named_parameters():
-        # They start as constants, which a lost or swapped one would not show in.
+        # They start as constants, which would hide a lost or swapped weight.
         is_norm = "norm" in parameter_name.lower()
         if is_norm or parameter_name.endswith("bias"):
             ones = is_norm and not parameter_name.endswith("bias") and name != "gemma3"

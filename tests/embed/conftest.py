@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models that embed texts, made and converted once, and what transformers computes of the same weights."""
+"""Small models that embed texts, made and converted once, and what transformers computes with the same weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# What stays in float32 where matrices are rounded.
+# Tables that stay in float32 where other matrices are rounded.
 _TABLES = ("position_embeddings", "token_type_embeddings")
 
 
@@ -80,7 +80,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
 
 
 def cosines(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The cosine of each row's angle with the other's, [N]."""
+    """The cosines [N] of the angles between rows [N, D] of one and the same rows of the other."""
     one, other = one.astype(np.float64), other.astype(np.float64)
     lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     result: NDArray[np.float64] = np.sum(one * other, axis=1) / lengths
@@ -88,7 +88,7 @@ def cosines(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.
 
 
 def pooled(hidden: Sequence[NDArray[np.float32]], how: str) -> NDArray[np.float32]:
-    """Texts' embeddings of length 1, of hidden states [1, t, D] each: "mean", "cls" or "last"."""
+    """Embeddings [N, D] of length 1, pooled from texts' hidden states [1, t, D] by "mean", "cls" or "last"."""
     place = {"cls": 0, "last": -1}
     vectors = np.stack([one[0].mean(axis=0) if how == "mean" else one[0, place[how]] for one in hidden])
     normalised: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)

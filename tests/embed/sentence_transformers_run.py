@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs sentence-transformers in an environment of its own, for its ONNX backend takes optimum (`optimum_export.py`).
+"""Runs sentence-transformers in an environment of its own, for its ONNX backend needs optimum (`optimum_export.py`).
 
-This file is also the script that runs there.
+This file is also the script that runs in that environment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REQUIREMENTS = (
 
 
 def environment() -> Path:
-    """The interpreter of its environment, which is made if there is none.
+    """The interpreter of sentence-transformers' environment, which is made if there is none.
 
     Raises:
         FlowNPUError: pip failed.
@@ -39,12 +39,12 @@ def environment() -> Path:
 
 
 def encode(python: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the script's `embed` gives in that environment, for the arguments of each run; its imports take seconds.
+    """Calls `embed` with each run's arguments, in one process of that environment, whose imports take seconds.
 
     Raises:
         RuntimeError: it failed; with the end of what it printed.
     """
-    # -P: the tests' folders are no packages of that environment.
+    # -P: Python is not to put this file's folder on its path.
     command = [str(python), "-P", __file__, json.dumps(runs, default=str)]
     done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -54,7 +54,7 @@ def encode(python: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def export(python: Path, checkpoint: Path, folder: Path) -> Path:
-    """optimum's export of an encoder's checkpoint, float32, with the files of sentence-transformers beside it."""
+    """Exports an encoder's checkpoint by optimum, in float32, with the files of sentence-transformers beside it."""
     shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     made = folder.with_name(f"{folder.name}-made")
     command = [
@@ -91,16 +91,16 @@ def embed(
     """Embeds texts.
 
     Args:
-        model: a folder of sentence-transformers' with an ONNX graph.
+        model: a folder for sentence-transformers with an ONNX graph.
         texts: what to embed.
-        provider: of ONNX Runtime.
-        options: of the provider.
-        library: FlowNPU's, to be registered; empty: not.
-        file_name: the graph's.
-        rounds: how often to embed them again, taking the time.
+        provider: the name of ONNX Runtime's execution provider.
+        options: the provider's options.
+        library: the path of FlowNPU's library, to be registered; empty: none.
+        file_name: the name of the graph's file.
+        rounds: how often to embed the texts again, taking the time.
 
     Returns:
-        "vectors", and "seconds" of each round.
+        "vectors" [texts, D], and "seconds" of each round.
     """
     import onnxruntime
     from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found]  # of its own environment

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches have every text once, little padding, and a bound."""
+"""Batches have every text once, little padding, and at most MOST_TOKENS tokens."""
 
 from __future__ import annotations
 

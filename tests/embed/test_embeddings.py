@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 POOLING = {"bert-mean": "mean", "bert-cls": "cls", "xlm-roberta-mean": "mean", "qwen3": "last", "gemma3": "mean"}
 # Texts of many lengths; of nothing but special tokens; longer than the model takes; of letters that it has never seen.
 TEXTS = [*SENTENCES, "", "word " * 200, "\N{FOX FACE} naïve é"]
-# Products that a value goes through, one after the other: four of a layer and two of its attention.
+# Products that a value goes through, one after the other: four of each layer and two of its attention.
 PRODUCTS = 6 * ENCODER["num_hidden_layers"]
 # As in tests/rewrites/optimum_reference.py: a sum of K terms in float32 is off by sqrt(K) roundings, in quadrature over
 # the products; the CPU device rounds what it multiplies to bfloat16, once before each product. Both are relative to an
@@ -71,10 +71,10 @@ def test_a_batch_is_its_texts_one_by_one(name: str, model: Callable[[str], Model
     embedder = EmbeddingModel(model(name).folder, options=BFLOAT16)
     batch = embedder.embed(TEXTS).vectors
     alone = np.concatenate([embedder.embed([text]).vectors for text in TEXTS])
-    # Both round to bfloat16 at the same places: what differs is how sums of float32 are cut, which moves a rounding in
-    # as many values as lie so near to the middle of two numbers, at most all.
+    # Both round to bfloat16 at the same places, but add float32 sums in another order: that changes how values near the
+    # middle between two bfloat16 numbers are rounded, at worst all values.
     np.testing.assert_array_less(np.linalg.norm(batch - alone, axis=1), BFLOAT16_TOLERANCE)
-    # And no row's embedding is another's.
+    # No row has another row's embedding.
     assert np.all(np.argmax(batch @ alone.T, axis=1) == np.arange(len(TEXTS)))
 
 
@@ -105,7 +105,7 @@ def test_how_much_rounded_weights_turn_embeddings(weights: str, model: Callable[
     errors = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())["quantisation"]["relative_error"]
     found = EmbeddingModel(tmp_path / "model", provider="cpu").embed(TEXTS).vectors
     # The reference has the words' table and the matrices in bfloat16. A product's relative error is its weight's, and
-    # those of a layer's four products add up in quadrature along the layers; 2 for what one text takes of them.
+    # those of a layer's four products add up in quadrature along the layers; 2 because a text may be off by more.
     error = 2 * (4 * ENCODER["num_hidden_layers"]) ** 0.5 * max(errors.values())
     assert cosines(found, expected("bert-mean", made)).min() >= 1 - error**2 / 2
 
@@ -117,7 +117,7 @@ def test_left_padding_is_refused(model: Callable[[str], Model]) -> None:
     ids = np.array([[0, 5, 6], [5, 6, 7]])
     with pytest.raises(Exception, match=r"seqlens_k"):
         session.run(None, {"input_ids": ids, "attention_mask": (ids != 0).astype(np.int64)})
-    # What sentence-transformers reads is told to pad on the right.
+    # The settings that sentence-transformers reads tell it to pad on the right.
     settings = json.loads((model("qwen3").folder / "tokenizer_config.json").read_text())
     assert settings["padding_side"] == "right"
 

@@ -34,8 +34,8 @@ DOCUMENTS = [*SENTENCES, "", "word " * 200]
 def test_scores_of_transformers(name: str, model: Callable[[str], Model]) -> None:
     made = model(name)
     expected = np.array([made.hidden((QUERY, document), "logits")[0, 0] for document in DOCUMENTS])
-    # A logit is one product of a vector below 1 in each element with the classifier's weights; errors are relative to
-    # what such a product may be.
+    # A logit is the product of the classifier's weights and a vector whose elements are below 1; errors are relative to
+    # the largest that such a product can be.
     weights = dict(made.reference.named_parameters())
     last = next(value for place, value in weights.items() if value.ndim == 2 and len(value) == 1)
     largest = float(last.detach().norm()) * last.shape[1] ** 0.5
@@ -44,7 +44,7 @@ def test_scores_of_transformers(name: str, model: Callable[[str], Model]) -> Non
         assert np.abs(found.logits - expected).max() < tolerance * largest
         np.testing.assert_allclose(found.scores, 1 / (1 + np.exp(-found.logits)), rtol=1e-6)
         assert found.cut == [len(DOCUMENTS) - 1]
-    # The bound tells documents apart.
+    # The bound is tight enough to tell documents apart.
     assert np.ptp(expected) > FLOAT32_TOLERANCE * largest
 
 
@@ -66,7 +66,7 @@ def generating(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return root / "checkpoint", root / "model"
 
 
-# As the paper and the model's card have it.
+# The prompt that Qwen3-Reranker's paper and card give.
 FORM = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
@@ -92,7 +92,7 @@ def test_scores_of_a_model_that_generates(generating: tuple[Path, Path]) -> None
     opened = open_reranker(folder, provider="cpu")
     opened.instruction = "find it"
     found = opened.score(QUERY, SENTENCES)
-    # The cache is in bf16: keys and values are rounded, at most by 2^-9 of themselves, in two layers.
+    # The cache is in bf16: keys and values are rounded, by some 2^-9 of themselves, in two layers.
     tolerance = float32_tolerance(np.array(logits), 2, DECODER["intermediate_size"])
     tolerance += 2 * 2 * 2.0**-9 * float(np.std(logits))
     np.testing.assert_allclose(found.logits, answers[:, 0] - answers[:, 1], rtol=0, atol=2 * tolerance)
@@ -107,7 +107,7 @@ def test_long_documents_are_cut_and_the_question_is_not(generating: tuple[Path, 
     opened = open_reranker(generating[1], provider="cpu")
     found = opened.score(QUERY, ["short", "word " * 300, "word " * 400])
     assert (found.cut, max(found.tokens)) == ([1, 2], 512)
-    assert found.logits[1] == found.logits[2]  # alike as far as they are read
+    assert found.logits[1] == found.logits[2]  # they are alike up to where they are cut
 
 
 def test_the_command_takes_both_kinds(

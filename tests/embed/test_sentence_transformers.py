@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sentence-transformers takes the folders as its ONNX backend, and gives the same embeddings."""
+"""sentence-transformers' ONNX backend loads converted folders, and gives the same embeddings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    """The interpreter of its environment; the tests are skipped where it cannot be installed."""
+    """The interpreter of sentence-transformers' environment; tests are skipped where it cannot be installed."""
     try:
         return sentence_transformers_run.environment()
     except FlowNPUError as error:
@@ -36,7 +36,7 @@ NAMES = ("bert-mean", "qwen3", "gemma3")
 
 @pytest.fixture(scope="module")
 def theirs(model: Callable[[str], Model], python: Path, library: Path) -> dict[str, list[list[float]]]:
-    """What sentence-transformers gives, by model."""
+    """sentence-transformers' embeddings of SENTENCES, by model."""
     given = {"texts": SENTENCES, "provider": "FlowNPUExecutionProvider", "options": BFLOAT16, "library": library}
     found = sentence_transformers_run.encode(python, [{"model": model(name).folder, **given} for name in NAMES])
     return {name: run["vectors"] for name, run in zip(NAMES, found, strict=True)}
@@ -45,6 +45,6 @@ def theirs(model: Callable[[str], Model], python: Path, library: Path) -> dict[s
 @pytest.mark.parametrize("name", NAMES)
 def test_onnx_backend(name: str, model: Callable[[str], Model], theirs: dict[str, list[list[float]]]) -> None:
     ours = EmbeddingModel(model(name).folder, options=BFLOAT16).embed(SENTENCES).vectors
-    # Batches differ, as in test_a_batch_is_its_texts_one_by_one.
+    # Texts are batched in another way: the bound of test_a_batch_is_its_texts_one_by_one holds.
     distances = np.linalg.norm(ours - np.array(theirs[name], np.float32), axis=1)
     np.testing.assert_array_less(distances, BFLOAT16_TOLERANCE)

@@ -84,11 +84,11 @@ def original() -> transformers.PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def reference() -> transformers.PreTrainedModel:
-    """The same, with the projections and the embedding as Q4NX stores them."""
+    """The checkpoint's weights in float32, with the projections and the embedding as Q4NX stores them."""
     return load_checkpoint(quantised=True)
 
 
 def logits_of(model: transformers.PreTrainedModel, tokens: Tokens) -> np.ndarray:
-    """float64 [tokens, vocabulary]."""
+    """Logits of all tokens, float64 [tokens, vocabulary]."""
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0].double().numpy()  # type: ignore[no-any-return]

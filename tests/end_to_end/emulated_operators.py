@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single nodes in sessions with device=emulate: a file, its artifacts, and what of it was dispatched."""
+"""Single nodes in sessions with device=emulate: their file, its artifacts, and their dispatches."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def stems(dispatches: list[str]) -> list[str]:
 
 
 def rounded(expected: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """An error and the rounding of a sum to bf16, in which it comes back."""
+    """A bound on the error of results that come back in bf16: `error`, and the rounding to bf16."""
     return np.asarray(error + BF16_ROUNDING * (np.abs(expected) + error))
 
 
 def numbers(seed: int, *shape: int) -> np.ndarray:
-    """float32 that bf16 has."""
+    """Normal numbers in float32 that bf16 holds exactly."""
     return wide(bf16(np.random.default_rng(seed).normal(size=shape))).astype(np.float32)
 
 
@@ -76,21 +76,21 @@ class Emulated:
     """A session of a file.
 
     Attributes:
-        session: ONNX Runtime's.
-        placement: what it said of where nodes run.
+        session: ONNX Runtime's session.
+        placement: its placement report.
     """
 
     session: onnxruntime.InferenceSession
     placement: dict[str, Any]
 
     def run(self, feeds: Arrays) -> tuple[list[np.ndarray], list[str]]:
-        """The outputs of a run, which is the last, and the names of its dispatches."""
+        """The outputs of a run, and the names of its dispatches; it ends the session's profile, so only one can be."""
         outputs = run_session(self.session, {name: array for name, array in feeds.items() if array is not None})
         return outputs, dispatches_of(self.session)
 
 
 def session_of(file: Path, devices: list[Any], **options: str) -> Emulated:
-    """A session with device=emulate that gives all to the array that it takes; an option that is "" is not given."""
+    """A session with device=emulate whose array gets all that it takes; options with the value "" are left out."""
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
     settings.enable_profiling = True

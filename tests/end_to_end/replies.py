@@ -26,7 +26,7 @@ class Reply:
 
 
 def generator_of(model: Any, capacity: int, **options: Any) -> Any:
-    """Greedy, until there are `capacity` tokens."""
+    """A greedy generator that goes on until there are `capacity` tokens."""
     parameters = og.GeneratorParams(model)
     parameters.set_search_options(do_sample=False, max_length=capacity, min_length=capacity, **options)
     return og.Generator(model, parameters)
@@ -53,7 +53,7 @@ def turns_of(model: Any, *prompts: Tokens, capacity: int, count: int, **options:
 
 
 def rewound_and_fresh(model: Any, before: Tokens, kept: int, prompt: Tokens, capacity: int) -> tuple[Reply, Reply]:
-    """A reply after 4 tokens and all but `kept` of `before` were taken back; and one that had no more than these."""
+    """A reply after a rewind to the first `kept` tokens of `before`, and one of a generator that only had these."""
     generator = generator_of(model, capacity)
     reply(generator, before, 4)
     generator.rewind_to(kept)
@@ -75,10 +75,10 @@ def batch(model: Any, sequences: list[Tokens], count: int, **options: Any) -> li
 
 
 def assert_same(ours: Reply, theirs: Reply, bound: Callable[[int], float]) -> bool:
-    """Whether all tokens are the same. The first that differs was chosen between two logits too close to tell.
+    """Whether all tokens are the same; asserts that the first that differs was chosen between close logits.
 
-    `bound` says of a token's number how far apart these may be. Tokens after a difference answer another text and are
-    not compared.
+    `bound` says of a token's number how far apart these logits may be. Tokens after a difference continue another text
+    and are not compared.
     """
     for i, (a, b) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
         if a != b:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a decode step asks of the system: no memory, and nothing but that its threads wait for each other.
+"""A decode step allocates no memory, and makes no system calls but those by which its threads wait for each other.
 
-Counted by `watch.cc`, preloaded into a process of its own: calls that our library makes. Those of ONNX Runtime and
-GenAI around it, also where our library calls them, are theirs.
+`watch.cc`, preloaded into a process of its own, counts the calls that our library makes. Calls of ONNX Runtime and
+GenAI do not count, even where our library calls into them.
 """
 
 import json
@@ -18,7 +18,7 @@ import pytest
 
 BUILT = Path(os.environ.get("FLOWNPU_TESTING_DIR", Path(__file__).parents[2] / "build" / "testing"))
 # x86-64's numbers. A thread of the pool waits for others by spinning, then by yielding or on a futex; and when the
-# system has moved the caller to the core of a worker, the worker is sent to the other.
+# system has moved the caller to the core of a worker, that worker gets the core that the caller left.
 FUTEX, SCHED_YIELD, SCHED_SETAFFINITY = 202, 24, 203
 STEPS = 1100
 
@@ -95,7 +95,7 @@ def watched(
     return count
 
 
-# The short prompt leaves all growing to the steps, whose context passes several of attention's chunks.
+# After the short prompts, all growth is left to the steps, whose context passes several of attention's chunks.
 @pytest.mark.parametrize(("prompt", "threads"), [(3, "2"), (900, "2"), (3, "1"), (40, "4")])
 def test_a_decode_step_allocates_nothing_and_calls_nothing_but_waits(
     watched: Callable[..., Any], prompt: int, threads: str
@@ -107,7 +107,7 @@ def test_a_decode_step_allocates_nothing_and_calls_nothing_but_waits(
 
 
 def test_the_watcher_sees_what_loading_and_a_prompt_ask_for(watched: Callable[..., Any]) -> None:
-    # Threads are started with stacks that are mapped (9), and workspaces are allocated.
+    # Threads are started with stacks that are mapped (mmap is call 9), and workspaces are allocated.
     counts = watched(3, "whole", threads="4")
     assert counts["allocations"] > 100
     assert counts["calls"].get("9", 0) >= 3

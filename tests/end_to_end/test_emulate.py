@@ -47,13 +47,13 @@ def emulated(
 
 @pytest.fixture(scope="module")
 def long_prompt(held_out: Tokens) -> Tokens:
-    """Beyond the window of 64; a chunk of 256 tokens is taken for it."""
+    """A prompt longer than the window of 64, which is read in a chunk of 256 tokens."""
     return held_out[:110]
 
 
 def assert_same(ours: Reply, theirs: Reply, text: Tokens, reference: Any) -> bool:
-    """See replies.py. Both round, the array more; the gap of two logits has sqrt(2) times the error of one. Of
-    NEW_TOKENS gaps the largest error is within 4 of these."""
+    """As replies.assert_same. Both devices round, the array more; the gap of two logits has sqrt(2) times the error of
+    one logit. Of NEW_TOKENS gaps the largest error is within 4 of these."""
 
     def bound(i: int) -> float:
         ids = np.array(text + theirs.tokens[:i])
@@ -96,9 +96,9 @@ def test_a_window_sized_cache(emulated: Callable[..., Any], long_prompt: Tokens)
 
 
 def test_a_rewind(emulated: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
-    """What was said before and taken back changes nothing."""
+    """Tokens that were taken back change nothing."""
     again, fresh = rewound_and_fresh(emulated(), long_prompt, 20, prompts[1], CONTEXT)
-    # The same but for the prompt's cut into chunks, which a row does not depend on.
+    # Only the way in which the prompt is cut into chunks differs, on which rows do not depend.
     assert again.tokens == fresh.tokens
 
 
@@ -115,7 +115,7 @@ def test_a_batch_is_refused_or_the_cpu_s(
 def test_beyond_the_artifacts_context_the_cpu_goes_on(
     emulated: Callable[..., Any], open_model: Callable[..., Any], held_out: Tokens, reference: Any
 ) -> None:
-    """With the keys and values that the array made."""
+    """The CPU uses the keys and values that the array made."""
     prompt = held_out[: CONTEXT - 4]
 
     def run(model: Any) -> Reply:
@@ -135,18 +135,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory.mktemp)
 
 
-# A prompt takes the weights of both layers at once; QKV, attention, the output projection, and the feed-forward of the
-# first, QKV of the last. Then its last token, as the two that follow.
+# A prompt takes the weights of both layers at once; then QKV, attention, the output projection, and the feed-forward of
+# the first layer, and QKV of the last. decode_layer computes its last token, and each of the two that follow.
 DISPATCHES = {"dequant_engine": 1, "gemm": 4, "flow_qkv": 1, "decode_layer": 3}
 
 
 @pytest.mark.parametrize("name", ["gemma3-1b", pytest.param("llama3.2-1b", marks=pytest.mark.slow)])
 def test_layers_in_full_shape(name: str, models: Models, ep_devices: list[Any], tmp_path: Path) -> None:
-    """Two layers: a prompt beyond the window of 32 and two tokens, against transformers in float32 and the CPU device.
+    """Two layers: a prompt beyond the window of 32 and two tokens, compared with transformers and the CPU device.
 
-    Artifacts are where they are looked for: beside the model. Twice the expected rms, as in
-    tests/npu/run/test_decoder_layers.py. The CPU device rounds to bf16 less often than a token on the array, which is
-    what is taken for it; its errors are independent of the array's.
+    Errors may be twice the expected rms, as in tests/npu/run/test_decoder_layers.py. The CPU device's error is taken to
+    be that of a token on the array, though it rounds to bf16 less often; it is independent of the array's.
     """
     shutil.copytree(models.converted(name), folder := tmp_path / "model")
     build_artifacts(folder, context=256)

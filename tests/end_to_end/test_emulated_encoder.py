@@ -28,7 +28,7 @@ def features(file: Path, pixels: np.ndarray, devices: list[Any], **options: str)
 
 
 def test_a_session_runs_the_whole_encoder_on_the_array(ep_devices: list[Any], tmp_path: Path) -> None:
-    """Beside the CPU device, which rounds to bf16 as well; twice the estimated error leaves room as in tests/npu/."""
+    """The CPU device, with which it is compared, rounds to bf16 as well; twice the estimated error is allowed."""
     checkpoint, model = tmp_path / "checkpoint", tmp_path / "model"
     write_pictures_checkpoint(checkpoint)
     convert(checkpoint, model)

@@ -31,7 +31,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("family", FORMS)
 def test_logits(family: str, tmp_path: Path, ep_devices: list[Any]) -> None:
-    """Against transformers in float32; twice what roundings to bf16 do, as in tests/npu/run/test_decoder_layers.py."""
+    """Off from transformers by at most twice what roundings to bf16 do, as in tests/npu/run/test_decoder_layers.py."""
     tiny = write_tiny(family, tmp_path / "checkpoint", **{**SIZES, "num_hidden_layers": 2, **FORMS[family]})
     convert(tiny.folder, tmp_path / "model")
     build_artifacts(tmp_path / "model", context=64, output=tmp_path / "artifacts")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small model that sees in GenAI, its tower and its decoder on the emulated array, beside the CPU device."""
+"""The small vision model in GenAI, tower and decoder on the emulated array, compared with the CPU device."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-shapes"
 MARK = "<start_of_image>"
-# Turns of one picture and two, and pictures whose answers are held out from training.
+# Questions, and the number of pictures of each.
 QUESTIONS = [(f"{MARK}What do you see?", 1), (f"{MARK}{MARK}How many circles are there?", 2)]
 CPU = {"device": "cpu", "activations": "bf16"}
 
 
 @dataclass
 class Reply:
-    """What is answered, the logits after the prompt, and what the model was given."""
+    """The tokens of an answer, the logits [V] after the prompt, and the model's inputs."""
 
     tokens: list[int]
     logits: NDArray[np.float32]
@@ -63,7 +63,7 @@ class Opened:
         self._tokenizer, self._processor = genai.Tokenizer(self._model), self._model.create_multimodal_processor()
 
     def reply(self, question: str, pictures: list[Image.Image], **search: Any) -> Reply:
-        """The greedy answer."""
+        """The greedy answer to a question, which has a MARK for each picture."""
         files = [io.BytesIO() for _ in pictures]
         for picture, file in zip(pictures, files, strict=True):
             picture.save(file, "png")
@@ -108,16 +108,16 @@ def pictures_of(seed: int, count: int) -> list[Image.Image]:
 
 @pytest.mark.parametrize(("question", "count"), QUESTIONS)
 def test_the_array_answers_as_the_cpu_device_does(question: str, count: int, emulated: Opened, on_cpu: Opened) -> None:
-    """Tower and decoder: this model is sure of its answers, which roundings do not change."""
+    """With tower and decoder on the array: the model is sure of its answers, so that roundings do not change them."""
     shown = pictures_of(0, count)
     assert emulated.reply(question, shown).tokens == on_cpu.reply(question, shown).tokens
 
 
 def test_the_decoder_s_logits(genai: Any, folder: Path, on_cpu: Opened, tmp_path: Path) -> None:
-    """After images whose features are the CPU device's: both round to bf16, the array more.
+    """Both decoders get image features from the CPU device; both round to bf16, the array more.
 
-    The logits are apart by less than twice the error that its roundings explain (tests/npu/rounding.py); with attention
-    that is causal only they would be further apart than that.
+    Logits differ by less than twice the error that the array's roundings explain (tests/npu/rounding.py); if images'
+    tokens saw only earlier ones, they would differ by more.
     """
     model = reference(CHECKPOINT, folder)
     emulated = Opened(genai, folder, tmp_path / "model", {"device": "emulate"}, tower=CPU)
@@ -135,7 +135,7 @@ def test_the_decoder_s_logits(genai: Any, folder: Path, on_cpu: Opened, tmp_path
 
 
 def logits_of(model: Any, given: Reply, *, causal: bool = False) -> torch.Tensor:
-    """transformers' after a prompt [V]; causal: if the tokens of an image saw one another backwards only."""
+    """transformers' logits [V] after a prompt; causal: as if an image's tokens saw only earlier ones."""
     ids = torch.from_numpy(given.ids)
     types = None if causal else (ids == model.config.image_token_id).long()
     return model(ids, pixel_values=torch.from_numpy(given.pixels), token_type_ids=types).logits[0, -1]  # type: ignore[no-any-return]

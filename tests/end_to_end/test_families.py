@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each model family on our provider in GenAI computes what transformers computes of the same weights."""
+"""Each model family on our provider in GenAI computes what transformers computes with the same weights."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small model that sees answers questions about pictures it was not trained on, through ORT GenAI."""
+"""The small vision model answers questions about pictures it was not trained on, through ORT GenAI."""
 
 import io
 import json
@@ -20,8 +20,8 @@ SEED = 20261122  # training draws from seeds that are texts
 PICTURES = 40
 QUESTIONS_EACH = 4
 
-# Asked for by the model's specification. Answers are deterministic, and metadata.json says what training ended with:
-# the margin is for other pictures, not for other runs.
+# The share of right answers that the model has to reach. Answers are deterministic, and metadata.json says what
+# training ended with: the margin is for other pictures, not for other runs.
 LEAST_RIGHT = 0.95
 
 Answer = Callable[[Image.Image, str], str]
@@ -33,7 +33,7 @@ def folder(converted: Callable[..., Path]) -> Path:
 
 
 def open_model(genai: Any, folder: Path) -> Answer:
-    """What asks a model about a picture, greedily, and returns what it says."""
+    """Returns a function that asks the model a question about a picture, and returns its greedy answer."""
     model = genai.Model(str(folder))
     tokenizer, processor = genai.Tokenizer(model), model.create_multimodal_processor()
 
@@ -90,7 +90,7 @@ def test_an_int8_cache_sees_the_picture(genai: Any, answer: Answer, converted: C
 
 
 def test_sees_the_picture(answer: Answer) -> None:
-    """The same question about other pictures has other answers; without that, the words alone would tell."""
+    """The same question has other answers for other pictures: the model does not answer from the words alone."""
     said = {answer(draw(random_scene(random.Random(seed)), 256), "What is this?") for seed in range(12)}
     assert len(said) >= 10, f"expected a description for each picture, got {sorted(said)}"
 

@@ -14,8 +14,8 @@ import pytest
 from tests.end_to_end.conftest import Tokens, logits_of
 
 ACTIVATIONS = ("bf16", "int8")
-# The rms error of rounding what a product multiplies, relative to its rms, if values are spread normally; the error is
-# evenly spread over a step. bf16: a step is 2^-7 of the value's power of two, whose rms is 0.74 of the values'. int8: a
+# The rms error of rounding what a product multiplies, relative to its rms, if values are normal; the error is uniform
+# over a step. bf16: a step is 2^-7 of the value's power of two, whose rms is 0.74 of the values'. int8: a
 # step is 1/127 of the largest of 32 activations (in rms 2.39), and where weights have 8 bits, of the largest of 256
 # (3.07), and of weights 1/255 of the range of 256 (5.68). benchmarks/accuracy.py measures products: 1.7e-3, and 5.4e-3
 # and 9.4e-3 with 4-bit and with 8-bit codes.
@@ -37,7 +37,7 @@ def logit_error(activations: str, layers: int, logits: np.ndarray) -> float:
 
 @pytest.mark.parametrize("activations", ACTIVATIONS)
 def test_greedy_tokens(activations: str, open_model: Callable[..., Any], prompts: list[Tokens], reference: Any) -> None:
-    """256 tokens from 5 prompts: each is the reference's likeliest, but where its two likeliest are too close to tell.
+    """256 tokens after each of 5 prompts are the reference's likeliest, unless its two likeliest are too close to tell.
 
     The gap of two logits has sqrt(2) times the error of one; of 1280 gaps the largest error is within 4 sigma.
     """
@@ -62,8 +62,8 @@ def test_greedy_tokens(activations: str, open_model: Callable[..., Any], prompts
         differing += int((gaps > 0).sum())
         second, first = np.sort(logits, axis=-1)[:, -2:].T
         expected += sum(0.5 * math.erfc(gap / sigma / math.sqrt(2)) for gap in first - second)
-    # A normal error of that sigma turns each gap of the two likeliest over with the probability above. The number of
-    # those turned over is within 4 standard deviations of the sum (at most its root), and 1 for a sum near 0.
+    # A normal error of that sigma swaps the two likeliest tokens with the probability above. The number of swaps is
+    # within 4 standard deviations of the sum (each at most its root), and within 1 for a sum near 0.
     print(f"{activations}: {differing} of {256 * len(prompts)} tokens differ, {expected:.1f} expected")
     assert differing <= expected + 4 * math.sqrt(expected) + 1
 

@@ -32,7 +32,7 @@ TEXTS = (
 )
 NEW_TOKENS = 10
 ACTIVATIONS = ("bf16", "int8")
-# Prompts that each provider answers: all of the twenty, and each text once.
+# How many prompts each provider answers: all twenty, or each text once.
 PROMPTS = {"stock": 20, "bf16": 20, "int8": len(TEXTS)}
 
 
@@ -95,7 +95,7 @@ def array(inputs: og.NamedTensors, name: str) -> NDArray[Any]:
 
 
 class Reference:
-    """transformers' model, whose answers are kept: providers mostly ask for the same."""
+    """transformers' model, whose logits are kept, because the tests of all providers mostly ask for the same."""
 
     def __init__(self, model: transformers.Gemma3ForConditionalGeneration) -> None:
         self.model = model
@@ -107,7 +107,7 @@ class Reference:
     ) -> NDArray[np.float64]:
         """Logits [tokens, vocabulary] of a sequence with its pictures.
 
-        causal: if the tokens of a picture saw one another backwards only.
+        causal: as if a picture's tokens saw only earlier ones.
         """
         key = (tuple(ids), None if pixels is None else pixels.tobytes(), causal)
         if key not in self._known:
@@ -123,9 +123,9 @@ class Reference:
 
 
 def tower_error(activations: str) -> float:
-    """The relative error of features that rounding causes, as `logit_error` has it of a decoder.
+    """The relative error of features that rounding causes, as `logit_error` estimates it for a decoder.
 
-    The patches' product and the projector's round too.
+    The products of the patches and of the projector round too.
     """
     layers = VISION["num_hidden_layers"]
     share = 4 * layers / (2 * layers + 1)
@@ -155,7 +155,7 @@ def test_twenty_prompts_are_answered_as_transformers_answers_them(
             generator.generate_next_token()
         sequence = generator.get_sequence(0).tolist()
         logits = theirs.logits(sequence, pixels)[prompt - 1 : -1]
-        logits[:, theirs.model.config.text_config.eos_token_id] = -np.inf  # by min_length
+        logits[:, theirs.model.config.text_config.eos_token_id] = -np.inf  # min_length forbids them
         chosen = np.take_along_axis(logits, np.array(sequence[prompt:])[:, None], axis=-1)[:, 0]
         gaps = logits.max(-1) - chosen
         if provider == "stock":
@@ -163,7 +163,7 @@ def test_twenty_prompts_are_answered_as_transformers_answers_them(
         else:
             spread = np.where(np.isfinite(logits), logits, 0)
             of_decoder = logit_error(provider, theirs.layers, spread)
-            # Features are what many tokens see: at most all of the stream is theirs.
+            # Many tokens see features: at most, the whole residual stream comes from them.
             of_tower = tower_error(provider) * float(spread.std(-1).mean())
             assert gaps.max() <= 4 * math.sqrt(2) * math.hypot(of_decoder, of_tower)
 
@@ -171,7 +171,7 @@ def test_twenty_prompts_are_answered_as_transformers_answers_them(
 def test_picture_tokens_see_one_another(
     open_model: Callable[[str], Opened], paths: list[Path], theirs: Reference
 ) -> None:
-    """The logits after two pictures with text between; causal ones are far from them."""
+    """The logits after two pictures with text between; those of causal attention are far from them."""
     opened = open_model("stock")
     inputs = opened.inputs(TEXTS[4], paths[:2])
     ids, pixels = array(inputs, "input_ids")[0], array(inputs, "pixel_values")
@@ -222,13 +222,12 @@ def test_pictures_of_a_later_turn_are_an_error(open_model: Callable[[str], Opene
 def text_error(rounding: float, layers: int, embedding: float) -> float:
     """The relative error of a logit that rounding of activations causes in a random decoder with a cache of f32.
 
-    As `logit_error`, with what that leaves out, in units of `rounding`^2. Of attention not only the inputs of two
-    products are rounded: what that does to queries, keys and values is three independent errors, since after QK-norm
-    scores have a variance of at most 1, so that a relative error of either side is one of the weights; with the output
-    product four. Of the gated feed-forward network both factors and the product with the down projection: three. And an
-    error of the stream that comes in is passed on, as three to what attention adds, as two to what the network adds.
-    Each addition has variance 1, by the norm after the block, and the embedding the one that it has. The LM head rounds
-    once.
+    As `logit_error`, with what that leaves out; errors are variances in units of `rounding`^2. Attention makes four:
+    those of queries, keys and values are independent (after QK-norm scores have a variance of at most 1, so that a
+    relative error of queries or keys is one of the weights), and the output product makes the fourth. The gated
+    feed-forward network makes three: both factors, and the product with the down projection. An error of the incoming
+    residual stream is passed on three times by attention, and twice by the network. What a block adds has variance 1,
+    by the norm after it; the embedding has a variance of its own. The LM head rounds once.
     """
     stream, error = embedding**2, 0.0
     for rounded, passed_on in ((4, 3), (3, 2)) * layers:
@@ -275,7 +274,7 @@ def test_features_on_our_provider(
     (features,) = session.run(None, {"pixel_values": pixels})
     error = np.linalg.norm(features - expected) / np.linalg.norm(expected)
     print(f"{vision_weights} weights, {activations} activations: {error:.2e}, {tower_error(activations):.2e} expected")
-    # Twice for what is only like the model of the error: neither are all additions alike, nor values normal.
+    # Twice, because the estimate is rough: what layers add is not equally large, and values are not normal.
     assert error < 2 * tower_error(activations)
 
 
@@ -286,9 +285,9 @@ def test_pictures_are_prepared_as_transformers_prepares_them(
     """PNG of several sizes, resized with antialiasing by both, to whole levels of 255.
 
     GenAI's resize (onnxruntime-extensions' image_resample.c) always shrinks rows first, and rounds and clips to whole
-    levels before it shrinks columns. Pillow 13.0 shrinks columns first in some tall pictures, of these 300 x 200 and
-    400 x 130: then the levels between are others. Those are therefore given to transformers with their rows shrunk
-    already, by the same Pillow.
+    levels before it shrinks columns. Pillow 13.0 shrinks columns first in some tall pictures, here 300 x 200 and
+    400 x 130, and so rounds to other levels in between. Therefore, transformers gets those with their rows already
+    shrunk by the same Pillow.
     """
     source, side = shutil.copytree(folder / "checkpoint", tmp_path / "checkpoint"), VISION["image_size"]
     settings = json.loads((source / "preprocessor_config.json").read_text())

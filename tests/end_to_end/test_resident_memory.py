@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(library: Path, folder: Path, prompt: int, sessions: int) -> Any:
-    """Bytes: the most that were resident at once, and the process's share of what is after each session's reply."""
+    """Bytes: "peak", the most that were resident, and "resident", the process's share after each session's reply."""
     command = [sys.executable, "-c", GENERATE, str(library), str(folder), str(prompt), str(CAPACITY), str(sessions)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=dict(os.environ))
     return json.loads(done.stdout.splitlines()[-1])

@@ -23,8 +23,8 @@ def generate(model: Any, prompt: Tokens, **options: Any) -> Reply:
 
 
 def assert_same(ours: Reply, theirs: Reply) -> bool:
-    """See replies.py. Theirs computes with float32 activations and ours rounds them to int8 (the default), so the bound
-    is that of a gap of two logits (4 sigma, see test_numbers)."""
+    """As replies.assert_same. Theirs computes with float32 activations and ours rounds them to int8 (the default), so
+    the bound is that of the gap of two logits (4 sigma, see test_numbers)."""
     return replies.assert_same(
         ours, theirs, lambda i: 4 * math.sqrt(2) * logit_error("int8", 6, theirs.logits[i][None])
     )
@@ -32,7 +32,7 @@ def assert_same(ours: Reply, theirs: Reply) -> bool:
 
 @pytest.fixture(scope="module")
 def long_prompt(held_out: Tokens) -> Tokens:
-    """Three times the window of 64, and more."""
+    """A prompt more than three times as long as the window of 64."""
     return held_out[:230]
 
 

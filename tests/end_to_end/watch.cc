@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // flownpu_watch: counts what one library of a process allocates and which system calls it makes.
-// Preloaded (LD_PRELOAD), it stands before malloc; from watch_start() on, seccomp hands it every
-// system call of every thread as SIGSYS, and it makes the call itself. Whose call it is, the stack
-// tells: that of the first library above libc. No tool is needed, and no privilege.
+// Preloaded (LD_PRELOAD), it takes the place of malloc; from watch_start() on, seccomp hands it
+// every system call of every thread as SIGSYS, and it makes the call itself. A call belongs to the
+// first library above libc on the stack. No tool is needed, and no privilege.
 #include <dlfcn.h>
 #include <errno.h>
 #include <execinfo.h>
@@ -27,16 +27,16 @@
 #define WATCH_EXPORT extern "C" __attribute__((visibility("default")))
 
 extern "C" {
-// NOLINTBEGIN(bugprone-reserved-identifier): glibc's own names of the functions that this stands
-// before.
+// NOLINTBEGIN(bugprone-reserved-identifier): glibc's own names of the functions that are replaced
+// below.
 void* __libc_malloc(std::size_t bytes);
 void* __libc_calloc(std::size_t count, std::size_t bytes);
 void* __libc_realloc(void* memory, std::size_t bytes);
 void* __libc_memalign(std::size_t alignment, std::size_t bytes);
 // NOLINTEND(bugprone-reserved-identifier)
 
-// The only place whose system calls the filter lets through: watch_syscall(number, a, b, c, d, e,
-// f), all in the registers and on the stack where C++ puts them.
+// Makes system call `number` with six arguments and returns what the kernel returns. The filter
+// lets all system calls through that are made here.
 std::int64_t watch_syscall(std::int64_t number, std::int64_t a, std::int64_t b, std::int64_t c,
                            std::int64_t d, std::int64_t e, std::int64_t f);
 extern const char watch_syscall_end[];
@@ -86,7 +86,7 @@ struct Ranges {
 };
 
 Ranges watched;
-Ranges below;  // libc, the dynamic linker, this library: they call for others.
+Ranges below;  // libc, the dynamic linker, this library: they call on behalf of others.
 std::atomic<bool> watching{false};
 std::atomic<std::int64_t> allocations{0};
 std::atomic<std::int64_t> calls[kCalls];
@@ -138,8 +138,9 @@ int find_ranges(dl_phdr_info* info, std::size_t /*size*/, void* library) {
   return 0;
 }
 
-// Lets through: calls from watch_syscall; the return from a handler, and what a handler cannot do
-// in the caller's place (new threads and processes, and calls of a thread while it blocks signals).
+// Turns system calls into SIGSYS, except calls from watch_syscall, the return from a handler, and
+// what a handler cannot do in the caller's place (new threads and processes, and calls of a thread
+// while it blocks signals). Returns 0 or the error number.
 int install_filter() {
   const auto end = reinterpret_cast<std::uintptr_t>(watch_syscall_end);
   const auto low = static_cast<std::uint32_t>(end);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cells of the matrix of families: a form out of a source on a device, beside transformers with the same weights."""
+"""Cells of the matrix of families: a form from a source on a device, beside transformers with the same weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 DEVICES = ("cpu", "emulate")
 RECORD = Path(__file__).parent / "recorded.json"
-# A prompt beyond the window of 8, a second part, in which LongRoPE's second table begins, and single tokens.
+# Where calls start and stop: a prompt longer than the window of 8, a second part, in which LongRoPE's second table
+# begins, and single tokens.
 CALLS = ((0, 20), (20, 28), *((i, i + 1) for i in range(28, 31)))
 SHORT_CALLS = ((0, 5), *((i, i + 1) for i in range(5, 8)))
 IDS = np.random.default_rng(5).integers(4, 260, (1, CALLS[-1][1]))
@@ -46,14 +47,14 @@ CONTEXT = 64  # positions of the emulated array's cache
 
 @dataclass(frozen=True)
 class Cell:
-    """What became of it.
+    """The result of running a form from a source on a device.
 
     Attributes:
-        refused: the sentence with which it was refused; empty: it ran.
+        refused: the reason why it was refused; empty: it ran.
         error: rms error of the logits.
-        bound: what it may be.
+        bound: the largest error that is allowed.
         spread: standard deviation of transformers' logits.
-        within: what texts were no longer than; empty: they were longer than all that a form has.
+        within: what limited the length of texts; empty: they went beyond the form's windows and first context.
     """
 
     refused: str = ""
@@ -87,14 +88,14 @@ def run_form(
 
 
 def _checked(cell: Cell, tiny: TinyModel, export: Path | None, calls: Calls) -> Cell:
-    """The cell; where it is beyond its bound, and so is the export in ONNX Runtime's own provider, refused as such."""
+    """The cell; if it is beyond its bound because the export itself computes something else, one that says so."""
     if export is None or cell.error <= cell.bound:
         return cell
     try:
         error = rms(logits_of(DecoderSession(export), calls), of_transformers(tiny, calls))
     except RuntimeError:  # ONNX Runtime does not run it: there is nothing to compare
         return cell
-    # Nothing but roundings is between the two.
+    # Where the exporter is at fault, nothing but roundings is between the two errors.
     if abs(error - cell.error) > cell.bound:
         return cell
     off = f"{100 * error / cell.spread:.0f} % of the logits' standard deviation"
@@ -102,7 +103,7 @@ def _checked(cell: Cell, tiny: TinyModel, export: Path | None, calls: Calls) -> 
 
 
 def _run(tiny: TinyModel, model: Path, device: str, devices: Sequence[Any], folder: Path, calls: Calls) -> Cell:
-    """A model on a device; it counts as refused where anything of it is computed elsewhere."""
+    """Runs a model on a device; it counts as refused where the device does not take all of it."""
     report = folder / f"{device}.json"
     options = {"device": device, "activations": "bf16", "placement": str(report)}
     try:
@@ -119,7 +120,7 @@ def _run(tiny: TinyModel, model: Path, device: str, devices: Sequence[Any], fold
     logits = logits_of(decoder, calls)
     placed = json.loads(report.read_text())
     assert (placed["left"], placed["partitions"]) == ([], 1), placed
-    if device == "emulate":  # no layer is its host's
+    if device == "emulate":  # the host computes no part of the layers
         assert not {item["op_type"] for item in placed["on_host"]} & _OF_LAYERS, placed
     expected = of_transformers(tiny, calls)
     bound = _bound(tiny, calls, device, expected)
@@ -127,7 +128,7 @@ def _run(tiny: TinyModel, model: Path, device: str, devices: Sequence[Any], fold
 
 
 def _check_decoder(model: Path) -> None:
-    """Raises FlowNPUError where the array has no place for the layers: operators alone would be built, too."""
+    """Raises FlowNPUError if the array has no place for the layers; without it, single operators would be built."""
     if (model / "genai_config.json").is_file():
         read_decoder(model)
         return
@@ -149,7 +150,7 @@ def logits_of(decoder: Callable[[NDArray[np.int64]], NDArray[np.float32]], calls
 
 
 def of_transformers(tiny: TinyModel, calls: Calls) -> NDArray[np.float32]:
-    """The same, call by call: LongRoPE looks at how far each reaches."""
+    """transformers' logits [calls, V], call by call: LongRoPE's factors depend on the length so far."""
     cache = transformers.DynamicCache(config=tiny.reference.config)
     return logits_of(lambda ids: tiny.logits(ids, cache), calls)
 
@@ -162,8 +163,8 @@ def rms(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
 def _bound(tiny: TinyModel, calls: Calls, device: str, expected: NDArray[np.float32]) -> float:
     """How far logits may be off, in rms.
 
-    Of the CPU device 6 times what rounding activations does, as in tests/end_to_end/test_families.py; of the array
-    twice what its roundings do, put into transformers' model, as in tests/npu/run/test_decoder_layers.py.
+    On the CPU device 6 times what rounding activations does, as in tests/end_to_end/test_families.py; on the array
+    twice what its roundings do in transformers' model, as in tests/npu/run/test_decoder_layers.py.
     """
     if device == "cpu":
         return 6 * logit_error("bf16", tiny.reference.config.num_hidden_layers, expected)
@@ -186,7 +187,7 @@ def recorded_cells() -> dict[str, dict[str, dict[str, Cell]]]:
 
 
 def write_record(versions: dict[str, str], cells: dict[str, dict[str, dict[str, Cell]]]) -> None:
-    """Writes them; numbers in three digits."""
+    """Writes the record, with numbers in three digits."""
     kept = {
         form: {source: {device: _kept(cell) for device, cell in row.items()} for source, row in of_form.items()}
         for form, of_form in sorted(cells.items())

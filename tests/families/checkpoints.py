@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small checkpoints of each form of a family, with weights that every source holds without rounding any.
 
-In 32 neighbours of a row a weight is s (c - 8), c in 0 .. 15, and both ends are there: what takes the smallest and the
-largest for the ends of 16 steps (Q4NX), and what takes the largest magnitude for -8 steps (GGUF's Q4_0, MatMulNBits of
-ORT GenAI's builder), finds s and c again. s has 3 bits, so that a weight has 3 + 4 and bfloat16 holds it. One model of
-transformers' is the reference for all of a form's cells.
+A weight is s (c - 8) with c in 0 .. 15; each 32 neighbours in a row share s, and both 0 and 15 are among their c. So s
+and c are found again by Q4NX, which takes the smallest and the largest weight for the codes 0 and 15, and by GGUF's
+Q4_0 and ORT GenAI's builder (MatMulNBits), which take the weight of largest magnitude for -8 steps. s has 3 bits, so
+that a weight has 3 + 4 and bfloat16 holds it. One model of transformers' is the reference for all of a form's cells.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SIZES: dict[str, Any] = ARRAY_SIZES | {"eos_token_id": 1}
-# Where a form of tests/convert/conftest.py is one that no GGUF file or export has, or that does not fit these sizes.
-# Families whose heads are hidden size / heads, at some place in transformers or the exporters.
+# For families whose head size is hidden size / heads somewhere in transformers or the exporters.
 _EVEN = {"hidden_size": 256, "num_attention_heads": 8}
+# Changes to forms of tests/convert/conftest.py that no GGUF file or export can hold, or that do not fit these sizes.
 CHANGES: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 32, "final_logit_softcapping": 10.0},
     "gemma3_text": {"query_pre_attn_scalar": 32},
     "llama with biases": {"mlp_bias": False},
     "phi3": {
         **_EVEN,
-        "original_max_position_embeddings": SIZES["max_position_embeddings"],  # by which exporters tell LongRoPE
+        "original_max_position_embeddings": SIZES["max_position_embeddings"],  # exporters tell LongRoPE by it
         "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5},
     },
     "phi3 as phi4-mini": _EVEN,
@@ -44,20 +44,21 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"moe_intermediate_size": 96},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "layer_types": ["full_attention"] * 4},
 }
-# Scales of groups; their bits are few.
+# Scales of groups, with 3 significant bits.
 _SCALES = torch.tensor([0.5, 0.625, 0.75, 0.875, 1.0, 1.25, 1.5, 1.75])
-# What a product multiplies the rms of its rows by: enough that attention and experts choose, and logits differ.
+# The factor by which a product changes the rms of its rows: enough that attention and experts choose clearly, and
+# logits differ.
 _GAIN = 1.5
 
 
 def configuration(form: str) -> transformers.PreTrainedConfig:
-    """A form's, in the sizes of these checkpoints."""
+    """A form's configuration, in the sizes of these checkpoints."""
     config = ALL_CONFIGS[form]()
     config.update(SIZES | CHANGES.get(form, {}))
     if config.rope_parameters and "long_factor" in config.rope_parameters:
         dimensions = int(config.head_dim * config.rope_parameters.get("partial_rotary_factor", 1.0))
         factors = {key: longrope(dimensions)[key] for key in ("short_factor", "long_factor")}
-        # Its kind under the older name, too, which GenAI's builder reads.
+        # RoPE's type under its older name, too, which GenAI's builder reads.
         config.update({"rope_parameters": config.rope_parameters | factors | {"type": "longrope"}})
     return config
 
@@ -81,19 +82,19 @@ def make_checkpoint(form: str, folder: Path) -> TinyModel:
 
 
 def _on_steps(shape: torch.Size) -> torch.Tensor:
-    """Random weights as above."""
+    """Random weights of the kind that the module's docstring describes."""
     groups = torch.Size([*shape[:-1], shape[-1] // q4nx.GROUP])
     codes = torch.randint(0, q4nx.LARGEST_CODE + 1, [*groups, q4nx.GROUP])
     ends = torch.rand([*groups, q4nx.GROUP]).argsort(-1)[..., :2]
     codes.scatter_(-1, ends, torch.tensor([0, q4nx.LARGEST_CODE]).expand(ends.shape))
-    # 16 codes, all as likely, have an rms of 4.6 about 7.5, and so about 8.
+    # 16 equally likely codes have an rms of 4.6 around 7.5, and nearly the same around 8.
     base = 2.0 ** torch.floor(torch.log2(torch.tensor(_GAIN / 4.6 / shape[-1] ** 0.5)))
     scales = base * _SCALES[torch.randint(0, len(_SCALES), groups)]
     return (scales[..., None] * (codes - 8.0)).reshape(shape)
 
 
 def for_transformers_4(folder: Path) -> None:
-    """Rewrites a checkpoint's config.json as transformers 4 reads it, which optimum wants."""
+    """Rewrites a checkpoint's config.json as transformers 4 reads it, which optimum needs."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config["torch_dtype"] = config.pop("dtype")
@@ -107,7 +108,7 @@ def for_transformers_4(folder: Path) -> None:
         if key in rope:
             config[key] = rope.pop(key)
     if rope.get("rope_type", "default") != "default":
-        if config["model_type"] == "phi3":  # takes these three and no other
+        if config["model_type"] == "phi3":  # it takes these three and no other
             rope = {key: rope[key] for key in ("short_factor", "long_factor")} | {"type": rope["rope_type"]}
         config["rope_scaling"] = rope
     path.write_text(json.dumps(config))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FlowNPU runs of a checkpoint that comes to it by another way: as a GGUF file, or as an exporter's model.
+"""Folders that FlowNPU runs, made of a checkpoint itself, of a GGUF file of it, or of an exporter's model of it.
 
-Each function of SOURCES returns that folder, and the exporter's, where there is one.
+Each function of SOURCES returns the folder to run, and the exporter's, or None where there is none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Made = tuple[Path, Path | None]
 
-# What no file of llama.cpp's can say, as its converter writes none.
+# Forms that no GGUF file can hold, for llama.cpp's converter writes none.
 NO_FILE = {
     "llama with dynamic": "llama.cpp's converter has no such RoPE",
     "olmoe with normalised weights": "such files do not say whether weights are normalised",
@@ -58,7 +58,7 @@ def gguf_file(form: str, tiny: TinyModel, folder: Path) -> Made:
 
 
 def _add_scaling(writer: gguf.GGUFWriter, config: Any) -> None:
-    """What write_settings leaves out of RoPE's scaling."""
+    """Adds the settings of RoPE's scaling that write_settings leaves out."""
     import numpy as np
 
     rope = config.rope_parameters
@@ -86,7 +86,7 @@ def genai_as_it_is(_form: str, tiny: TinyModel, folder: Path) -> Made:
 
 
 def genai_converted(form: str, tiny: TinyModel, folder: Path) -> Made:
-    """The same, converted."""
+    """The folder of ORT GenAI's builder, converted."""
     export, _ = genai_as_it_is(form, tiny, folder)
     return _converted(export, folder / "model", logits="last"), export
 
@@ -110,7 +110,8 @@ SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
     "GenAI, converted": genai_converted,
     "optimum": optimum,
 }
-# Texts no longer than this: what comes this way has no window, or one table of RoPE, and is another model beyond.
+# What texts must not exceed, because a model from this source has no window, or only one table of RoPE: with longer
+# texts it computes something else than the checkpoint.
 WITHIN = {
     ("mistral", "GGUF"): "its window",
     ("mistral", "GenAI, as it is"): "its window",
@@ -138,5 +139,5 @@ def _last_line(error: Exception) -> str:
     """The last line of a program's output that names an error."""
     lines = str(error).strip().splitlines()
     line = told(next((line for line in reversed(lines) if re.match(r"\w*(Error|Exception): ", line)), lines[-1]))
-    # optimum goes on with what else one might do.
+    # optimum's message goes on with advice.
     return line.partition(", but no custom")[0]

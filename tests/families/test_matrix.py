@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The matrix of families: what is recorded is whole, within bounds, on the page, and still so where it is run again.
+"""The recorded matrix of families is complete, within bounds and on the page, and cells that run again agree with it.
 
-All cells take some 20 minutes and exporters; `python -m scripts.write_families_page run` runs and records them.
+All cells take some 20 minutes, and the exporters; `python -m scripts.write_families_page run` runs and records them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CELLS = recorded_cells()
-# Each with all that others may lack, so that few are enough: the array takes the first two, the builder the last.
+# Cells that run again. These forms have most of the traits in which families differ, so that few are enough; the array
+# takes granite, and qwen2 once it is converted.
 AGAIN = {
     "granite": ("checkpoint", "GGUF"),
     "phi3 as phi4-mini": ("checkpoint",),
@@ -58,7 +59,7 @@ def test_the_page_has_what_is_recorded() -> None:
 
 @pytest.mark.parametrize("form", sorted(ALL_CONFIGS))
 def test_the_array_still_says_so(form: str, tmp_path: Path) -> None:
-    """What the provider says of a form: of all of them, for it takes no run."""
+    """The reason why the array does not take a form, if it does not; for all forms, because nothing has to run."""
     decoder = read_decoder(configuration(form).to_dict())
     write_model(tmp_path, decoder, RandomWeights(0), ModelOptions())
     refused = ""
@@ -77,7 +78,7 @@ def test_cells_are_still_so(form: str, tmp_path: Path, ep_devices: list[Any]) ->
 
 
 def test_optimums_phi3_runs(tmp_path: Path, ep_devices: list[Any]) -> None:
-    """Its attention is not folded, for it lacks a shape: IsNaN and Softmax are the device's."""
+    """Its attention is not folded, for a shape is not known: the CPU device computes its IsNaN and Softmax."""
     try:
         optimum_export.environment()
     except FlowNPUError as error:
@@ -89,6 +90,6 @@ def test_optimums_phi3_runs(tmp_path: Path, ep_devices: list[Any]) -> None:
 
 def check(cell: Cell, recorded: Cell) -> None:
     assert cell.refused == recorded.refused
-    # On another machine other kernels round: their errors have one bound.
+    # Another machine's kernels round in other ways: errors may differ, within the same bound.
     assert cell.error <= cell.bound
     assert cell.bound == pytest.approx(recorded.bound, rel=0.1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small model that writes, and models to draft for it; candidates that a test chooses."""
+"""The small model, models that draft for it, and candidates that a test chooses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
 
 
 class Steady(Pace):
-    """As many candidates as there may be, whatever steps take: what a test computes does not depend on the clock."""
+    """Always asks for as many candidates as there may be, so that what a test computes does not depend on the clock."""
 
     def count(self) -> int:
         return self.most
@@ -32,7 +32,7 @@ class Steady(Pace):
 
 @dataclass
 class Scripted:
-    """Candidates from a text that is known; every `wrong`-th is another token."""
+    """Candidates from a known text; every `wrong`-th is another token than the text's (0: none is)."""
 
     text: Sequence[int]
     wrong: int = 0
@@ -50,7 +50,7 @@ class Scripted:
 
 
 def steady(model: LanguageModel) -> LanguageModel:
-    """The model, with all candidates that it can have."""
+    """The model, made to verify as many candidates as it can in each step."""
     assert model.speculative is not None
     paces = model.speculative.paces
     paces.update({name: Steady(pace.times, pace.most, pace.proposing) for name, pace in paces.items()})
@@ -58,7 +58,7 @@ def steady(model: LanguageModel) -> LanguageModel:
 
 
 def scripted(model: LanguageModel, candidates: Any, *arguments: Any, **options: Any) -> Any:
-    """A generator of the model, with candidates of a test's own."""
+    """A generator of the model whose candidates are the test's."""
     generator = model.generator(*arguments, **options)
     (_, pace), *_ = generator._sources
     generator._sources = [(candidates, pace)]
@@ -78,7 +78,7 @@ def held_out() -> str:
 
 @pytest.fixture(scope="session")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with a tenth of noise on its weights: often of the same opinion."""
+    """The same model with a tenth of noise on its weights: it often chooses the same token, but not always."""
     source = tmp_path_factory.mktemp("noisy")
     checkpoint = source / "checkpoint"
     shutil.copytree(CHECKPOINT, checkpoint)
@@ -112,7 +112,7 @@ def drafted(topics: Path, noisy: Path) -> LanguageModel:
 
 @pytest.fixture(scope="session")
 def generate() -> Callable[..., list[int]]:
-    """The tokens that a generator writes after a prompt."""
+    """Gives a generator a prompt, and returns the tokens that it writes."""
 
     def tokens(generator: Any, prompt: Any, count: int) -> list[int]:
         generator.append_tokens(prompt)

@@ -44,7 +44,7 @@ def test_lookup_forgets_what_was_gone_back_on() -> None:
 
 
 def play(pace: Pace, steps: int, kept: float, row_cost: float) -> tuple[float, int]:
-    """Seconds and tokens of steps of a second, of which candidates cost more, and so much of them is kept."""
+    """Seconds and tokens if a step takes 1 s, and `row_cost` s more a candidate; a share `kept` of them is right."""
     seconds, tokens, owed = 0.0, 0, 0.0
     while tokens < steps:
         count = pace.count()
@@ -65,10 +65,10 @@ def play(pace: Pace, steps: int, kept: float, row_cost: float) -> tuple[float, i
 
 @pytest.mark.parametrize("row_cost", [0.05, 0.3, 1.0])
 def test_what_is_never_right_costs_little(row_cost: float) -> None:
-    """A hundredth of the time, and at the start a step and a half and a few tries, until it is known what they cost."""
+    """They take a hundredth of the time; and at the start a step and a half and a few tries, until costs are known."""
     seconds, tokens = play(Pace(StepTimes(), 3, 0.01), 1000, 0.0, row_cost)
     assert seconds <= 1.01 * tokens + 1.5 + 2 * 3 * row_cost
-    # It is tried again.
+    # Candidates are still tried now and then.
     assert seconds > 1.002 * tokens
 
 

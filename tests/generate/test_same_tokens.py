@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With candidates the tokens are those without: right or wrong candidates, greedy or sampled, whatever GenAI adds."""
+"""Tokens are the same with candidates, right or wrong, as without: greedy or sampled, with guidance or penalties."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_text_is_the_same(
 def test_a_text_that_repeats_itself_takes_fewer_steps(
     looking: LanguageModel, plain: LanguageModel, generate: Callable[..., list[int]]
 ) -> None:
-    """Which the small model does where a grammar has it."""
+    """A grammar makes the small model repeat itself."""
     prompt, guidance = plain.tokens_of_text("The statement"), ("regex", "(one two three four\\. ){8}")
     generator = looking.generator(256, GREEDY, guidance=guidance)
     found = generate(generator, prompt, 50)
@@ -60,7 +60,7 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(
 
 
 def test_a_model_drafts_for_itself(topics: Path, plain: LanguageModel, held_out: str) -> None:
-    """All candidates are kept, then: four tokens a step."""
+    """All candidates are then kept: each step makes four tokens."""
     model = steady(LanguageModel(topics, speculation=Speculation(draft=topics)))
     text, timing = text_of(model, held_out[:200], 41, GREEDY)
     assert text == text_of(plain, held_out[:200], 41, GREEDY)[0]
@@ -94,7 +94,7 @@ def test_right_and_wrong_candidates(
 def test_the_end_of_a_text_among_candidates(
     plain: LanguageModel, looking: LanguageModel, held_out: str, generate: Callable[..., list[int]]
 ) -> None:
-    """What comes after the token that ends it is not taken, and the next turn goes on behind it."""
+    """Candidates after the token that ends a text are not taken, and the next turn goes on after that token."""
     (end, *_) = sorted(plain.ending_tokens)
     prompt, more = plain.tokens_of_text(held_out[:300]), plain.tokens_of_text(held_out[300:400])
     # A constraint that has the text end after four letters.
@@ -158,7 +158,7 @@ def test_turns_of_a_conversation(
 def test_going_back(
     plain: LanguageModel, looking: LanguageModel, held_out: str, generate: Callable[..., list[int]]
 ) -> None:
-    """To the middle of a step, to the prompt, and on from there without a new prompt."""
+    """Back to the middle of a step and to the prompt's end, and on without a new prompt; then into the prompt."""
     prompt = plain.tokens_of_text(held_out[:400])
     expected = generate(plain.generator(512, GREEDY), prompt, 30)
     known = [*prompt.tolist(), *expected]
@@ -185,7 +185,7 @@ def test_going_back(
 def test_window_sized_caches(
     kv_dtype: Any, converted: Callable[..., Path], held_out: str, generate: Callable[..., list[int]]
 ) -> None:
-    """There are candidates until tokens leave the cache, which then cannot be taken back."""
+    """There are candidates until tokens leave the cache: from then on, a wrong candidate could not be taken back."""
     folder = converted(kv_dtype=kv_dtype, sliding_window_cache=True)
     without = LanguageModel(folder)
     model = steady(LanguageModel(folder, speculation=Speculation(lookup=True)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampled with candidates, a token's frequencies are its probabilities, whatever was proposed."""
+"""Sampled with candidates, a token comes as often as its probability says, whatever was proposed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 TOP = 5
 DRAWS = 1000
-# Chi-square with 4 degrees of freedom exceeds it once in a million times: P(X > x) = e^(-x / 2) (1 + x / 2) = 1e-6 at
+# Chi-square with 4 degrees of freedom exceeds this once in a million times: P(X > x) = e^(-x / 2) (1 + x / 2) = 1e-6 at
 # x = 33.4.
 MOST_CHI_SQUARE = 33.4
 
 
 def probabilities(logits: NDArray[np.float32], temperature: float) -> dict[int, float]:
-    """Those of the likeliest tokens, by softmax in float64."""
+    """The probabilities of the TOP likeliest tokens, by softmax in float64."""
     top = np.argsort(-logits)[:TOP]
     weights = np.exp((logits[top].astype(np.float64) - logits.max()) / temperature)
     return dict(zip(top.tolist(), (weights / weights.sum()).tolist(), strict=True))
@@ -36,7 +36,7 @@ def chi_square(drawn: list[int], expected: dict[int, float]) -> float:
 
 @pytest.mark.parametrize("rank", [0, 2, None])
 def test_frequencies_are_probabilities(rank: int | None, plain: LanguageModel, looking: LanguageModel) -> None:
-    """The token behind a candidate that is the likeliest, the third, or one that never comes."""
+    """The candidate for a token is its likeliest value, the third likeliest, or one that never comes."""
     temperature = 1.5
     sampling = Sampling(temperature=temperature, top_k=TOP, seed=11)
     prompt = plain.tokens_of_text("The statement is used to")
@@ -61,7 +61,7 @@ def test_frequencies_are_probabilities(rank: int | None, plain: LanguageModel, l
 
 
 def test_another_distribution_would_be_seen() -> None:
-    """A tenth of the draws moved from one of two equal tokens to the other."""
+    """A tenth of the draws is moved from one of two equal tokens to the other."""
     expected = dict.fromkeys(range(TOP), 1 / TOP)
     moved = [0] * 300 + [1] * 100 + [2] * 200 + [3] * 200 + [4] * 200
     assert chi_square(moved, expected) > MOST_CHI_SQUARE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the peers are measured on are the weights that were exported, and the model that was."""
+"""The models that peers are measured with have the exported weights, and compute what the exported model computes."""
 
 import dataclasses
 import json
@@ -48,14 +48,14 @@ def test_what_the_form_can_hold_is_kept(seed: int, exponent: int):
 
 
 def symmetric(scale: np.ndarray) -> q4nx.Quantized:
-    """Codes of which few are 0: encoding their values again would choose other scales."""
+    """Weights with minima of -8 scales and without a code 0: encoding their values again would choose other scales."""
     codes = np.random.default_rng(0).integers(3, 16, (len(scale), 32 * scale.shape[1]), np.uint8)
     scale = scale.astype(q4nx.BFLOAT16)
     return q4nx.Quantized(codes, scale, q4nx.BFLOAT16.type(-8) * scale)
 
 
 def test_symmetric_weights_are_taken_over():
-    # Negative scales as GGUF's, none, and the least and largest that float16 has too, 2^-24 and 255/128 * 2^15.
+    # Negative scales, as GGUF has them, 0, and the least and largest that float16 has too: 2^-24 and 255/128 * 2^15.
     weight = symmetric(np.array([[0.5, -0.0125, 0.0], [2.0**-24, 65280.0, -3.0]]))
     found = taken_over(weight)
     assert found is not None
@@ -78,8 +78,8 @@ def test_encoding_is_off_by_half_a_step():
     weight[5, 32:64] = 0
     codes, scales = encode(weight)
     step = np.repeat(np.abs(scales.astype(np.float32)), 32, axis=1)
-    # Half a step; near the end that has no code (8), up to a whole one. A scale is rounded to 11 bits, and the largest
-    # value is 8 of them.
+    # Off by half a step; near the end that has no code (8), by up to a whole step. A scale is rounded to 11 bits, and
+    # the largest value is 8 scales.
     assert np.all(np.abs(decode(codes, scales) - weight) <= step * (1 + 8 * 2.0**-11))
     inside = np.abs(weight) <= 7 * step
     assert np.all(np.abs(decode(codes, scales) - weight)[inside] <= step[inside] * (0.5 + 8 * 2.0**-11))
@@ -138,7 +138,7 @@ def test_the_graph_for_onnxruntime_equals_transformers(family: str, exported, tm
     for start, stop in ((0, 20), (20, 33), *((i, i + 1) for i in range(33, 40))):
         logits = decoder(ids[:, start:stop], np.ones((1, stop), np.int64))
         assert logits.shape == (1, 1, 300)
-        # Gelu by its tanh polynomial, sigmoid by its rational one: ONNX Runtime's are good to some 2^-20.
+        # ONNX Runtime's polynomial for Gelu's tanh and its rational function for sigmoid are good to some 2^-20.
         atol = 16 * tolerance(expected, tiny.reference.config)
         np.testing.assert_allclose(logits[0, 0], expected[0, stop - 1], rtol=0, atol=atol)
 
@@ -232,7 +232,7 @@ def exported_experts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
                 experts = model.experts if "experts" in short else 1
                 weight = np.concatenate([part.reshape(experts, -1, part.shape[1]) for part in values], axis=1)
                 weight = weight.reshape(parameter.shape)
-                # As above.
+                # `exported` says why the bound is 0.16.
                 assert np.linalg.norm(weight - parameter.numpy()) / np.linalg.norm(parameter.numpy()) < 0.16, short
                 parameter.copy_(torch.from_numpy(weight))
         return model, tiny

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments and models in the cache folder: made once, made anew when they are others, whole or not there."""
+"""Environments and models in the cache folder: made once, made anew when their key changes, whole or not there."""
 
 import sys
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ def test_an_environment_has_a_python(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_pip_says_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The pip is this environment's: to give the made one its own takes seconds."""
+    """Uses this environment's pip: to give the made environment its own takes seconds."""
 
     def without_own_pip(command: Sequence[str | Path], *others: Any) -> None:
         run([*command, "--without-pip"] if "venv" in command else command, *others)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peers compute what transformers computes of the same weights: where one is installed, it is asked."""
+"""Each installed peer computes what transformers computes with the same weights."""
 
 import json
 import subprocess

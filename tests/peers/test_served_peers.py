@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peers' servers answer the clients of `flownpu bench --serve`: where one is installed, it is asked."""
+"""The server of each installed peer answers the clients of `flownpu bench --serve`."""
 
 import subprocess
 from dataclasses import replace
@@ -48,9 +48,9 @@ def test_a_server_of_a_peer(name: str, exported: Exported, tmp_path: Path, monke
     hears = {"say": lambda _: None, "progress": lambda *_: None}
     server = servers.peer_server(name, tmp_path, threads=1, context=80, clients=2, **hears)
     if name == "llama.cpp":
-        # Without its kernels for AMX, which end by SIGSEGV on some virtual machines.
+        # Without its kernels for AMX, which crash with SIGSEGV on some virtual machines.
         server = replace(server, command=(*server.command, "--no-repack"))
-    # Greedy for the first of these ids whose likeliest next token is clear, and is no byte's.
+    # The first of these prompts whose likeliest next token is clear, and is no byte's.
     ids = next(
         found
         for found in (random_ids(1, 40 + extra)[0] for extra in range(20))

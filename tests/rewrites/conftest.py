@@ -71,7 +71,7 @@ def optimum_exports(optimum_python: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def folded(optimum_exports: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same, converted."""
+    """optimum's exports, converted, by name."""
     folder = tmp_path_factory.mktemp("folded")
     for name, source in optimum_exports.items():
         convert(source, folder / name)
@@ -80,6 +80,6 @@ def folded(optimum_exports: dict[str, Path], tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="session")
 def references(optimum_exports: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The exports, plain as they are, with weights that went through Q4NX."""
+    """optimum's exports as they are, but with weights that went through Q4NX."""
     folder = tmp_path_factory.mktemp("references")
     return {name: write_reference(source, folder / name) for name, source in optimum_exports.items()}

@@ -33,7 +33,7 @@ SIZES = {
     "bos_token_id": 2,
 }
 WINDOW = 16
-# Two scalings of the frequencies, the second from where the tests' texts reach on (the export chooses by an If).
+# Two scalings of the frequencies; the tests' texts are long enough for the second (the export chooses by an If).
 LONG_ROPE = {
     "rope_theta": 1e4,
     "rope_type": "longrope",
@@ -41,7 +41,7 @@ LONG_ROPE = {
     "short_factor": [1 + 0.1 * pair for pair in range(16)],
     "long_factor": [2.0 + pair for pair in range(16)],
 }
-# The class of the configuration in transformers, and what is not as in SIZES.
+# The class of the configuration in transformers, and the settings that SIZES does not have.
 OTHER_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaConfig", {}),
     "granite": (
@@ -53,7 +53,7 @@ OTHER_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3 with longrope": ("Phi3Config", {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 24}),
     "qwen2": ("Qwen2Config", {}),
 }
-# As Llama 3.1 and later scale their frequencies, from a context that half of them do not turn once in.
+# Frequencies scaled as by Llama 3.1 and later; in the original context of 64 tokens most of them do not turn once.
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 5e5,
@@ -94,7 +94,7 @@ def make_checkpoint(family: str, folder: Path, *, seed: int = 0) -> Path:
             transformers.Gemma3TextConfig(**sizes, sliding_window=WINDOW, layer_types=layers, query_pre_attn_scalar=24)
         )
     elif family == "gemma2":
-        # Caps that the tiny model's scores and logits reach.
+        # Caps small enough that the tiny model's scores and logits reach them.
         caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
         layers = ["sliding_attention", "full_attention", "sliding_attention"]
         model = transformers.Gemma2ForCausalLM(
@@ -114,7 +114,7 @@ def make_checkpoint(family: str, folder: Path, *, seed: int = 0) -> Path:
     else:
         raise ValueError(f"family {family!r}: expected gemma2, gemma3, llama, qwen3, {', '.join(OTHER_CONFIGS)}")
     for name, parameter in model.named_parameters():
-        # They start as constants, which a lost or swapped norm weight would not show in.
+        # They start as constants, which would hide a lost or swapped weight.
         if name.endswith(("norm.weight", ".bias")):
             mean = 0.0 if family.startswith("gemma") or name.endswith(".bias") else 1.0
             torch.nn.init.normal_(parameter, mean=mean, std=0.2)
@@ -138,7 +138,7 @@ def export(*exports: Export) -> None:
 
 
 def round_scales(folder: Path) -> None:
-    """Rounds an export's scales to 4 bits, so that bfloat16 holds -scale * zero point, and Q4NX loses nothing of it."""
+    """Rounds an export's scales to 4 bits, so that bfloat16 holds -scale * zero point, and Q4NX loses nothing."""
     import numpy as np
     import onnx
 

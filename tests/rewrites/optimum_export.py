@@ -2,8 +2,8 @@
 """Exports tiny random checkpoints with optimum, in an environment of its own.
 
 optimum-onnx 0.1.0, the newest, takes transformers below 4.58; the tests compare with transformers 5. This file is also
-the script that runs there: it makes the checkpoints (so that one transformers writes and reads them), exports them
-with `optimum-cli export onnx`, and generates with ORTModelForCausalLM.
+the script that runs in that environment: it makes the checkpoints (so that the same transformers writes and reads
+them), exports them with `optimum-cli export onnx`, and generates with ORTModelForCausalLM.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-# What is not here, torch, onnx, onnxruntime, numpy and the like, is taken from the tests' own environment: installing
-# it again would be 1 GB and minutes. Pinned are the packages of which that has newer ones than optimum-onnx takes.
+# All other packages (torch, onnx, onnxruntime, numpy and the like) come from the tests' own environment: installing
+# them again would take 1 GB and minutes. Pinned are those whose versions there are too new for optimum-onnx.
 REQUIREMENTS = (
     "optimum-onnx==0.1.0",  # the newest
     "optimum==2.0.0",  # what optimum-onnx 0.1.0 asks for (~=2.0.0)
@@ -49,15 +49,15 @@ ENCODER = {
     "initializer_range": 0.1,
 }
 WINDOW = 8
-# 25 patches and a token for the class: no multiple of anything.
+# 25 patches and a token for the class: a multiple of no block's size.
 IMAGE = {"image_size": 30, "patch_size": 6}
 TEXT = {"vocab_size": 260, "max_position_embeddings": 64}
 CLIP_TOKENS = {"eos_token_id": 1, "bos_token_id": 2, "pad_token_id": 0}
 
-# Past the window, so that its layers forget something.
+# More than the window, so that layers with a window drop tokens.
 NEW_TOKENS = 12
 
-# The oldest opset that optimum takes has norms with a mean in their parts, and sizes in other places.
+# In the oldest opset that optimum takes, a norm with a mean is several nodes, and sizes are given in other places.
 OLD_OPSET = {"llama-opset14": "14", "bert-opset14": "14"}
 DECODERS = ("llama", "qwen3", "gemma2", "gemma3", "llama-opset14")
 TASKS = {
@@ -78,8 +78,8 @@ def environment(name: str = "optimum", more: tuple[str, ...] = ()) -> Path:
     """The Python interpreter of optimum's environment, which is made if there is none, and kept as the peers' are.
 
     Args:
-        name: of the environment.
-        more: packages that are installed beside optimum, without what they ask for.
+        name: the environment's folder in the peers' cache.
+        more: packages that are installed beside optimum, without their dependencies.
 
     Raises:
         FlowNPUError: pip failed; its last lines, and the file with all of them.
@@ -92,9 +92,9 @@ def environment(name: str = "optimum", more: tuple[str, ...] = ()) -> Path:
         if folder is not None:
             run([sys.executable, "-m", "venv", "--without-pip", folder], root / "venv.log")
             pip = [sys.executable, "-m", "pip", "--python", folder, "install", "--disable-pip-version-check"]
-            # Python compiles what it imports when it does; most of this is never imported.
+            # Python compiles a module when it imports it; most of these are never imported.
             run([*pip, "--no-compile", "--no-deps", *requirements], root / "pip.log")
-            # Last on its path: what was installed above goes before what is newer in the tests' environment.
+            # Last on the path, so that what was installed above hides the newer versions of the tests' environment.
             site = next((folder / "lib").glob("python*")) / "site-packages"
             (site / "tests_environment.pth").write_text(packages + "\n", encoding="utf-8")
     return root / "environment" / "bin" / "python"
@@ -107,7 +107,7 @@ def call(python: Path, task: str, **arguments: Any) -> None:
         ExporterError: it failed; with the end of what it printed.
     """
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", "ORT_DISABLE_TELEMETRY": "1"}
-    # -P: the tests' folders are no packages of that environment.
+    # -P: Python is not to put this file's folder on its path.
     command = [python, "-P", __file__, task, json.dumps(arguments, default=str)]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -118,7 +118,7 @@ def call(python: Path, task: str, **arguments: Any) -> None:
 
 
 def family(name: str) -> str:
-    """What model an export is of."""
+    """The name of the model that an export was made of."""
     return name.removesuffix("-opset14")
 
 
@@ -145,7 +145,7 @@ def _make_model(name: str) -> Any:
         ),
     }[family(name)]()
     for parameter_name, parameter in model.named_parameters():
-        # They start as constants, which a lost or swapped one would not show in.
+        # They start as constants, which would hide a lost or swapped weight.
         is_norm = "norm" in parameter_name.lower()
         if is_norm or parameter_name.endswith("bias"):
             ones = is_norm and not parameter_name.endswith("bias") and not name.startswith("gemma")
@@ -168,7 +168,7 @@ def _export(output: str, names: list[str]) -> None:
 
 
 def _export_checkpoint(checkpoint: str, output: str) -> None:
-    """Exports a decoder that is there already."""
+    """Exports a decoder whose checkpoint exists already."""
     from optimum.exporters.onnx import main_export
 
     main_export(checkpoint, output, task="text-generation-with-past", do_validation=False)
@@ -178,10 +178,10 @@ def _generate(library: str, runs: list[dict[str, Any]]) -> None:
     """Greedy generation of batches.
 
     Args:
-        library: FlowNPU's.
-        runs: each with `model` (a folder), `provider`, `options` of it, `inputs` (an npz file of input_ids and
-            attention_mask) and `output` (the npz file to write: new tokens, and the logits that they were chosen by);
-            `head_size` where it is not hidden size / heads.
+        library: the path of FlowNPU's library.
+        runs: each with `model` (a folder), `provider`, its `options`, `inputs` (an npz file of input_ids and
+            attention_mask) and `output` (the npz file to write: new tokens [batch, NEW_TOKENS], and the logits that
+            they were chosen by); `head_size` where it is not hidden size / heads.
     """
     import onnxruntime
 
@@ -198,7 +198,7 @@ def _generate_one(
     from optimum.onnxruntime import ORTModelForCausalLM
 
     decoder = ORTModelForCausalLM.from_pretrained(model, provider=provider, provider_options=options)
-    # optimum-onnx 0.1.0 takes num_attention_heads for what it does not know (Gemma 2), in any export.
+    # For a model that it does not know (Gemma 2), optimum-onnx 0.1.0 takes num_attention_heads, whatever the export.
     decoder.num_key_value_heads = decoder.config.num_key_value_heads
     if head_size:
         decoder.embed_size_per_head = head_size

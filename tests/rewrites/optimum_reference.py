@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""optimum's exports with weights that went through Q4NX, as references: what they are fed, and what they yield."""
+"""References: optimum's exports with weights that went through Q4NX, their inputs, and the comparison of outputs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.rewrites.optimum_export import DECODER, DECODERS, WINDOW
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Products that a value goes through, one after the other: four of a layer and two of its attention, and the last.
+# Products that a value goes through, one after the other: four of each layer and two of its attention, and the last.
 PRODUCTS = 6 * DECODER["num_hidden_layers"] + 1
 # Two evaluations in float32: a sum of K terms is off by about sqrt(K) roundings of its size, K is at most the
-# feed-forward's, and independent errors add up in quadrature. The factor 4 as in tests/decoding.py: float32_tolerance.
+# feed-forward's, and independent errors add up in quadrature. float32_tolerance in tests/decoding.py has the factor 4.
 FLOAT32_TOLERANCE = 4 * math.sqrt(2 * PRODUCTS * DECODER["intermediate_size"]) * FLOAT32_ROUNDING
 # The CPU device rounds what it multiplies to bfloat16, once before each product.
 BFLOAT16_TOLERANCE = PRODUCTS * BFLOAT16_ROUNDING
 
 
 def write_reference(source: Path, folder: Path) -> Path:
-    """A copy of an export whose weights are those that the folded model has."""
+    """Copies an export, its weights rounded as those of the folded model are; returns `folder`."""
     shutil.copytree(source, folder)
     model = onnx.load(source / "model.onnx")
     weights = _quantised(model)
@@ -72,7 +72,10 @@ def open_session(
 
 
 def feeds_of(session: ort.InferenceSession, *, past: int = 0, new: int = 11, pad: str = "right") -> dict[str, Array]:
-    """A batch of two; in the first row, three tokens are padding."""
+    """Inputs for a session: a batch of two whose first row has three tokens of padding.
+
+    Parts of a prompt, with a past and several new tokens, are a batch of one; with a past only `pad="left"` pads.
+    """
     generator = np.random.default_rng(3)
     batch = 2 if past == 0 or new == 1 else 1
     mask = np.ones((batch, past + new), np.int64)
@@ -96,14 +99,14 @@ def feeds_of(session: ort.InferenceSession, *, past: int = 0, new: int = 11, pad
 
 
 def _end(ids: Array, mask: Array) -> Array:
-    """The texts with an end: CLIP's embedding is of that token, and of the first, which may be padding, without it."""
+    """Ends each text: CLIP's embedding is that of the end token, or of the first token, maybe padding, without one."""
     last = mask.shape[1] - 1 - np.argmax(mask[:, ::-1], axis=1)
     ids[np.arange(len(ids)), last] = DECODER["eos_token_id"]
     return ids
 
 
 def valid(session: ort.InferenceSession, outputs: list[Any], feeds: dict[str, Array]) -> dict[str, Array]:
-    """Outputs by name, without those of padding."""
+    """Outputs by name, without the tokens that are padding."""
     found = {}
     for value, output in zip(session.get_outputs(), outputs, strict=True):
         array = output
@@ -116,7 +119,7 @@ def valid(session: ort.InferenceSession, outputs: list[Any], feeds: dict[str, Ar
 
 
 def check_close(expected: dict[str, Array], found: dict[str, Array], tolerance: float) -> None:
-    """Asserts that outputs of the same shapes differ, in norm, by no more than the tolerance of the expected."""
+    """Asserts that outputs have the same shapes and differ, in norm, by at most `tolerance` times the expected norm."""
     for name, array in expected.items():
         assert found[name].shape == array.shape
         assert np.linalg.norm(found[name] - array) <= tolerance * np.linalg.norm(array), name
@@ -131,5 +134,5 @@ CALLS = {
 
 
 def calls(name: str) -> list[dict[str, Any]]:
-    """Arguments of feeds_of: padding on both sides; of a decoder also single tokens and parts of a prompt."""
+    """Arguments of feeds_of: padding on either side; for a decoder also single tokens and parts of a prompt."""
     return [arguments for arguments in CALLS.values() if name in DECODERS or "past" not in arguments]

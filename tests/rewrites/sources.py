@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoders of each family out of each source, and what each has to compute: the matrix's entries.
+"""The entries of the matrix of families and sources: each a decoder, and what it has to compute.
 
 An entry is a folder that FlowNPU runs, and its reference in float32 with the same dequantised weights: transformers'
 model for checkpoints and GGUF files, the export itself in ONNX Runtime's CPU provider for exports.
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 MODEL_TYPES = {"gemma2": "gemma2", "gemma3": "gemma3_text", "llama": "llama", "qwen3": "qwen3"}
 FAMILIES = tuple(MODEL_TYPES)
-# The cap of tests/convert/test_gemma2.py brings the likeliest tokens too close together to tell one from another.
+# The cap of gemma2_config (tests/convert/conftest.py) brings the likeliest tokens too close to tell them apart.
 CHANGES: dict[str, dict[str, Any]] = {"gemma2": {"final_logit_softcapping": 10.0}}
-# Whose builder's attention is folded when the session is built.
+# A folder of GenAI's builder as it is: attention is folded when the session is made.
 UNCONVERTED = "genai-unconverted"
 
 
@@ -48,8 +48,8 @@ class Entry:
     Attributes:
         folder: what FlowNPU runs.
         reference: new tokens [1, S] -> their logits [1, S, V], after all that it was given before.
-        layers: of the decoder.
-        widest: terms of its longest sum.
+        layers: the decoder's number of layers.
+        widest: the number of terms of its longest sum.
     """
 
     folder: Path
@@ -59,7 +59,7 @@ class Entry:
 
 
 class Transformers:
-    """transformers' model, call by call."""
+    """transformers' model with a KV cache, given a text call by call."""
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         self._model, self._cache = model, transformers.DynamicCache(config=model.config)
@@ -72,7 +72,7 @@ class Transformers:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch without its other threads, which in tiny models only wait, each for its turn on a core."""
+    """Has torch use one thread: in tiny models, more would only wait for their turn on a core."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

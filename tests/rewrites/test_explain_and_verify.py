@@ -48,9 +48,9 @@ def test_an_optimum_export_says_what_is_left_where(
     code, found = document(capfd, "explain", optimum_exports["bert"], "--device", "cpu", "--bandwidth", 10)
     assert (code, found["source"]) == (0, "plain")
     left = [node for node in found["placement"]["nodes"] if node["place"] == "cpu"]
-    assert left == []  # as it is, too: GELU's Erf is the device's
+    assert left == []  # though it is not converted: the device computes GELU's Erf too
     assert {attention["kind"] for attention in found["attentions"]} == {"MHA"}
-    assert any("less than 32" in miss["reason"] for miss in found["misses"])  # token types are two
+    assert any("less than 32" in miss["reason"] for miss in found["misses"])  # the token types' table has 2 rows
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,7 +73,7 @@ def test_a_folded_export_computes_what_its_definitions_do(
     tokenizer = tokenizers.Tokenizer(letters)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))
-    # The masks that the export makes are the CPU provider's.
+    # What computes the export's masks may be left to ONNX Runtime's CPU provider.
     arguments = ("--device", "cpu", "--option", "on_unsupported=cpu")
     code, found = document(capfd, "verify", folder, "--against", folder, "--text", 8 * "silverlake", *arguments)
     assert code == 0

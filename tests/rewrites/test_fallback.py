@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""on_unsupported in every path by which a model comes: an error, a warning, or silence; and one line of placement."""
+"""on_unsupported for models from every source: an error, a warning, or silence; and one line about placement."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 PROVIDER = "FlowNPUExecutionProvider"
 PROMPT = [2, 17, 5, 9]
-WINDOW = 16  # of the export; its cache is as large at least
+WINDOW = 16  # the export's; its cache has at least as many tokens
 PATHS = ["unconverted GenAI", "converted GenAI", "checkpoint", "GGUF", "optimum"]
-# No device has it; what it makes of logits is told from the logits.
+# No device has Round, and what it makes of logits is easily computed from them.
 FOREIGN = "Round 'foreign': the cpu device has no ai.onnx::Round"
 
 
 @pytest.fixture(scope="module")
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder of a path's model, made when it is first asked for."""
+    """Returns the folder of a path's model, made when it is first asked for."""
     folder = tmp_path_factory.mktemp("paths")
     made: dict[str, Path] = {}
 
@@ -63,7 +63,7 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def start(genai: Any, ep_devices: list[Any]) -> Any:
-    """Starts a model folder with options of the provider, in the runtime that it is for; gives what runs a prompt."""
+    """Starts a model folder in GenAI or ONNX Runtime; returns a function that gives the logits [V] after PROMPT."""
 
     def in_genai(folder: Path, options: dict[str, str]) -> Any:
         config = genai.Config(str(folder))
@@ -113,7 +113,7 @@ def start(genai: Any, ep_devices: list[Any]) -> Any:
 
 @pytest.fixture
 def with_a_foreign_node(models: Any, tmp_path: Path) -> Any:
-    """A copy of a path's model whose logits are rounded to integers."""
+    """Copies a path's model, and adds a node that rounds its logits to integers."""
 
     def change(path: str) -> Path:
         folder = tmp_path / "foreign"
@@ -130,7 +130,7 @@ def with_a_foreign_node(models: Any, tmp_path: Path) -> Any:
 
 
 def lines(text: str) -> list[str]:
-    """Those of placement."""
+    """The lines about placement."""
     return [line for line in text.splitlines() if line.startswith("FlowNPU: ") and " nodes" in line]
 
 

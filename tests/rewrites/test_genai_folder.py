@@ -38,7 +38,7 @@ def test_folder(source: Path, tmp_path: Path) -> None:
 
     config = _config(folder)
     assert config["model"]["decoder"]["session_options"].pop("provider_options") == [{"FlowNPUExecutionProvider": {}}]
-    # Caches of the whole context, so GenAI is not to size them by the window; all else is as it was.
+    # Caches have the whole context, so GenAI must not size them by the window; all else is as in the source.
     assert before["model"]["decoder"].pop("sliding_window")["layers"] == [0, 1]
     before["model"]["decoder"]["session_options"].pop("provider_options")
     assert config == before
@@ -81,7 +81,7 @@ def test_window_sized_caches_are_kept_when_asked_for(source: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("layers", [[], [1]], ids=str)
 def test_a_window_that_only_the_configuration_has(layers: list[int], exports: dict[str, Path], tmp_path: Path) -> None:
-    """As GenAI's builder writes Mistral; no layer that is listed means all. Reference: ORT with the window in place."""
+    """As GenAI's builder writes Mistral; an empty list means all layers. Reference: ORT with windows in the graph."""
     source, folder, expected = tmp_path / "source", tmp_path / "model", tmp_path / "expected"
     shutil.copytree(exports["llama"], source)
     shutil.copytree(source, expected)
@@ -98,7 +98,7 @@ def test_a_window_that_only_the_configuration_has(layers: list[int], exports: di
     atol = float32_tolerance(reference, SIZES["num_hidden_layers"], SIZES["intermediate_size"])
     np.testing.assert_allclose(DecoderSession(folder)(ids), reference, rtol=0, atol=atol)
     assert np.abs(whole[:, WINDOW:] - reference[:, WINDOW:]).max() > 100 * atol
-    # GenAI, whose cache sections the same folder may keep, knows the layers too.
+    # Where caches have the window's size, genai_config.json keeps its section, with the layers listed.
     convert(source, tmp_path / "windowed", sliding_window_cache=True)
     section = _config(tmp_path / "windowed")["model"]["decoder"]["sliding_window"]
     assert section["layers"] == (layers or [0, 1, 2])
@@ -121,13 +121,13 @@ def test_genai_runs_it(kv_dtype: str, sliding_window_cache: bool, exports: dict[
     config["model"]["decoder"]["session_options"]["provider_options"] = []  # ORT's CPU provider, through the functions
     (folder / "genai_config.json").write_text(json.dumps(config))
     # 100 tokens, beyond the window of 64, in caches that GenAI shares between past and present; and the same in caches
-    # that grow. Only a tie of the two likeliest tokens to float32's last bits could tell the two apart.
+    # that grow. They could differ only where the two likeliest tokens are equal but for float32's last bits.
     tokens = _generate(folder, 100)
     decoder, prompt = DecoderSession(folder), tokens[:-100]
 
     def likeliest(new: list[int]) -> int:
         logits = decoder(np.array([new]))[0, -1]
-        logits[config["model"]["eos_token_id"]] = -np.inf  # which min_length forbids GenAI, too
+        logits[config["model"]["eos_token_id"]] = -np.inf  # GenAI's min_length forbids them too
         return int(logits.argmax())
 
     expected = [*prompt, likeliest(prompt)]
@@ -235,7 +235,7 @@ def test_flipped_bytes_raise_no_other_error(source: Path, tmp_path: Path) -> Non
             convert(source, tmp_path / "model", force=True)
         except ConversionError:
             refused += 1
-    assert 0 < refused < 25  # some hit a name in a harmless place
+    assert 0 < refused < 25  # some changes are harmless, as those of a name
 
 
 def test_a_model_that_was_converted_before(source: Path, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_operators_that_no_device_runs_are_said_beforehand(
     lookup = next(node for node in model.graph.node if "input_ids" in node.input)
     lookup.input[list(lookup.input).index("input_ids")] = "absolute"
     model.graph.node.insert(0, onnx.helper.make_node("Abs", ["input_ids"], ["absolute"], name="/absolute"))
-    # A constant's is computed when the session is made.
+    # Abs of a constant is computed when the session is made, so the warning is not to name it.
     one = onnx.helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1])
     model.graph.initializer.append(one)
     model.graph.node.insert(0, onnx.helper.make_node("Abs", ["one"], ["absolute_one"], name="/constant"))

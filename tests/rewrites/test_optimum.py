@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""optimum's exports, folded: against the export itself with the weights that the folded model has."""
+"""Folded exports of optimum compute what the exports themselves compute with the same weights."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_was_folded(name: str, folded: dict[str, Path]) -> None:
     windows = [attention["window"] for attention in rewrites["attentions"]]
     layers = ENCODER["num_hidden_layers"] * (2 if name == "clip" else 1)
     assert windows == ([WINDOW, -1] if name.startswith("gemma") else [-1] * layers)
-    # All that a rule saw and left; token_type_ids have 2 rows, and so has a classifier.
+    # All that rules looked at and left: the token types' table has 2 rows, and so has a classifier.
     small = {"bert": {"embedding"}, "bert-classification": {"embedding", "projection"}, "vit": {"projection"}}
     assert {miss["rule"] for miss in rewrites["misses"]} == small.get(family(name), set())
 
@@ -145,7 +145,7 @@ def test_optimum_generates_the_same_tokens(name: str, pad: str, generated: Any) 
             error = BFLOAT16_TOLERANCE * np.linalg.norm(expected)
             assert np.linalg.norm(logits - expected) <= error
             ours, theirs = found["tokens"][row, step], reference["tokens"][row, step]
-            if ours != theirs:  # only between logits that rounding may swap; then the texts part
+            if ours != theirs:  # only where rounding may swap the logits; from there on the texts differ
                 assert expected[theirs] - expected[ours] <= 2 * np.max(np.abs(logits - expected))
                 break
             same += 1
@@ -173,7 +173,7 @@ def test_what_optimum_feeds_and_the_graph_does_not_take(family: str, size: int, 
 def test_optimum_feeds_no_heads_of_their_own_size(
     optimum_python: Path, library: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As docs/use/bring-your-model.md says, with what mends it: heads of 64, where hidden size / heads are 32."""
+    """Heads of 64 where hidden size / heads is 32: the error and the setting of docs/use/bring-your-model.md."""
     tiny = write_tiny("qwen3", tmp_path / "checkpoint", hidden_size=128, num_attention_heads=4, head_dim=64)
     ids = np.random.default_rng(9).integers(4, 260, (1, 10))
     expected = tiny.logits(ids)[0, -1]
@@ -213,7 +213,7 @@ def _to_opset_99(model: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize("place", ["model.onnx", "onnx/model.onnx"])
 def test_the_folder_of_an_embedding_model(place: str, optimum_exports: dict[str, Path], tmp_path: Path) -> None:
-    """As sentence-transformers lays it out, with optimum's graph: `flownpu embed` pools as its files say."""
+    """Laid out by sentence-transformers, with optimum's graph: EmbeddingModel pools as the folder's files say."""
     source = tmp_path / "source"
     shutil.copytree(optimum_exports["bert"], source)
     (source / place).parent.mkdir(exist_ok=True)
@@ -238,7 +238,7 @@ def test_the_folder_of_an_embedding_model(place: str, optimum_exports: dict[str,
 
 
 def _to_int8(model: onnx.ModelProto) -> None:
-    """Products as ONNX Runtime's dynamic quantisation has them."""
+    """Makes products what ONNX Runtime's dynamic quantisation makes of them."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "MatMul" and node.input[1] in tensors:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from flownpu.graph_rewrites.testing import Array
 
 BATCH, LAYERS = 2, int(ENCODER["num_hidden_layers"])
-# Errors of each product: both factors in blocks, a factor and the result in bf16; relative to its size. As if they
-# all went the same way. A wrong mask, bias or weight changes outputs by about their size.
+# Each product's relative error: both factors are rounded in blocks, one factor and the result to bf16. They are added
+# as if all had the same sign. A wrong mask, bias or weight changes outputs by about their size.
 ARRAY_TOLERANCE = PRODUCTS * (math.sqrt(2) * BLOCK_ROUNDING + 2 * BFLOAT16_ROUNDING)
 
-# Products of a run, and dispatches of attention. CLIP's texts have a causal mask: padding on the right is a dispatch
-# more a layer, and padding on the left, before which a text's first tokens see nothing, is the host's.
+# Products of a run, and dispatches of attention. CLIP's texts have a causal mask: with padding on the right, each layer
+# takes one dispatch more; with padding on the left, where the first tokens see nothing, the host computes attention.
 EXPECTED = {
     ("bert", "right"): (4 * LAYERS, BATCH * LAYERS),
     ("bert", "left"): (4 * LAYERS, BATCH * LAYERS),
@@ -41,7 +41,7 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def built(folded: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders with artifacts, by name."""
+    """Folders of converted models with artifacts, by name."""
     folder = tmp_path_factory.mktemp("emulated")
     names = sorted({name for name, _ in EXPECTED})
     for name in names:
@@ -51,7 +51,7 @@ def built(folded: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def run(file: Path, devices: list[Any], feeds: dict[str, Array], **options: str) -> tuple[Any, list[Any], Counter[str]]:
-    """The placement, outputs, and dispatches by design."""
+    """The placement, the outputs, and the number of dispatches of each design."""
     emulated = session_of(file, devices, on_unsupported="cpu", **options)
     outputs, dispatches = emulated.run(feeds)
     return emulated.placement, outputs, Counter(name.partition(",")[0].split()[0] for name in dispatches)
@@ -69,7 +69,7 @@ def test_encoders_on_the_array(
     assert dispatches["gemm"] == products + (name == "bert-classification")
     assert dispatches["dequant_engine"] == dispatches["gemm"] - dense
     assert dispatches["flow_qkv"] == attentions
-    # All but the convolution of patches.
+    # All but the convolution of patches is on the array.
     assert {left["op_type"] for left in placement["on_host"]} <= {"Conv"}
     expected = valid(reference, reference.run(None, feeds), feeds)
     check_close(expected, valid(reference, outputs, feeds), tolerance=ARRAY_TOLERANCE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GenAI's exports of more families, as they are and converted: the export's numbers, and all nodes on FlowNPU."""
+"""GenAI's exports of more families, as they are and converted, compute the same with all nodes on FlowNPU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every rule leaves what it does not know: models of the rules' own tests, and more of their nodes."""
+"""Every rule leaves a node with an attribute, input or output that it does not know.
+
+Models are those of the rules' own tests, with one thing added to one of their nodes.
+"""
 
 from __future__ import annotations
 
@@ -60,11 +63,11 @@ def _of_function(rule: Callable[[ir.Model], Any]) -> Callable[[ir.Model, list[An
     return fold
 
 
-# More inputs or outputs than any operator has, and of which operators the number is not fixed.
+# More inputs or outputs than any operator has, and the operators whose number of them is not fixed.
 MORE = 32
 VARIADIC = {("Concat", "input"), ("Split", "output")}
 
-# For each rule a model that it takes, as its own tests have it.
+# For each rule, a model from its own tests that it takes, and a function that applies it and counts what it changed.
 EXAMPLES: dict[str, Example] = {
     "q4nx_matmul": (lambda: test_q4nx_matmul.Case().model, _of_rule("q4nx_matmul")),
     "q4nx_gather": (test_q4nx_gather._alone, _of_rule("q4nx_gather")),
@@ -90,7 +93,7 @@ EXAMPLES: dict[str, Example] = {
 
 
 def _of_tomorrow(node: ir.Node) -> Iterator[tuple[str, Callable[[ir.Model, ir.Node], None]]]:
-    """Changes of a node to one with more than is known."""
+    """What to add to a node, and the change that adds it: what a later version of the operator might have."""
     yield "attribute", lambda _, node: node.attributes.add(ir.AttrInt64("of_tomorrow", 1))
 
     def add_input(model: ir.Model, node: ir.Node) -> None:
@@ -132,7 +135,7 @@ def test_what_is_not_known_is_left(name: str) -> None:
             change(model, node)
             count = apply(model, misses)
             assert node.graph is model.graph, f"{what} of {node.op_type}"
-            if name.partition(":")[0] in _native.CONVERSION_RULES:  # they change nodes where they are
+            if name.partition(":")[0] in _native.CONVERSION_RULES:  # they change nodes in place
                 assert count == 0, f"{what} of {node.op_type}"
             left = [miss for miss in (*misses, *unknown_parts(model)) if miss.rule == "signature"]
             assert left
@@ -164,7 +167,7 @@ def test_the_reason_is_reported(model: ir.Model, rewrite_all: Callable[[ir.Model
     ],
 )
 def test_an_attention_keeps_all_its_inputs(rule: str, model: ir.Model) -> None:
-    """Those that a rule has nothing to do with stay where they are, up to the last."""
+    """Inputs that a rule has nothing to do with stay in their places, up to the last."""
     count = len(flow_qkv_attention.INPUTS)
     node = next(node for node in model.graph if node.op_type == "FlowQKVAttention")
     node.resize_inputs(count)
@@ -183,13 +186,13 @@ def test_an_attention_keeps_all_its_inputs(rule: str, model: ir.Model) -> None:
 
 @pytest.mark.parametrize("name", _native.CONVERSION_RULES)
 def test_nodes_without_inputs_or_outputs_are_left(name: str) -> None:
-    """As damaged files have them: a rule must not look at what is not there."""
+    """Damaged files have such nodes: a rule must not read inputs or outputs that are not there."""
     make, apply = next(example for key, example in EXAMPLES.items() if key.partition(":")[0] == name)
     for place, node in enumerate(list(make().graph)):
         for count in range(len(node.inputs)):
             model = make()
             list(model.graph)[place].resize_inputs(count)
-            with contextlib.suppress(ValueError):  # what is damaged may be said so
+            with contextlib.suppress(ValueError):  # a rule may say that it is damaged
                 apply(model, [])
     model = make()
     model.graph.append(ir.node("Nothing", [], num_outputs=0))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every family out of every source: the source's tokens, all attention folded, and all nodes on FlowNPU.
+"""Every family out of every source gives the source's tokens, with all attention folded and all nodes on FlowNPU.
 
-Decoders come out of all sources, encoders out of optimum's exports, which alone have them.
+Decoders come from all sources; encoders only from optimum's exports.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 # on_unsupported is `error`: a session that starts has left no node to another provider.
 OPTIONS = {"device": "cpu", "activations": "bf16"}
 
-# A prompt beyond every window, read in two parts, and so many tokens after it, each of them the reference's likeliest.
+# A prompt longer than every window, read in two parts, and NEW tokens after it, each of them the reference's likeliest.
 PROMPT, PARTS, NEW = 30, ((0, 19), (19, 30)), 20
-# Tokens of all tiny models, but for the special ones.
+# Tokens that all tiny models have, and that are not special.
 IDS = np.random.default_rng(5).integers(4, 260, (1, PROMPT))
 
 
@@ -50,7 +50,7 @@ def check_placement(placement: Path) -> None:
 
 
 def check_folded(folder: Path, attentions: int) -> None:
-    """Asserts that the model has so many attentions and each is one call of the NPU, whatever the source."""
+    """Asserts that the model has `attentions` attentions, each of which folds into one call on the NPU."""
     found = explain(folder, {"device": "cpu"}, bandwidth=1e10).attentions
     assert [attention.prompt_level for attention in found] == [3] * attentions, found
 
@@ -60,7 +60,7 @@ def run(entry: Entry, decoders: list[Any]) -> list[Array]:
     steps = [entry.reference, *decoders]
     found: list[list[Array]] = [[] for _ in steps]
     for start, stop in (*PARTS, *((i, i + 1) for i in range(PROMPT, PROMPT + NEW))):
-        # Every decoder goes on with the reference's token, so that one near tie does not part the texts.
+        # Every decoder goes on with the reference's token, so that one near tie does not make the texts differ.
         ids = IDS[:, start:stop] if stop <= PROMPT else found[0][-1].argmax()[None, None]
         for step, logits in zip(steps, found, strict=True):
             logits.append(step(ids)[0, -1])
@@ -75,7 +75,7 @@ def test_decoder(
     entry = make_entry(source, name, tmp_path, request)
     placement = tmp_path / "placement.json"
     decoders = [DecoderSession(entry.folder, ep_devices[:1], OPTIONS | {"placement": str(placement)})]
-    if source != UNCONVERTED:  # without FlowNPU it is its reference
+    if source != UNCONVERTED:  # without FlowNPU the folder is its own reference
         decoders.append(DecoderSession(entry.folder))
     expected, found, *stock = run(entry, decoders)
     for logits in stock:
@@ -90,8 +90,8 @@ def test_decoder(
 def check_tokens(found: Array, expected: Array, layers: int) -> None:
     """Asserts that logits are off by what rounding activations costs, and that likeliest tokens are the same.
 
-    The factor 6 as in tests/end_to_end/test_families.py. The gap of two logits has sqrt(2) times the error of one, and
-    the largest of all is within 4 sigma: tokens that are further apart must be told apart.
+    tests/end_to_end/test_families.py says why the factor is 6. The gap of two logits has sqrt(2) times the error of
+    one, and the largest of all errors is within 4 sigma: tokens that are further apart must be told apart.
     """
     error = 6 * logit_error("bf16", layers, expected)
     assert np.sqrt(np.square(found.astype(np.float64) - expected).mean()) < error
@@ -109,7 +109,7 @@ def test_encoder(
     options = ort.SessionOptions()
     options.add_provider_for_devices(ep_devices[:1], OPTIONS | {"placement": str(placement)})
     expected = open_session(references[name])
-    # The CPU device's roundings would hide another GELU, or another epsilon.
+    # In stock ONNX Runtime too, because the CPU device's roundings would hide a wrong GELU or a wrong epsilon.
     others = [
         (open_session(folded[name]), FLOAT32_TOLERANCE),
         (open_session(folded[name], options), BFLOAT16_TOLERANCE),

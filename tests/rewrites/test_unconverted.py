@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of GenAI's builder as they are: lowered when a session is built, they give what converted ones give."""
+"""Models of GenAI's builder as they are, lowered when a session is made, compute what converted ones compute."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEXT = range(5, 30)
 
 
 def logits(genai: Any, folder: Path, report: Path, **options: str) -> tuple[np.ndarray, dict[str, Any]]:
-    """Logits of the prompt's last token and of each that follows; and the placement."""
+    """Logits [1 + tokens, V] of the prompt's last token and of each that follows; and the placement."""
     config = genai.Config(str(folder))
     config.clear_providers()
     config.append_provider(PROVIDER)
@@ -79,11 +79,11 @@ def test_they_give_what_converted_ones_give(
     assert placement["left"] == []
     assert len(placement["lowered"]) == 1
     assert "weights were repacked to Q4NX" in placement["lowered"][0]
-    # The export keeps its cache in f32. Qwen3 has its projections apart, which both put together.
+    # The export keeps its cache in float32. Qwen3's has separate QKV projections, which both ways put together.
     convert(exports[name], tmp_path / "converted", kv_dtype="fp32")
     expected, _ = logits(genai, tmp_path / "converted", report, activations=activations)
-    # The export computes the logits of the whole prompt. With int8 many rows have scales for each 256 columns, and the
-    # converted model's one row, the last token's, for each 32.
+    # The export computes the logits of the whole prompt. With int8, these many rows have a scale for each 256 columns;
+    # the converted model's one row, the last token's, has one for each 32.
     first = 1 if activations == "int8" else 0
     np.testing.assert_array_equal(found[first:], expected[first:])
 
@@ -101,7 +101,8 @@ def test_blocks_of_16_are_quantised_again_and_said_to_be(
     quantisation = json.loads((tmp_path / "converted" / "flownpu_manifest.json").read_text())["quantisation"]
     assert list(quantisation["weights"]) == ["block_size=16"]
     expected, _ = logits(genai, tmp_path / "converted", report)
-    # Both search alike; sums in another order let one group in thousands fall to another that is as good.
+    # Both search for scales in the same way; with sums in another order, one group in thousands gets another scale that
+    # is as good.
     assert np.linalg.norm(found - expected) < 0.01 * np.linalg.norm(expected)
 
 
@@ -147,7 +148,7 @@ def _set_opset(version: int) -> Any:
             _attribute(weight_prepacked=1),
             "weight_prepacked=1: the codes are in an order made for a GPU; export without",
         ),
-        # ONNX Runtime's own words: it does not ask a provider about a model that it cannot load.
+        # ONNX Runtime's own messages: it does not ask a provider about a model that it cannot load.
         (_to_custom, "somebody.else:SkipSimplifiedLayerNormalization(-1) is not a registered function/op"),
         (_set_opset(99), "Opset 99 is under development and support for this is limited"),
         (_set_opset(14), "No Op registered for Gelu with domain_version of 14"),
@@ -177,7 +178,7 @@ def test_the_build_says_of_an_export_what_a_session_says(
 def test_the_build_takes_an_export_that_a_session_takes(
     exports: dict[str, Path], ep_devices: list[Any], tmp_path: Path
 ) -> None:
-    """One whose LM head gets the last token alone; its products are the builder's."""
+    """An export whose LM head gets the last token alone; its products are still the builder's."""
     folder = tmp_path / "model"
     shutil.copytree(exports["topics"], folder)
     model = ir.load(exports["topics"] / "model.onnx")
@@ -190,7 +191,7 @@ def test_the_build_takes_an_export_that_a_session_takes(
 
 
 def test_the_build_says_of_a_folded_export_what_a_session_says(folded: dict[str, Path], ep_devices: list[Any]) -> None:
-    """Optimum's exports are no folders of GenAI's: what the build says of their graphs is compared."""
+    """Optimum's exports are no GenAI folders, so only the reasons about their graphs are compared."""
     for name, folder in folded.items():
         told = set()
         try:
@@ -199,5 +200,5 @@ def test_the_build_says_of_a_folded_export_what_a_session_says(folded: dict[str,
             told.add(str(error))
         by_session = told_by_session(folder / "model.onnx", ep_devices[:1])
         assert told <= by_session, name
-        # What goes to the array by itself lacks artifacts.
+        # Operators that would go to the array one by one lack artifacts.
         assert all("expected the compiled designs of this model" in said for said in by_session - told), name

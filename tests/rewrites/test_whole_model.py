@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports of ORT GenAI's builder, rewritten: the same numbers in stock ONNX Runtime, and what is left."""
+"""Rewritten exports of ORT GenAI's builder compute the same in stock ONNX Runtime; and what rewriting leaves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WIDEST = {"gemma2": 176, "gemma3": 176, "llama": 176, "qwen3": 176, "topics": 48
 
 
 def tolerance(name: str, logits: Array) -> float:
-    """See there; the exports' scales are values of bf16, and with the zero point 8 weights are the same in both."""
+    """float32_tolerance alone is enough: the exports' scales and minima are bf16 values, so both have equal weights."""
     return float32_tolerance(logits, LAYERS[name], WIDEST[name])
 
 
@@ -41,7 +41,7 @@ def test_same_logits_in_stock_onnxruntime(
     original, converted = DecoderSession(exports[name]), DecoderSession(tmp_path / "model")
     ids = np.random.default_rng(1).integers(4, VOCABULARY[name], 90)
     assert len(ids) > (64 if name == "topics" else WINDOW)
-    # A prompt, a second part of several tokens, then single ones.
+    # A prompt, a second part of several tokens, then single tokens.
     for start, stop in ((0, 60), (60, 66), *((i, i + 1) for i in range(66, 90))):
         expected, result = (decoder(ids[None, start:stop])[0] for decoder in (original, converted))
         np.testing.assert_allclose(result, expected, rtol=0, atol=tolerance(name, expected))
@@ -68,7 +68,7 @@ def test_operators_that_are_left(name: str, exports: dict[str, Path]) -> None:
     layers = LAYERS[name]
     tied = name != "llama"  # its table is in float32, and is read by a plain Gather
     gemma, gemma3 = name.startswith("gemma") or name == "topics", name in {"gemma3", "topics"}
-    norms_a_layer = 2 if gemma else 0  # after attention and after the feed-forward network; others come with a residual
+    norms_a_layer = 2 if gemma else 0  # after attention and feed-forward; other norms are fused with a residual
     assert after == {
         ("ai.flownpu", "Q4NXMatMul"): 4 * layers + 1,  # QKV, output, gate and up, down; LM head
         ("ai.flownpu", "FlowQKVAttention"): layers,
@@ -102,7 +102,7 @@ def test_operators_that_are_left(name: str, exports: dict[str, Path]) -> None:
         "last_token_logits": 1,
     }
     assert all(f"{count} " in str(report) for count in after.values())
-    # Outputs that a node was not asked for stay so: a name would ask for them.
+    # Outputs without a name stay without: a name would ask the node to compute them.
     norm = next(node for node in model.graph if node.op_type == "SkipSimplifiedLayerNormalization")
     assert [value.name == "" for value in norm.outputs[:4]] == [False, True, True, False]
 
@@ -116,7 +116,7 @@ def test_tied_table_is_stored_once(exports: dict[str, Path], tmp_path: Path) -> 
     assert gather.inputs[0] is head.inputs[1]
     # Bytes of all weights, from the checkpoint's sizes: the table once, and a layer's four projections.
     shapes = [(512, 256, False), (256, 256, False), (480, 256, True), (256, 480, False)]
-    # The builder gives no zero points unless it is asked to.
+    # The builder writes no zero points unless it is asked to, so blocks have no minima.
     weights = math.prod(q4nx.blocks_shape(4096, 256, q4nx.SYMMETRIC)) + 6 * sum(
         math.prod(q4nx.blocks_shape(rows, columns, q4nx.SYMMETRIC, gated=gated)) for rows, columns, gated in shapes
     )
@@ -145,7 +145,7 @@ def test_rewriting_again_changes_nothing(exports: dict[str, Path]) -> None:
     first = rewrite(model)
     functions = set(model.functions)
     again = rewrite(model)
-    assert again.applied == {**dict.fromkeys(again.applied, 0), "kv_dtype": 3}  # a type is set, not changed
+    assert again.applied == {**dict.fromkeys(again.applied, 0), "kv_dtype": 3}  # it counts types that it sets again
     assert again.after == first.after
     assert set(model.functions) == functions
 

@@ -66,7 +66,7 @@ class Server:
 
 @pytest.fixture(scope="session")
 def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model that writes."""
+    """The model that writes text, converted."""
     folder = tmp_path_factory.mktemp("serve") / "topics"
     convert(FIXTURES / "gemma3-topics", folder)
     return folder
@@ -74,7 +74,7 @@ def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def paged_topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a KV cache in blocks."""
+    """The model that writes text as a paged model, with a KV cache in blocks."""
     folder = tmp_path_factory.mktemp("paged") / "topics"
     convert(FIXTURES / "gemma3-topics", folder, paged=True)
     return folder
@@ -82,7 +82,7 @@ def paged_topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model that sees."""
+    """The model that takes images, converted."""
     folder = tmp_path_factory.mktemp("serve") / "shapes"
     convert(FIXTURES / "gemma3-shapes", folder)
     return folder

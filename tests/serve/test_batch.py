@@ -98,13 +98,13 @@ def test_an_interrupted_batch_goes_on(source, run, topics, tmp_path):
 
 
 def test_a_full_disk_leaves_whole_lines(source, run, topics, tmp_path):
-    """A limit of the file's size stands for the disk: a write is cut short, the next one fails."""
+    """A limit of the file's size stands in for a full disk: a write is cut short, the next one fails."""
     target = tmp_path / "out.jsonl"
     script = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     script += "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); " + COMMAND
     done = subprocess.run(
         [sys.executable, "-c", script, "batch", source, target, "--model", topics],
-        # A module imported under the limit would keep the bytecode that fits, and nobody could import it afterwards.
+        # Under the limit, Python would cut the bytecode that it stores, and nobody could import that module afterwards.
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,

@@ -16,12 +16,12 @@ TASKS = Path(__file__).parent / "lm_eval"
 
 @pytest.fixture(scope="module")
 def server(start_server, topics):
-    # An answer that does not end by itself must not keep the suites waiting; a call of theirs has 31 tokens.
+    # An answer that does not end by itself must not keep the suites waiting; a tool call has 31 tokens.
     return start_server(topics, "--context", 1024, "--max-output", 96)
 
 
 def test_compatcanary(server):
-    """Its seven probes: models, chat, a stream, a tool that must be called, a schema, responses and their stream."""
+    """Seven probes pass: models, chat, a stream, a tool that must be called, a schema, responses and their stream."""
     program = client_suites.compatcanary()
     if program is None:
         pytest.skip(client_suites.reason("compatcanary"))
@@ -34,7 +34,7 @@ def test_compatcanary(server):
 
 
 def test_lm_eval(server, tmp_path):
-    """Its score is the one of the answers that the client of OpenAI gets."""
+    """lm-eval's score is that of the answers that OpenAI's client gets."""
     python = client_suites.python_of("lm-eval")
     if python is None:
         pytest.skip(client_suites.reason("lm-eval"))

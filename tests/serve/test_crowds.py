@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu bench --serve`: that what it reports hangs together. How fast is nobody's assertion here."""
+"""What `flownpu bench --serve` reports is consistent; no test here asserts how fast anything is."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ def bench(capfd, monkeypatch):
 
 
 def test_two_servers_and_three_clients(bench, start_server, paged_topics, tmp_path):
-    """Our own, and the same model at an address that takes no prompts of 64 tokens."""
+    """One server that the command starts, and one with the same model whose context is too short for 64 tokens."""
     other = start_server(paged_topics, "--context", 60)
     files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "markdown")}
     code, out, err = bench(
@@ -46,11 +46,11 @@ def test_two_servers_and_three_clients(bench, start_server, paged_topics, tmp_pa
         clients = own["clients"]
         assert own["answers"] == short["answers"] == 2 * clients
         assert own["failures"] == []
-        # The model may end a text before.
+        # The model may end a text earlier.
         assert 2 * clients <= own["new_tokens"] <= 2 * clients * NEW
         assert own["prompt_tokens"] == clients * (40 + 64)
-        # The common half of 64 tokens is two blocks of 16, that of 40 is one. Who come first at the same time compute
-        # them; a client's second prompt finds at least what its first had.
+        # The half that all prompts share is two blocks of 16 for 64 tokens, and one for 40. Clients that come first, at
+        # the same time, compute them; a client's second prompt finds at least what its first had.
         assert clients * 16 <= own["cached_tokens"] <= clients * (16 + 32) - 16
         assert own["rate"]["minimum"] > 0
         for times in (own["first_token_seconds"], own["between_tokens_seconds"]):
@@ -82,7 +82,7 @@ def test_half_of_each_prompt_is_common_to_all():
 
 
 def test_figures_of_a_report():
-    """Ratios are above 1 where the first is better; failures count for no percentile."""
+    """Ratios are above 1 where the first server is better; percentiles leave failures out."""
 
     def run(seconds, *firsts):
         answers = [Answer(10, first, [first / 10, first / 5], 4, 5) for first in firsts]
@@ -93,7 +93,7 @@ def test_figures_of_a_report():
     found = CrowdMeasurements([Crowd(2, (10,), 4)], {"own": own, "peer": peer})
     report = CrowdReport(Machine("", "", 1, 1, "", "", {}), "model", {"repeats": 2}, found)
     rows = {row[0]: row[1:] for section in report.sections() for row in section}
-    # 8 tokens in 1 and in 2 seconds: the middle of 8 and 4; the peer's are 2.
+    # 8 tokens in 1 and in 2 seconds: the median of 8 and 4 a second; the peer makes 2 a second.
     assert rows["new tokens/s: 2"] == ["6.0", "2.0", "3.00"]
     assert rows["first token, p50, ms: 2"] == ["200", "400", "2.00"]
     assert rows["of prompts not computed again, %: 2"] == ["50", "50", ""]

@@ -21,7 +21,7 @@ from tests.serve.conftest import FIXTURES
 
 EXACT = {"activations": "bf16"}
 GREEDY = Sampling(temperature=0)
-# Beginnings after which the model writes on.
+# Beginnings that the model goes on from without ending the text soon.
 TEXTS = (
     'The "for" statement is used to',
     "Strings are",
@@ -35,7 +35,7 @@ TEXTS = (
 
 
 class Answer:
-    """Hears a request's events."""
+    """Submits a request, and collects its events."""
 
     def __init__(self, worker: EngineWorker, request: Request, on_piece: Callable[[], None] | None = None) -> None:
         self.worker, self.request, self.on_piece = worker, request, on_piece
@@ -114,7 +114,7 @@ def test_the_model_that_is_not_paged_says_the_same(
     genai: Any,  # noqa: ARG001
     topics: Path,
 ) -> None:
-    """Its attention rounds in another order; of these beginnings no two likeliest tokens are so close."""
+    """Its attention rounds in another order, but after these beginnings no two likeliest tokens are that close."""
     plain = LanguageModel(topics, options=EXACT)
     for text in TEXTS[:4]:
         said = "".join(plain.complete(plain.tokens_of_text(text), 24, GREEDY, Timing()))
@@ -122,7 +122,7 @@ def test_the_model_that_is_not_paged_says_the_same(
 
 
 def test_a_prompt_of_several_runs_beside_answers(worker: EngineWorker, held_out: list[int]) -> None:
-    """700 tokens go in parts of at most 256, and those who decode go on in between."""
+    """700 tokens go in parts of at most 256, and a request that decodes goes on in between."""
     tokens = np.array(held_out[:700], np.int32)
     alone = Answer(worker, Request(tokens, 8, GREEDY)).text
     short_alone = ask(worker, TEXTS[0], 60).text
@@ -167,10 +167,10 @@ def test_a_prefix_of_requests_that_come_together_is_computed_once(worker: Engine
     prompts = [np.array(common + rest, np.int32) for rest in own]
     prompts.append(np.array(held_out[700:750], np.int32))
     answers = [Answer(worker, Request(prompt, 4, GREEDY)) for prompt in prompts]
-    # Whole blocks of 16. Nobody waits for a prompt that begins otherwise.
+    # Whole blocks of 16. Two compute their whole prompt: the first, and the one that begins differently.
     assert sorted(answer.end().cached_tokens for answer in answers) == [0, 0, 192, 192, 192, 192, 192]
     assert answers[0].end().cached_tokens == 0
-    # What is said is what each says when it comes alone, and nothing is known before.
+    # Each answer is the one that a new worker gives to the prompt alone.
     worker.close()
     for prompt, answer in zip(prompts, answers, strict=True):
         anew = EngineWorker(worker.model, context=worker.context_length)
@@ -229,7 +229,7 @@ def test_requests_wait_for_blocks(paged_topics: Path, genai: Any, tmp_path: Path
         alone = [ask(worker, text, 70).text for text in TEXTS]
         answers = [ask(worker, text, 70) for text in TEXTS]
         assert [answer.text for answer in answers] == alone
-        # What cannot be there at once with anything else, and what cannot be there at all.
+        # A request that fills all blocks by itself, and one that does not fit into them.
         prompt = np.array(answers[0].request.tokens)
         assert Answer(worker, Request(prompt, 192 - len(prompt), GREEDY)).end().reason in ("length", "stop")
         with pytest.raises(FlowNPUError, match="192 tokens long and the model's context holds 192"):
@@ -244,7 +244,7 @@ def test_interrupted_requests_go_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All begin, grow into 12 blocks, and give way to one another; one with a grammar never does."""
+    """All begin, grow until 12 blocks are full, and are interrupted in turn; one with a grammar never is."""
     worker = EngineWorker(small_cache(paged_topics, tmp_path / "model", 12), context=1024)
     interrupted: list[Any] = []
     interrupt = EngineWorker._interrupt
@@ -299,7 +299,7 @@ def test_a_bad_request_harms_no_other(worker: EngineWorker) -> None:
 def test_a_failed_run_ends_its_requests_and_no_later_ones(
     worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An id that no row of the table has: the worker sees it; where it does not, the model refuses the run."""
+    """The worker refuses an id beyond the table's rows; where it cannot know, the model refuses the whole run."""
     good = ask(worker, TEXTS[0]).text
     unknown = Request(np.array([2, 4096], np.int32), 4, GREEDY)
     with pytest.raises(FlowNPUError, match="expected tokens from 0 to 4095, got 4096"):

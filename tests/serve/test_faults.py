@@ -22,7 +22,7 @@ from PIL import Image
 from flownpu.cli import main
 
 MESSAGES = [{"role": "user", "content": "Tell me about loops."}]
-WORD = "xyzzy"  # stands for what is nobody else's business
+WORD = "xyzzy"  # stands for private text, which no error may repeat and no log may have
 # JSON that does not end by itself.
 SCHEMA = {"type": "array", "items": {"const": "abc"}, "minItems": 5000}
 LONG = {
@@ -49,7 +49,7 @@ def http(server):
 
 
 def refused(response, status, message):
-    """Looks at an error: its status code, that its message has a text, and its form."""
+    """Asserts an error's status code, its form, and that its message has a text; returns the error."""
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -59,7 +59,7 @@ def refused(response, status, message):
 
 
 def wait_for(what, seconds=30):
-    """Until something holds, which is looked at again and again."""
+    """Waits until `what()` is true."""
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "it never came to be"
@@ -67,7 +67,7 @@ def wait_for(what, seconds=30):
 
 
 def counted(http, name):
-    """The sum of what Prometheus is told under a name."""
+    """The sum of Prometheus' metrics whose lines begin with `name`."""
     lines = http.get("/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
@@ -85,7 +85,7 @@ def idle(http):
 
 
 def answers(http):
-    """That the server still does what it is for."""
+    """Whether the server still answers a chat."""
     response = http.post(CHAT, json=chat())
     assert response.status_code == 200, response.text
     return response.json()["usage"]["completion_tokens"] == 2
@@ -145,7 +145,7 @@ def test_a_wrong_request_is_told_what_is_wrong(http, body, status, message):
     ids=["cut short", "deep", "no UTF-8", "empty", "a web form's type", "no object"],
 )
 def test_a_body_that_is_no_json(http, content, kind, message):
-    """One of the type of web forms any page that a browser shows could send without being asked."""
+    """A body with a web form's type is refused too: any page could make a browser send it unasked."""
     refused(http.post(CHAT, content=content, headers={"Content-Type": kind}), 400, message)
     assert answers(http)
 
@@ -172,7 +172,7 @@ def test_broken_images_are_told_apart(start_server, shapes):
 
 
 def test_100_megabytes_are_refused_before_they_are_sent(http):
-    """And as many without a length: when the limit is reached."""
+    """A body is refused by its length; one without a length, as soon as the limit is reached."""
     started = time.monotonic()
     refused(http.post(CHAT, content=b" " * 2 * BODY_LIMIT), 413, f"larger than {BODY_LIMIT} bytes")
 
@@ -249,7 +249,7 @@ def test_an_answer_that_takes_too_long_is_given_up(start_server, topics):
 
 
 def test_the_model_s_process_is_killed(start_server, topics):
-    """Its requests are told so; the next one has a new process."""
+    """Requests that it was computing get an error; the next one gets a new process."""
     server = start_server(topics, "--context", 2048)
     body = LONG | {"max_tokens": 2000}
     with server.http() as http:
@@ -266,7 +266,7 @@ def test_the_model_s_process_is_killed(start_server, topics):
 
 @pytest.fixture(scope="module")
 def guarded(start_server, topics):
-    """With a key, pages of another origin, a log of texts, and little patience."""
+    """A server with a key, an origin that may ask, a log of texts, and 1 s for a body to arrive."""
     options = ["--origin", "https://chat.example", "--log-texts", "--body-seconds", 1]
     return start_server(topics, *options, FLOWNPU_API_KEY="open sesame")
 
@@ -285,7 +285,7 @@ def test_a_key_is_wanted(guarded):
 
 
 def test_who_sends_too_slowly_is_told_so(guarded):
-    """In the body; whose headers do not end has asked nothing, and is left."""
+    """A body that comes too slowly is answered with an error; a connection without whole headers is closed."""
     connection = raw(
         guarded, f"POST {CHAT} HTTP/1.1", "Host: a", "Authorization: Bearer open sesame", "Content-Length: 9"
     )

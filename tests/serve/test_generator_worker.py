@@ -16,7 +16,7 @@ from flownpu.generate.stop_texts import StopTexts
 from flownpu.generate.worker import Failed, Finished, Guidance, Piece, Request, Started
 
 GREEDY = Sampling(temperature=0)
-# Not done before the limit.
+# JSON that is not complete before the limit of tokens.
 ENDLESS = Guidance("json_schema", '{"type": "array", "items": {"const": "abc"}, "minItems": 5000}')
 BAD = Guidance("lark_grammar", "start: (")
 
@@ -34,7 +34,7 @@ def worker(model):
 
 
 class Asked:
-    """A request of a worker, and its events as they come."""
+    """A request that is submitted to a worker, and its events as they come."""
 
     def __init__(self, worker, text, tokens=8, **fields):
         prompt = worker.model.tokens_of_text(text) if isinstance(text, str) else text
@@ -70,7 +70,7 @@ def test_events_of_an_answer(worker, model):
 
 
 def test_what_goes_on_from_a_slot_is_what_a_fresh_start_gives(worker, model):
-    """From a sequence that was cut short, one that is gone back on, and one that another slot keeps."""
+    """Going on from a sequence that was cut short, from one that is rewound, and from one that another slot keeps."""
     texts = [
         "Strings are",
         "Strings are sequences of",
@@ -89,7 +89,7 @@ def test_what_goes_on_from_a_slot_is_what_a_fresh_start_gives(worker, model):
 
 
 def test_a_short_beginning_in_common_does_not_cost_another_conversation(worker, model):
-    """<bos> is in common with every prompt."""
+    """Every prompt begins with <bos>: that is no reason to take the slot of a long conversation."""
     long, short = "The statement " * 20, "Zip"
     Asked(worker, long, 2).all()
     Asked(worker, short, 2).all()
@@ -147,7 +147,7 @@ def test_a_seed_begins_anew(worker):
 
 
 def test_likelihoods_are_those_of_the_logits(worker, model):
-    """Against GenAI's logits in float64."""
+    """Logarithms of probabilities are compared with those from GenAI's logits, in float64."""
     events = Asked(worker, "Strings are", 3, alternatives=2).all()
     generator = model.generator(64, GREEDY)
     generator.append_tokens(model.tokens_of_text("Strings are"))
@@ -198,7 +198,7 @@ def test_what_stop_texts_hold_back_comes_at_the_end():
 
 
 def test_a_slot_that_is_emptied_is_empty_at_once(worker):
-    """A KV cache does not wait for Python to look for circles of objects, which may be after hundreds of requests."""
+    """A KV cache must not wait for Python's garbage collector, which may run only after hundreds of requests."""
     gc.collect()
     gc.disable()
     try:
@@ -213,7 +213,7 @@ def test_a_slot_that_is_emptied_is_empty_at_once(worker):
 
 
 def test_candidates_change_no_answer(topics, model):
-    """Nor likelihoods; in slots that are gone on with, cut short by a stop text or cancelled in a step."""
+    """Nor likelihoods: in new slots and in slots that go on, with a stop text, with sampling and with guidance."""
     looking = LanguageModel(topics, speculation=Speculation(lookup=True))
     answers = []
     for each in (model, looking):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stock `openai` client against the server: chats and completions, whole and streamed, sync and async."""
+"""The `openai` client talks to the server: chats and completions, whole and streamed, sync and async."""
 
 import asyncio
 import itertools
@@ -147,7 +147,7 @@ def test_a_schema_that_guidance_does_not_know_is_refused(client):
 
 
 def test_many_at_once_by_the_async_client(server, expected):
-    """More than there are slots: each answer is the one that it is alone."""
+    """More requests than slots: each answer is the same as alone."""
     pieces, _ = expected
 
     async def ask(client, tokens):

@@ -36,7 +36,7 @@ def browser():
 
 @pytest.fixture
 def page(browser, server):
-    """The page in a browser that knows nothing; whatever it complains of fails the test."""
+    """The page in a browser without stored data; errors in it and requests to other servers fail the test."""
     context = browser.new_context()
     page = context.new_page()
     complaints = []
@@ -47,7 +47,7 @@ def page(browser, server):
     page.goto(server.address)
     page.wait_for_selector("#model option", state="attached")
     yield page
-    # What the server refuses is told on the page, and by the browser, too.
+    # The browser reports failed requests as well, which the page shows by itself.
     assert [text for text in complaints if not text.startswith("Failed to load resource")] == []
     assert [url for url in asked if not url.startswith((server.address, "data:", "blob:"))] == []
     context.close()
@@ -90,7 +90,7 @@ def test_text_streams_and_stops(page, server):
     text = page.locator("#log .assistant .text").inner_text()
     assert text.startswith('["abc","abc"')
     assert len(text) < 6 * 2000
-    # The other way to stop, and the conversation goes on.
+    # The Escape key stops an answer, too, and the conversation goes on.
     say(page, QUESTION)
     api.expect(page.locator("#log .assistant .text").nth(1)).to_have_text(re.compile(".{20}"))
     page.keyboard.press("Escape")
@@ -107,7 +107,7 @@ def test_a_picture_is_shown_and_answered(page, tmp_path):
     page.get_by_role("img", name="shapes.png").wait_for()
     say(page, asked.question)
     assert wait_for_answer(page) == asked.answer
-    # Smaller, because browsers keep little; there again with the conversation and the model.
+    # After a reload the picture is there with the conversation, smaller, because browsers store little; the model too.
     page.reload()
     picture = page.locator("#log .user img")
     assert picture.get_attribute("alt") == "shapes.png"

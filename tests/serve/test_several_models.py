@@ -50,7 +50,7 @@ def picture(seed):
 
 
 def shown(seed):
-    """The same as messages of OpenAI's API."""
+    """A picture and its question as messages of OpenAI's API, and the right answer."""
     file, question, answer = picture(seed)
     url = f"data:image/png;base64,{base64.b64encode(file).decode()}"
     parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
@@ -64,7 +64,7 @@ def valid(arguments):
 
 
 def test_the_model_that_sees_says_what_is_shown(client):
-    """And goes on from its KV cache, pictures included."""
+    """It answers right, and goes on from its KV cache, pictures included."""
     messages, answer = shown(1)
     first = client.chat.completions.create(model="seeing", messages=messages, temperature=0)
     text = first.choices[0].message.content
@@ -208,7 +208,7 @@ def test_metrics(server, client):
 
 
 def test_a_model_is_dropped_where_memory_is_short(start_server, topics, shapes):
-    """No two processes fit in the limit."""
+    """The limit has no room for two models' processes."""
     server = start_server(topics, f"seeing={shapes}", "--memory", 0.1)
     client = server.openai()
 

@@ -91,7 +91,7 @@ def test_a_call_that_must_be_made_is_made(write, template):
 
 @pytest.mark.parametrize("template", [TAGGED, PARAMETERS])
 def test_a_text_or_json_instead_of_a_call(write, template):
-    """A small model, which has never seen a call, writes what it would anyway."""
+    """The small model has never seen a call, and writes what it would write without tools."""
     calls = CallFormat.of_template(template)
     constraint = Constraint.of(request(), calls)
     text = write(constraint, 8)
@@ -165,7 +165,7 @@ def test_a_template_that_knows_tools_gets_them_as_they_are(model):
 
 
 def test_another_model_is_told_in_words(model):
-    """In turns that alternate, as such templates want them."""
+    """Tools, calls and results become words in turns that alternate, as templates without tools want them."""
     conversation = model("{{ messages }}").conversation(request(messages=CALLED), 0)
     assert conversation.tools == []
     assert [message["role"] for message in conversation.messages] == ["system", "user", "assistant", "user"]

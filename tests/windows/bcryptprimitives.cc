@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one function that onnxruntime-genai.dll takes of a library which Wine has had since version 9
-// alone. Windows has its own.
+// The one function that onnxruntime-genai.dll imports from bcryptprimitives.dll, which Wine has
+// only since version 9. Windows has its own.
 #include <windows.h>
 //
 #include <ntsecapi.h>

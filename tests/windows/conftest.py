@@ -36,7 +36,7 @@ def wine(built: Path) -> Wine:
 
 @pytest.fixture(scope="session")
 def model(built: Path) -> Path:
-    """The trained model, as this system converts it; in a folder whose name no code page of one byte has."""
+    """The trained model, as this system converts it; in a folder whose name no single-byte code page can encode."""
     folder = built / "models" / "模型"
     shutil.rmtree(folder, ignore_errors=True)
     convert(FIXTURE, folder)

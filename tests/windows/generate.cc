@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // generate.exe MODEL TOKENS PROMPT [KEY=VALUE ..]: registers flownpu_ep.dll with ORT GenAI, both
 // beside this program, opens a model with these provider options, and continues a prompt greedily.
-// Prints the tokens, those of the prompt first, on one line. What goes wrong is on stderr, and the
-// exit code 1.
+// Prints the tokens, those of the prompt first, on one line. Errors go to stderr, with exit code 1.
 //
-// It is C++ against GenAI's C interface, whose header is on no package index: what is used of it is
-// declared below, and looked up in the library by name.
+// It uses GenAI's C interface, whose header no package index has: functions are looked up in the
+// library by name, and their types are given where they are called.
 #include <windows.h>
 //
 #include <shellapi.h>
@@ -34,12 +33,12 @@ HMODULE load(const std::filesystem::path& file) {
   return library;
 }
 
-// ORT GenAI's functions. Objects are only ever pointed at, and left to the end of the process.
+// ORT GenAI's functions. Its objects are opaque pointers, which are never freed.
 class Genai {
  public:
   explicit Genai(const std::filesystem::path& file) : library_(load(file)) {}
 
-  // A function that reports by OgaResult, null for success.
+  // Calls a function that returns an OgaResult, null for success; throws its error.
   template <typename... Arguments>
   void call(const char* name, Arguments... arguments) const {
     void* const result = find<void*(Arguments...)>(name)(arguments...);

@@ -21,7 +21,7 @@ COMMAND = "import sys; from flownpu.cli import main; sys.exit(main())"
 
 @dataclass(frozen=True)
 class Installed:
-    """Runs it under Wine."""
+    """Runs that Python under Wine."""
 
     wine: Wine
     folder: Path
@@ -37,7 +37,7 @@ class Installed:
 
 
 def here(*arguments: str | Path) -> str:
-    """What the same command prints on this system."""
+    """What a command of `flownpu` prints on this system; it must succeed."""
     return subprocess.run(
         [sys.executable, "-c", COMMAND, *arguments], check=True, stdout=subprocess.PIPE, text=True
     ).stdout

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `flownpu doctor` says on Windows, simulated: of libraries that do not load, and of devices."""
+"""What `flownpu doctor` says, on a simulated Windows, of libraries that do not load, and of devices."""
 
 import struct
 import sys
@@ -11,7 +11,7 @@ from flownpu.doctor.checks import Host, Status
 
 
 def library_for(machine, path):
-    """The first bytes of a DLL: DOS' header with the place of Windows' own at 0x3c, and the machine it is for."""
+    """Writes the first bytes of a DLL: DOS' header, with the PE header's offset at 0x3c, and the machine it is for."""
     path.write_bytes(
         b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 0x80) + bytes(0x40) + b"PE\0\0" + struct.pack("<H", machine)
     )
@@ -45,7 +45,7 @@ def test_a_library_for_another_processor(machine, found, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("windows")
 def test_a_module_that_windows_refuses_to_load(tmp_path, monkeypatch):
-    """Its message names no file, and is in the user's language."""
+    """Windows' message names no file, and is in the user's language."""
     path = library_for(0xAA64, tmp_path / "_native.pyd")
 
     def refuse(_):

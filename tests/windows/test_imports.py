@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 
-# Run in a process of its own, which then simulates Windows: what others' packages import is imported before.
+# Runs in a process of its own: imports all modules once, so that other packages are loaded, and then simulates Windows.
 SCRIPT = """
 import importlib, json, os, pkgutil, signal, subprocess, sys, types
 

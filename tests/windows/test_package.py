@@ -35,7 +35,7 @@ QUESTIONS = ["What is a list?", "¿Qué es una lista?", "列表是什么?"]
 
 @pytest.fixture(scope="module")
 def converted(installed, tmp_path_factory):
-    """The trained model, as it is converted there."""
+    """The trained model, as the Python for Windows converts it."""
     folder = tmp_path_factory.mktemp("windows") / "gemma3-topics"
     installed.flownpu("convert", FIXTURE, folder)
     return folder
@@ -44,7 +44,7 @@ def converted(installed, tmp_path_factory):
 def test_every_module_is_imported(installed):
     done = installed.python("-c", IMPORTS)
     said = json.loads(done.stdout.splitlines()[-1])
-    # Linux' own module asks for fcntl.
+    # The module for Linux imports fcntl.
     assert set(said["failed"]) == {"flownpu.system.linux"}
     assert said["count"] > 200
 
@@ -76,7 +76,7 @@ def test_conversions_write_the_same_model(converted, model):
         if not tensor.name.startswith("rotary."):
             assert np.array_equal(theirs, ours), tensor.name
             continue
-        # A frequency that is another in its last bit, and its product with the position: float32, 2^-23 each.
+        # A frequency may differ in its last bit, and so may its product with the position: float32, 2^-23 each.
         angle = (tensor.dims[0] - 1) * 2.0**-22
         assert np.abs(theirs.view(np.float32) - ours.view(np.float32)).max() <= angle + 2.0**-23
 
@@ -87,7 +87,7 @@ def test_run_continues_a_prompt_as_here(installed, converted, model, more):
 
 
 def test_batch_answers_in_utf_8(installed, converted, tmp_path):
-    """A model in a process of its own, reached over a socket; files that are locked; texts that no code page has."""
+    """It runs a model in a process of its own over a socket, locks files, and has texts that no code page has."""
     source, target = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
     bodies = [{"model": converted.name, "prompt": text, "max_tokens": 8, "temperature": 0} for text in QUESTIONS]
     lines = [
@@ -102,6 +102,6 @@ def test_batch_answers_in_utf_8(installed, converted, tmp_path):
 
 
 def test_output_that_no_code_page_has(installed):
-    """A pipe is in UTF-8, not in the code page of Wine's locale."""
+    """Output to a pipe is in UTF-8, not in the code page of Wine's locale."""
     done = installed.python("-c", "import flownpu.cli as cli; cli.main(['--version']); print('列表 €')")
     assert done.stdout.splitlines()[-1] == "列表 €"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The complex functions of C that numpy takes of ucrtbase.dll, and which Wine 8's names without
-// having them. Windows has its own.
+// C's complex functions that numpy imports from ucrtbase.dll. Wine 8's names them and does not have
+// them; Windows has its own.
 #include <complex>
 
 // Microsoft's C passes complex numbers as structures of two members; its long double is a double.
@@ -19,7 +19,8 @@ static float passed(float x) { return x; }
 static double passed(double x) { return x; }
 
 #define EXPORTED extern "C" __declspec(dllexport)
-// A function of one number, for each type: with results of `F` for float, of `D` for double.
+// A function of one complex number, for each type: its result is F for float, and D for double and
+// long double.
 #define FUNCTION(name, function, F, D)                               \
   EXPORTED F name##f(Float z) { return passed(function(value(z))); } \
   EXPORTED D name(Double z) { return passed(function(value(z))); }   \

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines that are made up: what a doctor reads of one, below a folder."""
+"""Made-up machines: the files that `flownpu doctor` reads, below a folder."""
 
 from flownpu.doctor.checks import Host
 from flownpu.doctor.npu import diagnose_npu
@@ -25,7 +25,7 @@ class MadeUp:
         self.file("sys/module/amdxdna/version", "2.21")
 
     def firmware(self, folder="17f0_11", version="1.0.0.63"):
-        """Where linux-firmware puts it, and the link that the driver asks for."""
+        """Firmware where linux-firmware puts it, and the link that the driver asks for."""
         file = f"lib/firmware/amdnpu/{folder}/npu.sbin.{version}.zst"
         self.file(file)
         (self.root / file).with_name("npu.sbin.zst").symlink_to(f"npu.sbin.{version}.zst")
@@ -48,7 +48,7 @@ class MadeUp:
                 self.file(f"{folder}/{name}")
 
     def ready(self):
-        """An NPU with all it needs, but for XRT."""
+        """An NPU with all it needs except XRT."""
         self.release(FORKY)
         self.npu()
         self.driver()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu doctor` as a command: on this machine, on models, and what it says of what a session says."""
+"""`flownpu doctor` as a command: on this machine, on models, and its remedies for a session's errors."""
 
 import json
 
@@ -94,7 +94,7 @@ def test_what_a_session_says_is_mended_as_on_this_machine(machine, tmp_path, mon
 
 
 def test_every_bad_check_has_a_remedy():
-    """The promise of the documentation, read from the source: a Check that is BAD names a remedy."""
+    """The documentation promises it. Read from the source: each Check that is BAD is made with a remedy."""
     import ast
     import inspect
 

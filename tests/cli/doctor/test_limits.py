@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu doctor` on what stands in the way: the processor, limits of memory and time, wrong libraries."""
+"""`flownpu doctor` on obstacles: a slow processor, limits of memory and time, wrong libraries."""
 
 import struct
 import sys
@@ -80,7 +80,7 @@ def test_a_machine_without_limits_says_nothing_of_them(tmp_path):
 
 
 def provider(monkeypatch, library, said):
-    """The check of a provider's library of which the loader says this."""
+    """The check of a provider's library that the loader refuses with the message `said`."""
 
     def refuse(_):
         raise OSError(said)

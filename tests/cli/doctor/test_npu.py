@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu doctor` on machines that are made up: an NPU, its driver, its firmware, and the memory that it locks."""
+"""`flownpu doctor` on made-up machines: an NPU, its driver, its firmware, and the memory that the driver locks."""
 
 import resource
 
@@ -124,12 +124,12 @@ def test_a_driver_that_does_not_take_the_firmware(machine, protocol, linux, said
 
 @pytest.mark.parametrize(("firmware", "linux"), [(FIRST, "6.19.8"), (FIRST, "7.3.4"), (CURRENT, "7.3.4")])
 def test_a_driver_that_takes_its_firmware_says_nothing(firmware, linux):
-    """Or the test before would show nothing."""
+    """If it said something, the test before this one would show nothing."""
     assert driver_log(firmware, linux, "0000:c5:00.1") == ""
 
 
 def test_a_driver_that_could_not_start_the_npu(machine):
-    """What else it said only the kernel's log tells, which users may not read."""
+    """Its other errors are in the kernel's log only, which users may not read: the remedy is to look there."""
     machine.npu()
     machine.driver()
     machine.firmware()
@@ -197,11 +197,11 @@ def test_the_memory_that_the_driver_locks(machine, limit, capabilities, bad):
 
 
 def test_root_of_a_container_is_bound_by_the_limit(machine):
-    """The kernel asks for the capability outside of the container's users."""
+    """The kernel wants the capability in the host's user namespace, and the container's root has it in its own only."""
     machine.ready()
     machine.lockable(LIMITED, ROOT, user=0)
     machine.file("proc/self/uid_map", "0 1000 1\n1 100000 65536")
-    # What limits.conf says of everybody does not hold for root.
+    # limits.conf's lines for everybody (*) do not apply to root.
     assert machine.checks()["memory lock"].remedy == MORE_LOCKED_MEMORY_OF_ROOT
 
 

@@ -10,7 +10,7 @@ from flownpu.doctor.diagnosis import diagnose_software
 
 
 def software(monkeypatch, versions):
-    """The checks where the distributions of a module are these."""
+    """The checks if modules have these distributions: {module: {distribution: version}}."""
     monkeypatch.setattr("flownpu.doctor.diagnosis.module_versions", lambda module: versions.get(module, {}))
     return {check.name: check for check in diagnose_software()}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu doctor` on machines that are made up: XRT, which is missing, too old, in parts or at another place."""
+"""`flownpu doctor` on made-up machines: XRT that is missing, too old, incomplete, or at another place."""
 
 import subprocess
 
@@ -45,7 +45,7 @@ STANZA = "Types: deb\nURIs: http://mirror.example/debian\nSuites: trixie trixie-
     ],
 )
 def test_backports_are_added_from_the_mirror_that_the_machine_has(machine, file, text, added):
-    """The command is run, with the made-up machine's /etc for the real one and nothing for sudo and apt."""
+    """The remedy is run with the made-up machine's /etc, without sudo, and with an apt that does nothing."""
     machine.ready()
     machine.release(RELEASES["trixie"])
     machine.file(f"etc/apt/{file}", text)

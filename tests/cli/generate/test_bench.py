@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu bench`: that what it reports hangs together. How fast is nobody's assertion here."""
+"""What `flownpu bench` reports is consistent; no test here asserts how fast anything is."""
 
 import csv
 import json
@@ -57,7 +57,7 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a second a round, which nobody looks at here."""
+    """Leaves the bandwidth unmeasured, which takes half a second a round and matters to no test here."""
     monkeypatch.setattr("flownpu.bench.measurement.read_bandwidth", lambda _threads: 1e9)
 
 
@@ -72,7 +72,7 @@ def test_bandwidth_is_read_on_all_cores_at_once(monkeypatch):
     os_bind = os.sched_setaffinity
     monkeypatch.setattr("os.sched_setaffinity", bind)
     assert read_bandwidth() > 0
-    # Each by a thread for itself (0), and this one may still run everywhere.
+    # Each core is bound by a thread for itself (0), and this thread may still run on all of them.
     assert sorted(bound, key=str) == sorted([(0, {core}) for core in cores], key=str)
     assert os.sched_getaffinity(0) == cores
 
@@ -80,7 +80,7 @@ def test_bandwidth_is_read_on_all_cores_at_once(monkeypatch):
 def test_traffic_of_a_decode_step(model):
     traffic = decode_traffic(model)
     weights = {weight.name: weight.bytes for weight in summarize(model).weights}
-    # The tied table is read whole by the LM head, and a row of it by the embedding; rotary caches are tables only.
+    # The tied table is read whole by the LM head, and a row of it by the embedding; rotary caches are only looked up.
     scalars = sum(size for name, size in weights.items() if not name.startswith("rotary.") and size <= 16)
     expected = sum(size for name, size in weights.items() if not name.startswith("rotary."))
     assert expected - scalars <= traffic.weights <= expected
@@ -143,8 +143,8 @@ def test_json(flownpu, model):
 
 def test_the_share_of_the_roof_is_that_of_each_round():
     case = Case(depth=0, prompt=10, generate=11)
-    # 10 tokens of 1 MB each in twice the time that memory takes, whatever its speed in that round; the roof of the last
-    # round was not measured any more. The medians' share would be 41 %.
+    # In each round, 10 tokens of 1 MB each take twice the time that memory takes at that round's bandwidth; the last
+    # round has no bandwidth. From the medians, the share would be 41 %.
     own = Measurement(decode={case: [0.02, 0.005, 0.0125, 1.0]}, prefill={case: [1.0] * 4})
     found = Measurements([case], {"flownpu": own}, bandwidth=[1e9, 4e9, 1.6e9])
     machine = Machine("", "", 1, 1, "", "", {})
@@ -236,7 +236,7 @@ def test_engines_take_turns_in_processes_of_their_own(peer):
             # The engine sleeps 1 ms a token and 4 ms a step, never less.
             assert 0 < measured.prefill_rate(case).maximum <= 1000
             assert 0 < measured.decode_rate(case).maximum <= 250
-            # Five of the six new tokens: the first is not a step's.
+            # Five of the six new tokens: the first comes with the prompt.
             assert min(measured.decode[case]) >= 5 * 0.004
 
 
@@ -313,5 +313,5 @@ def test_every_peer_has_what_a_peer_has():
         text = peer.script.read_text()
         assert "\ndef convert(" in text
         assert "\nclass Engine" in text
-        # What is measured is one known version.
+        # Versions are exact, so that it is known what is measured.
         assert all("==" in requirement or requirement == "numpy" for requirement in peer.requirements)

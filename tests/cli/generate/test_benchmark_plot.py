@@ -33,7 +33,7 @@ def test_contexts_are_on_a_logarithmic_axis_and_rates_on_one_that_begins_at_zero
     drawing = draw("decode", {"flownpu": list(RATES.items())}, [])
     (x0, y10), (x1, y20), (x2, y40) = points(drawing, "flownpu")
     y0 = max(y for _, y in points(drawing, "patch_2"))  # the axes' own rectangle
-    # Coordinates have 6 decimals, so that each is off by up to 5e-7; so many of them are in each difference.
+    # Coordinates have 6 decimals, so that each is off by up to 5e-7; 4 or 8 of them are in each comparison.
     assert x2 - x1 == pytest.approx(x1 - x0, abs=4 * 5e-7)
     assert (y0 - y10) * 2 == pytest.approx(y0 - y20, abs=4 * 5e-7)
     assert (y0 - y10) * 4 == pytest.approx(y0 - y40, abs=8 * 5e-7)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu chat`: turns, commands, Ctrl-C, and that a conversation's cache gives what a fresh start gives."""
+"""`flownpu chat`: turns, commands, Ctrl-C; a conversation's cache gives the replies that a fresh start gives."""
 
 import contextlib
 import io
@@ -70,8 +70,8 @@ def test_a_turn_costs_its_own_tokens_only(language_model):
     _, first = say(conversation, "word " * 200, 4)
     _, second = say(conversation, "yes", 4)
     assert first.prompt_tokens > 200
-    # The end of the reply's turn, the word and the turn's frame; the reply's last tokens if they are written otherwise
-    # when the text is tokenised anew.
+    # The end of the reply's turn, the word and the turn's frame; also the reply's last tokens, if its text is tokenised
+    # into other tokens than it was generated with.
     assert second.prompt_tokens < 30
 
 
@@ -105,7 +105,7 @@ def test_a_cache_that_cannot_go_back_is_filled_anew(language_model):
     say(conversation, "Tell me about loops.", 8)
 
     class WithoutRewind:
-        """GenAI's generator on a window-sized cache."""
+        """What GenAI's generator does on a window-sized cache."""
 
         def __init__(self, generator):
             self.get_sequence = generator.get_sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu run --image` and `/image` in a chat, against ORT GenAI called directly and transformers' processor."""
+"""`flownpu run --image` and `/image` in a chat, compared with ORT GenAI itself and with transformers' processor."""
 
 import contextlib
 import io
@@ -50,7 +50,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     noise = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
     Image.fromarray(noise).save(folder / "noise.png")
-    # PNG as well: GenAI's decoder of JPEG is not Pillow's, and rounds otherwise.
+    # PNG as well: GenAI's decoder of JPEG is not Pillow's, and rounds differently.
     Image.radial_gradient("L").save(folder / "disc.png")
     return folder / "noise.png", folder / "disc.png"
 
@@ -67,7 +67,7 @@ def reference(folder, prompt, files, new_tokens):
     parameters.set_search_options(max_length=prompt_tokens + new_tokens, do_sample=False)
     generator = onnxruntime_genai.Generator(model, parameters)
     generator.set_inputs(inputs)
-    # A random model breaks off in the middle of characters, of which a stream makes something else.
+    # A random model may end in the middle of a character, of which a stream makes another text than decode() does.
     stream = onnxruntime_genai.Tokenizer(model).create_stream()
     text = ""
     while not generator.is_done():
@@ -124,7 +124,7 @@ def test_the_tokens_are_those_of_transformers(language_model, pictures_checkpoin
 
 
 def test_genais_processor_leaves_the_pixels_as_they_are(language_model, seeing_model, files):
-    """They are in the model's size already: what reaches the tower is what transformers' processor makes of a file."""
+    """Images are in the model's size already: the tower gets what transformers' processor makes of a file."""
     from transformers import Gemma3ImageProcessorPil
 
     processor = language_model._image_processor._processor
@@ -133,7 +133,7 @@ def test_genais_processor_leaves_the_pixels_as_they_are(language_model, seeing_m
     got = processor("", images=images)["pixel_values"].as_numpy()
     pictures = [Image.open(file).convert("RGB") for file in files]
     expected = Gemma3ImageProcessorPil(size={"height": 128, "width": 128})(pictures)["pixel_values"]
-    # Scaled in float32 by two roundings in either, of values up to 1.
+    # Each scales in float32, with two roundings of values up to 1.
     np.testing.assert_allclose(got, np.asarray(expected), rtol=0, atol=4 * np.finfo(np.float32).eps)
 
 
@@ -146,7 +146,7 @@ def test_json_tells_images_tokens_and_times(flownpu, seeing_model, files):
         {"file": str(files[1]), "format": "PNG", "width": 256, "height": 256},
     ]
     assert report["image_tokens"] == 512
-    assert report["prompt_tokens"] > 512 + 2 * 4  # and their marks' frames
+    assert report["prompt_tokens"] > 512 + 2 * 4  # and the tokens around each image
     times = [report[f"{name}_seconds"] for name in ("vision", "prefill")]
     assert min(times) > 0
     assert report["first_token_seconds"] > sum(times)
@@ -246,7 +246,7 @@ def test_a_mark_becomes_what_genai_writes():
 
 
 class TestConversation:
-    """Turns on one KV cache give what a fresh start gives."""
+    """Turns that share one KV cache give what a fresh start gives."""
 
     @staticmethod
     def say(conversation, text, images=(), tokens=6):
@@ -271,12 +271,12 @@ class TestConversation:
             reply, timing = self.say(conversation, text, images)
             assert reply == self.fresh(language_model, before, seen)
             assert conversation.images == seen
-            # Only a turn with images is computed from the beginning, with those of earlier turns.
+            # Only a turn with images is computed from the beginning, with the images of earlier turns.
             assert timing.images == (len(seen) if images else 0)
             assert (timing.prompt_tokens > 256) == bool(images)
 
     def test_another_image_is_not_taken_for_the_one_before(self, language_model, seeing_model, files, monkeypatch):
-        """Their tokens are the same: a cache that was computed with the one must not answer for the other."""
+        """All images have the same tokens: a cache that was computed with one must not answer for another."""
         one, other = read_images(seeing_model, files)
         conversation = Conversation(language_model, GREEDY, 1000)
         stream = language_model.stream
@@ -295,7 +295,7 @@ class TestConversation:
         assert self.say(conversation, QUESTION, [other])[0] == self.fresh(language_model, asked, [other])
 
     def test_a_cache_is_taken_back(self, language_model, seeing_model, files):
-        """As when a reply is written with other tokens than it was generated with."""
+        """This happens when a reply's text is tokenised into other tokens than it was generated with."""
         (one, _) = read_images(seeing_model, files)
         conversation = Conversation(language_model, GREEDY, 1000)
         self.say(conversation, QUESTION, [one], tokens=20)
@@ -356,7 +356,7 @@ AGAIN = "(A new image has the whole conversation computed again: GenAI takes ima
 
 @pytest.fixture
 def brief_model(seeing_model, tmp_path):
-    """The model with most of its words as ends of a reply, so that a conversation has room for many."""
+    """The model with most of its tokens ending a reply, so that a context has room for many turns."""
     for file in seeing_model.iterdir():
         (tmp_path / file.name).symlink_to(file)
     config = json.loads((seeing_model / "genai_config.json").read_text())

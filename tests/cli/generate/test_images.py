@@ -21,7 +21,7 @@ from flownpu.generate import images
 from flownpu.generate.images import DECODING_MEMORY, ImageSize, read_image
 
 SIZE = ImageSize(96, 96)
-# Lossless and lossy, of every mode that these formats have.
+# Lossless and lossy formats, in the modes that they have.
 MODES = [
     ("RGB", "png"),
     ("L", "png"),
@@ -40,12 +40,12 @@ MODES = [
 
 
 def pixels(path, size=SIZE):
-    """[height, width, 3] of what the model gets."""
+    """The pixels that the model gets, uint8 [height, width, 3]."""
     return np.asarray(Image.open(io.BytesIO(read_image(path, size).png)))
 
 
 def transformers_pixels(path, size=SIZE):
-    """The same from transformers' processor of Gemma 3, before it scales them."""
+    """The pixels of transformers' processor for Gemma 3, before it scales them."""
     from transformers import Gemma3ImageProcessorPil
     from transformers.image_utils import load_image
 
@@ -95,7 +95,7 @@ def test_a_turned_photograph_is_upright(tmp_path, orientation, suffix):
 
 
 def test_transparent_parts_are_white(tmp_path):
-    # transformers drops the alpha channel, and shows what colour happens to be below. To composite and to round twice
+    # transformers drops the alpha channel, and shows what colour happens to be below. Compositing rounds twice, and so
     # is within one step of the sum in float64.
     picture = np.zeros((10, 40, 4), dtype=np.uint8)
     picture[:, :, :3] = 200, 30, 90
@@ -153,7 +153,7 @@ def test_of_an_animation_the_first_frame_is_taken(tmp_path):
 
 
 def write_png(path, width, height, rows, bits=8, colour_type=2):
-    """A PNG file whose header and pixels are given; they need not fit one another."""
+    """Writes a PNG file whose header and pixels are given; they need not fit one another."""
 
     def chunk(name, data):
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -210,7 +210,7 @@ def test_a_file_without_permission_is_named(tmp_path, monkeypatch):
     def refused(*_arguments, **_options):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Image, "open", refused)  # the tests may run as root, whom no file refuses
+    monkeypatch.setattr(Image, "open", refused)  # the tests may run as root, who may read any file
     with pytest.raises(FlowNPUError, match="Permission denied"):
         read_image(path, SIZE)
 
@@ -239,7 +239,7 @@ def test_a_damaged_file_is_read_or_refused(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
 @pytest.mark.parametrize("shape", [(1900, 1500), (1501, 1203)], ids=str)
 def test_a_large_picture_is_reduced_first(tmp_path, monkeypatch, suffix, shape):
-    """As if memory held one copy of it and not two."""
+    """With room in memory for one copy of it and not for two."""
     path = tmp_path / f"picture.{suffix}"
     coarse = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
     Image.fromarray(coarse).resize(shape, Image.Resampling.BICUBIC).save(path, quality=95)
@@ -247,9 +247,10 @@ def test_a_large_picture_is_reduced_first(tmp_path, monkeypatch, suffix, shape):
     reduced = pixels(path).astype(np.int32)
     difference = np.abs(reduced - transformers_pixels(path))
     assert difference.max() > 0  # it was reduced: the steps round, and their filters are wider
-    # A step of the model's pixels is some 16 of the picture's, over which its colours, of 125 to 170 pixels each,
-    # change by at most 256 * 16 / 125 * 1.5 = 50 (the slope of a cubic). A picture moved by a quarter of a pixel, as
-    # the wrong place of a partial block would do, differs by 12 there; a wider filter by what the slope changes.
+    # A pixel of the model is some 16 of the picture's, whose areas of one colour are 125 to 170 pixels wide: over 16
+    # pixels colours change by at most 256 * 16 / 125 * 1.5 = 50 (the slope of a cubic). A picture moved by a quarter of
+    # the model's pixel, as a partial block in a wrong place would do, differs by 12 there; with a wider filter it
+    # differs only by as much as the slope changes.
     assert difference.max() <= 8
     assert difference.mean() < 1
 
@@ -266,7 +267,7 @@ def test_a_large_picture_is_reduced_first(tmp_path, monkeypatch, suffix, shape):
     ],
 )
 def test_what_takes_more_memory_is_refused(tmp_path, monkeypatch, suffix, options, pixel_bytes):
-    """By the bytes a pixel with which `test_memory_is_bounded` measures the largest files."""
+    """The bytes a pixel are those with which `test_memory_is_bounded` measures the largest files."""
     path = tmp_path / f"picture.{suffix}"
     colours(100, 80).save(path, **options)
     monkeypatch.setattr(images, "DECODING_MEMORY", pixel_bytes * 100 * 80)
@@ -300,14 +301,14 @@ print(json.dumps([done, peak() - before]))
 
 
 def measure(path, warm):
-    """What reading a file gives, and how many bytes it adds to what a process that reads images already has."""
+    """What reading a file gives, and the bytes that it adds to the peak of a process that has read an image before."""
     command = [sys.executable, "-c", MEASURE, str(path), str(warm)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
     return json.loads(done.stdout)
 
 
 def large_png(path):
-    # Compressed in one piece: an encoder would take its time over 100 megapixels.
+    # Zeros that are compressed at once: Pillow would take long to encode 100 megapixels.
     write_png(path, 10000, 10000, bytes(10000 * 40001), colour_type=6)
 
 
@@ -333,6 +334,6 @@ def test_memory_is_bounded(tmp_path, kind):
     colours(8, 8).save(warm)
     done, added = measure(path, warm)
     assert np.prod(done) == int(kind.split(" of ")[1].split()[0]) * 10**6
-    # Beside the decoder's there are a band in RGBA and on white (4 times 4 MiB), the picture that is resized (at most
-    # twice the model's size: 13 MiB, and 22 for an odd half), the encoded image, and what malloc keeps.
+    # Beside the decoder's memory there are a band in RGBA and on white (4 times 4 MiB), the picture that is resized (at
+    # most twice the model's size: 13 MiB, and 22 for an odd half), the encoded image, and what malloc keeps.
     assert added < DECODING_MEMORY + 64 * 2**20

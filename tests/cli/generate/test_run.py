@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu run`, against ORT GenAI called directly."""
+"""`flownpu run`, compared with ORT GenAI called directly."""
 
 import io
 import json
@@ -210,7 +210,7 @@ def test_an_option_needs_key_and_value(flownpu, model, text):
 
 
 class TestOnFlowNPU:
-    """On the execution provider itself."""
+    """Runs on FlowNPU's execution provider."""
 
     def test_it_gives_the_text_of_the_cpu_provider(self, flownpu, model):
         # Greedy; on the 24 tokens here no two logits are near enough for the order of a sum to decide.

@@ -10,7 +10,7 @@ import pytest
 from flownpu.npu.artifacts import build_artifacts
 
 TOKENS = 4
-# Long enough for a chunk.
+# Long enough for the array to read it as a chunk.
 TEXT = 10 * "The with statement is used to wrap the execution of a block with methods. "
 PROMPT = ("-p", TEXT, "--max-new-tokens", TOKENS)
 
@@ -22,13 +22,13 @@ def artifacts(model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs():
-    """What the command made in its one run on the emulator."""
+    """What the command's one run on the emulator made: see `emulated`."""
     return []
 
 
 @pytest.fixture
 def emulated(flownpu, model, artifacts, tmp_path, runs):
-    """The command's report and the trace's events."""
+    """The command's report and the trace's events, of a run that all tests share."""
     if not runs:
         path = tmp_path / "trace.json"
         done = flownpu("trace", model, *PROMPT, "--device", "emulate", "--option", f"artifacts={artifacts}",
@@ -42,10 +42,11 @@ def test_a_token_is_one_dispatch_and_moves_no_weights_and_no_keys(emulated):
     report, _ = emulated
     each = report["per_token"]
     assert each["dispatches"] == 1
-    # The token's embedding and the update's zeros, D = 256 in bf16 each; the logits of 4096 words.
+    # The token's embedding, and zeros for the update that is still to be added to it, D = 256 in bf16 each; the logits
+    # of 4096 words.
     assert each["bytes_to_device"] == 2 * 256 * 2
     assert each["bytes_to_host"] == 4096 * 2
-    # The words that depend on the position; all of the call's are some 80 KB.
+    # Only the words that depend on the position; all words of the call are some 80 KB.
     assert 0 < each["word_bytes"] < 1000
 
 
@@ -60,11 +61,12 @@ def test_every_operator_of_the_decoder_is_dispatched(emulated):
 
 
 def test_what_the_host_computes_between_dispatches_is_there(emulated):
-    """By its label, once for each step of the program, in order and not at the same time as a dispatch."""
+    """Each host step of the program is there once, under its label, in order, and never during a dispatch."""
     report, events = emulated
     ours = [event for event in events if event.get("args", {}).get("op_name") in ("dispatch", "host step")]
     steps = [event for event in ours if event["args"]["op_name"] == "host step"]
-    # A norm before the first layer; in each heads; in each but the last what follows attention and the feed-forward.
+    # A norm before the first layer; norms and RoPE of heads in each layer; in each but the last, the norms after
+    # attention and after the feed-forward.
     layers = range(6)
     labels = ["rms_norm, layer 0", *(f"norm_rope, layer {layer}" for layer in layers)]
     labels += 2 * [f"rms_norm_add, layer {layer}" for layer in layers[:-1]]

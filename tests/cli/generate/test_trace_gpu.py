@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu trace --device gpu`: every kernel of a token, by the device's clock, on the clock of everything else."""
+"""`flownpu trace --device gpu`: every kernel of a token, timed by the device, on the clock of all other events."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ def runs():
 
 @pytest.fixture
 def traced(flownpu, model, tmp_path, runs):
-    """The command's report and the trace's events."""
+    """The command's report and the trace's events, of a run that all tests share."""
     if not runs:
         path = tmp_path / "trace.json"
         arguments = ("-p", "The with statement is used to", "--max-new-tokens", TOKENS, "--device", "gpu")
@@ -51,7 +51,7 @@ def test_what_a_token_launches_and_moves(traced):
 
 
 def test_kernels_lie_inside_their_step(traced):
-    """One behind the other; the clocks of device and host are apart by less than a launch takes."""
+    """Kernels follow one another; the clocks of device and host differ by less than a launch takes."""
     _, events = traced
     slack = 500  # microseconds
     kernels = kernels_of(events)

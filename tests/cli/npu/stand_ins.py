@@ -4,9 +4,11 @@
 import json
 import sys
 
-# Writes the files that its options name; what it links is in the folder it runs in. FAIL makes it fail as it says.
-# Instructions are as aie/plan/instructions.py has them: descriptors by the lowest number that is free on their tile, in
-# them the numbers of each transfer, a dimension of one step without its stride. UNKNOWN adds an operation of no step.
+# The program of all stand-ins. It writes the files that its options name; aiecc links the objects in the folder where
+# it runs. If the file `fail` exists, it ends with the exit code and the text in that file. Instructions have the form
+# that aie/plan/instructions.py describes: a transfer's descriptor has the lowest number that is free on its tile, and
+# holds the transfer's sizes and strides (stride 0 for a dimension of one step). If the file `unknown` exists, an
+# operation that belongs to no step is added.
 STAND_IN = r"""#!{python}
 import array, json, os, pathlib, re, sys, zlib
 name = pathlib.Path(sys.argv[0]).name
@@ -80,7 +82,7 @@ else:
 
 
 class Tools:
-    """The stand-ins."""
+    """Installs the stand-ins below a folder, and tells what was run."""
 
     def __init__(self, folder, monkeypatch):
         self.log, self.fail, self.unknown = folder / "log", folder / "fail", folder / "unknown"
@@ -100,7 +102,7 @@ class Tools:
             file.chmod(0o755)
 
     def commands(self):
-        """What was run since this was asked last."""
+        """The commands that ran since the last call, each a list of the tool's name and its arguments."""
         text = self.log.read_text() if self.log.exists() else ""
         self.log.unlink(missing_ok=True)
         return [json.loads(line) for line in text.splitlines()]

@@ -17,7 +17,7 @@ from flownpu.aie.mlir.module import to_mlir
 from flownpu.aie.plan.as_json import from_json
 
 ROOT = Path(__file__).parents[3]
-# One operator of one model: two arrays (down to XDNA2's 32 tiles: none, geglu), five calls.
+# One operator of one model: two arrays of XDNA2's 32 tiles (without activation, and with GeGLU), five calls.
 SMALL = ("fused_dqp", "--model", "gemma3-1b")
 CALLS = 5
 
@@ -203,7 +203,7 @@ def test_another_compiler_builds_all_again(flownpu, tools, tmp_path):
 
 @pytest.mark.usefixtures("no_tools")
 def test_what_was_built_before_stays_in_the_manifest(flownpu, tools, tmp_path, monkeypatch):
-    """Another operator joins; and a machine without the toolchain keeps what one with it has compiled."""
+    """Another operator is added; and a machine without the toolchain keeps what one with it has compiled."""
     monkeypatch.setenv("AIECC_PATH", str(tools.aiecc))
     monkeypatch.setenv("PEANO_INSTALL_DIR", str(tools.clang.parents[1]))
     monkeypatch.setenv("AIE_XCLBINUTIL", str(tools.xclbinutil))
@@ -218,13 +218,13 @@ def test_what_was_built_before_stays_in_the_manifest(flownpu, tools, tmp_path, m
 
 @pytest.fixture
 def sources(tmp_path):
-    """A copy of the kernels, to change."""
+    """A copy of the kernels that a test may change."""
     shutil.copytree(ROOT / "aie" / "kernels", tmp_path / "sources" / "aie" / "kernels")
     return tmp_path / "sources"
 
 
 def add_calls(folder, tools_found, sources):
-    """Builds FusedDQP and GeGLU with kernels of another folder."""
+    """Builds FusedDQP and GeGLU with the kernels in another folder."""
     from flownpu.npu.catalogue import catalogue
 
     artifact = artifacts.ArtifactFolder(folder, "npu2", tools_found, include_root=sources)
@@ -280,7 +280,7 @@ def test_a_failing_compiler_is_quoted(flownpu, tools, tmp_path):
 
 
 def test_an_error_with_exit_code_0_is_an_error(flownpu, tools, tmp_path):
-    """aiecc's passes say some errors and go on (docs/npu-designs.md)."""
+    """aiecc's passes report some errors and go on (docs/npu-designs.md)."""
     flownpu("build", *SMALL, "--output", tmp_path / "out")
     (tmp_path / "out" / "npu2" / "fused_dqp-32-k6912-none" / "m1536-k1152.insts").unlink()
     tools.fail.write_text("0 design.mlir:1: error: would override allocated address")

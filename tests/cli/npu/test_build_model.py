@@ -26,13 +26,13 @@ from flownpu.npu.models import MODELS
 from tests.aie.words import read_family, read_index, words_of
 
 CONTEXT = 320  # positions, five chunks of the cache; prompts come in chunks of 256 tokens, not of 512
-# A token; weights of four sizes; products of three, for QKV and output are padded to the same; attention with a window,
-# for the one layer without is the last, of which a prompt needs no attention.
+# A token's call; dequantisation of weights of four sizes; products of three sizes, for QKV and output are padded to the
+# same; attention with a window only, for the one layer without a window is the last, whose attention no prompt needs.
 CALLS = 1 + 4 + 3 + 1
 
 
 def operators(program, calls, host_calls):
-    """Those of the steps of each dispatch."""
+    """The operators of the steps of each dispatch."""
     return [
         [(host_calls if host else calls)[step[0]]["operator"] for step in steps]
         for host, steps in program["dispatches"]
@@ -48,7 +48,7 @@ def bits_of(value):
 
 @pytest.fixture(scope="module")
 def built(model, tmp_path_factory):
-    """The folder for the emulator."""
+    """The folder of artifacts for the emulator."""
     from flownpu.npu.artifacts import build_artifacts
 
     return build_artifacts(model, context=CONTEXT, output=tmp_path_factory.mktemp("built") / "emulate").folder
@@ -75,7 +75,7 @@ def test_the_programs_are_those_of_the_model(built, checkpoint):
     assert decode["sizes"] == {"tokens": 1, "fewest": 1, "context": CONTEXT}
     assert operators(decode, calls, host_calls) == [["decode_layer"]]
     assert (prefill["sizes"]["tokens"], prefill["sizes"]["context"]) == (256, CONTEXT)
-    # Layers but the last, which only makes keys and values; weights of four layers at a time.
+    # All of each layer but the last, which only makes keys and values; weights of four layers at a time.
     layer = [["gemm"], ["norm_rope"], ["flow_qkv"] * 2, ["gemm"], ["rms_norm_add"], ["gemm"] * 2, ["rms_norm_add"]]
     groups = [range(4), range(4, len(sliding) - 1)]
     assert operators(prefill, calls, host_calls) == [
@@ -85,7 +85,7 @@ def test_the_programs_are_those_of_the_model(built, checkpoint):
     padded = -(-feed_forward // 64) * 64  # the dequantisation engine weaves 64 columns at a time
     steps = [calls[step[0]] for host, dispatch in prefill["dispatches"] for step in dispatch if not host]
     products = [call["buffers"][2][1] // (2 * 256) for call in steps if call["operator"] == "gemm"]
-    # N of a narrow product is padded to a megatile's columns: 8 columns of tiles, of each 2 tiles of 64.
+    # N of a narrow product is padded to a megatile's columns: 8 columns of tiles, each with 2 tiles of 64.
     wide = 8 * 2 * 64
     assert max((heads + 2 * kv_heads) * d, hidden) < wide
     assert products == [*[wide, wide, padded, wide] * (len(sliding) - 1), wide]
@@ -106,7 +106,7 @@ def test_a_second_build_derives_nothing(flownpu, model_copy):
 
 
 def test_what_was_built_is_run(flownpu, model_copy):
-    """The trained model's greedy text, after a prompt of a chunk and token by token: the CPU device's with bf16."""
+    """The greedy text after a prompt that is read in a chunk is that of the CPU device with bf16 activations."""
     assert flownpu("build", model_copy, "--for", "emulate", "--context", CONTEXT).code == 0
     prompt = 4 * "The with statement is used to wrap the execution of a block with methods. "
     ask = "run", model_copy, "-p", prompt, "--max-new-tokens", 24, "--temperature", 0
@@ -151,14 +151,14 @@ def test_without_a_toolchain_plans_and_mlir_are_written(flownpu, model, tmp_path
     assert not list((tmp_path / "out").rglob("*.words"))
 
 
-# Compilations of a call that depends on the position: so many of 363 that flow_qkv of a context of 8192 has positions
-# to be derived from.
+# At most so many positions of a call that depends on the position are compiled; the words of all others are derived
+# from these. (flow_qkv with a context of 8192 has 363.)
 FEW = 12
 
 
 @pytest.fixture
 def without_products(monkeypatch):
-    """Programs without the products, whose calls are as others that do not move."""
+    """Programs without products: their calls do not depend on the position, and other such calls are left."""
     monkeypatch.setattr(prefill._Chunk, "_dequantise", lambda *_: None)
     monkeypatch.setattr(prefill._Chunk, "_multiply", lambda *_: None)
 
@@ -174,9 +174,10 @@ def compiled_by(tools, call, position, folder):
 @pytest.mark.usefixtures("without_products")
 @pytest.mark.parametrize("known", [True, False], ids=["pieces", "without pieces"])
 def test_compiled_families_are_the_instructions(flownpu, tools, model, tmp_path, known):
-    """All but a stride that the stand-in, as a compiler, leaves out where a chunk is alone: steps of it are 0 more.
+    """The words of a call at a position are what a compiler makes of its plan there.
 
-    Also at positions that were not compiled, and of a compiler whose instructions have no pieces that are known.
+    They are so at positions that were not compiled, too, and with a compiler whose instructions have unknown pieces.
+    Only the stride of a dimension of one step may differ, which the stand-in writes as 0, as a compiler does.
     """
     tools.unknown.write_text("") if not known else None
     folder = tmp_path / "out"
@@ -242,7 +243,7 @@ def test_what_the_controllers_heap_does_not_hold_is_refused(model, tmp_path, mon
     ],
 )
 def test_a_layer_that_the_designs_have_no_place_for_is_refused(model_copy, operator, attribute, value, words):
-    """By `flownpu build` in these words, which then builds its operators (test_build_operators.py)."""
+    """`flownpu build` says these words, and then builds the model's operators (test_build_operators.py)."""
     path = model_copy / "model.onnx"
     proto = onnx.load(path, load_external_data=False)
     node = next(node for node in proto.graph.node if node.op_type == operator)
@@ -262,7 +263,7 @@ def test_the_decoder_is_the_same_in_every_spelling(model):
     assert (decoder.vocabulary, decoder.positions, decoder.table_count) == (4096, 2048, 2)
 
 
-# A tile has as many rows as L1 holds (32, 48 and 48): tokens x query heads of a KV head (4, 3, 4).
+# A tile has as many rows as L1 holds (32, 48 and 64): tokens x query heads of a KV head (4, 3, 4).
 @pytest.mark.parametrize(("name", "tokens_of_a_tile"), [("gemma3-1b", 8), ("llama3.2-3b", 16), ("qwen3-8b", 16)])
 def test_prefill_of_full_sizes_is_valid(name, tokens_of_a_tile):
     """At the last position; `catalogue` has the decode layers of all models."""
@@ -271,12 +272,12 @@ def test_prefill_of_full_sizes_is_valid(name, tokens_of_a_tile):
     windows = (model.window or 0, 0, 0)  # the last layer has no attention
     decoder = DecoderShape(shape, 1e-6, 0.1, windows, (0, 1, 1), model.vocabulary, context, shape.feed_forward)
     for call in calls_of([prefill_program(decoder, "npu2", context, CHUNKS[0])]):
-        plan = call.last_plan  # which the checker takes
+        plan = call.last_plan  # raises if the checker refuses it
         assert call.positions == Positions(context) or call.moves
-        if call.operator == "gemm":  # rows of A are not padded, but what is read behind the last one
+        if call.operator == "gemm":  # rows of A are not padded, except by what is read after the last one
             rows, k = (int(re.search(rf"\b{size}(\d+)", call.name)[1]) for size in "mk")
             assert plan.sequence.buffers[0].type.bytes == 2 * ((rows - 1) * k + -(-k // 256) * 256)
         if call.operator == "flow_qkv":
             block = 4 * tokens_of_a_tile
-            # 128 tokens a call, of which a chunk has several.
+            # A call takes 128 tokens, and a chunk several calls.
             assert [part.offset for part in call.positions.sweeps] == list(range(0, 128, block))

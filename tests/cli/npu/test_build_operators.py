@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu build` of what is no decoder: programs of its operators, and what is said of those that have none."""
+"""`flownpu build` of models that are no decoders: programs of their operators, and why some have none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def product(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("of", ["file", "folder"])
 def test_a_model_for_onnxruntime_alone(of: str, flownpu: Any, product: Path) -> None:
-    """Beside its file, where a session looks for them; a second build makes nothing."""
+    """Artifacts are beside the model's file, where a session looks for them; a second build makes nothing."""
     given = product if of == "file" else product.parent
     done = flownpu("build", given, "--for", "emulate", "--json")
     assert done.code == 0
@@ -57,7 +57,7 @@ def test_nothing_for_the_array(flownpu: Any, tmp_path: Path) -> None:
 def test_only_what_stays_on_the_host_needs_leave_to(stays: bool, flownpu: Any, tmp_path: Path) -> None:
     """A query of 32 heads of 256 is more than `flow_kv`'s tiles hold; `flow_qkv` takes one token, too.
 
-    A softcap is nobody's on the array.
+    No design has a softcap, so that an attention with one stays on the host.
     """
     query = value("query", np.ones((1, 4, 34 * 256), np.float32))
     sizes = {"num_heads": 32, "kv_num_heads": 1, "head_size": 256, "causal": 0}

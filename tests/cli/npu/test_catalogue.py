@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The catalogue of `flownpu build`: every call is valid, arrays are shared, and their MLIR is MLIR."""
+"""The catalogue of `flownpu build`: every call is valid, arrays are shared, and mlir-opt parses their MLIR."""
 
 import subprocess
 
@@ -53,7 +53,8 @@ def test_mlir_opt_parses_every_array(target):
                 texts[call.array] = to_mlir(plan_of(call))
             except ValueError:
                 assert target == "npu1"
-    # A call looks for its function through aie.core and aie.device, which mlir-opt does not know to be transparent.
+    # func.call looks for its function in the enclosing operations; mlir-opt does not know aie.core and aie.device, and
+    # so does not look beyond them.
     text = "// -----\n".join(texts.values()).replace('"func.call"', '"kernel.call"')
     command = [mlir_opt.find(), "--allow-unregistered-dialect", "--split-input-file", "-o", "/dev/null"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu explain`: what it says, counted another way."""
+"""`flownpu explain`: its numbers, derived in another way, and its reasons."""
 
 import json
 import math
@@ -25,7 +25,7 @@ HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "ai.flownp
 
 @pytest.fixture
 def explained(flownpu):
-    """Explains a model, whose memory is not measured."""
+    """Runs `flownpu explain --json` with a given bandwidth, so that none is measured; returns the document."""
 
     def run(*arguments):
         done = flownpu("explain", *arguments, "--json", "--bandwidth", 10)
@@ -58,7 +58,7 @@ def graph_file(tmp_path):
 
 
 def four_bits(rows, columns, bits=4):
-    """Inputs of a MatMulNBits of random codes."""
+    """Random codes and scales for a MatMulNBits in blocks of 32."""
     generator = np.random.default_rng(1)
     codes = generator.integers(0, 256, (rows, columns // 32, 32 * bits // 8), np.uint8)
     return codes, generator.uniform(0.5, 1, rows * columns // 32).astype(np.float32)
@@ -178,10 +178,10 @@ def test_every_attention_of_the_model_is_folded(explained, model, checkpoint):
 
 
 @pytest.mark.parametrize(
-    # Queries of a tile in bf16, sums in f32 and an eighth of the output in bf16 are 6 1/4 bytes a number, at least 8
-    # rows of them, two chunks 4 bytes, at least 8 positions: 50 d + 32 d bytes, and 876 of scores, sums and counts of
-    # rows, beside 64 KB of L1 less 1 KB of stack and 1 KB for constants.
-    # A tile's 8 rows of scores are 6 bytes a key, in f32 and bf16, beside 8 queries and 8 keys.
+    # Level 3: a tile's queries in bf16, sums in f32 and an eighth of the output in bf16 take 6 1/4 bytes a number, for
+    # at least 8 rows; two chunks take 4 bytes a number, for at least 8 positions: 50 d + 32 d bytes, and 876 for
+    # scores, sums and counts of rows. L1 has 64 KB, less 1 KB of stack and 1 KB for constants.
+    # Level 2: a tile's 8 rows of scores take 6 bytes a key, in f32 and bf16, beside 8 queries and 8 keys.
     ("d", "tokens", "level"),
     [(256, 1024, 3), (512, 1024, 3), (768, 1024, 1), (768, 256, 2)],
 )

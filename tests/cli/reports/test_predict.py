@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu predict`, and the model behind it against the tables that were published."""
+"""`flownpu predict`, and its cost model compared with published tables."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -113,7 +113,7 @@ def test_lengths_that_are_none(text):
 
 
 def test_measured_parameters_take_the_place_of_published_ones(flownpu, tmp_path):
-    """Where streams are slower than memory, weights take twice as long at half their rate."""
+    """With streams slower than memory, reading weights takes twice as long at half the streams' rate."""
     file = tmp_path / "measured.json"
     arguments = ["predict", "gemma3-1b", "--context", "1k", "--json", "--measured", file]
     seconds = []
@@ -127,7 +127,7 @@ def test_measured_parameters_take_the_place_of_published_ones(flownpu, tmp_path)
 
 
 def test_the_report_of_a_selftest_is_measured_parameters(flownpu, tmp_path):
-    """Its "measured"; of the emulator's nothing, and so the published ones stay."""
+    """The report's "measured" is taken; the emulator's is empty, and so published parameters stay."""
     measured = {"channel_read": VALUES["channel_read"] / 2}
     for device, found in (("npu", measured), ("emulate", {})):
         results = [Result("copy", Outcome.PASSED)]
@@ -197,14 +197,14 @@ def test_targets_that_are_refused(flownpu, tmp_path, files, message):
 def test_a_token_reads_weights_and_keys_that_it_sees():
     """Bytes by hand: all weights, and for each layer the keys and values in its window, in whole chunks."""
     of = known("gemma3-4b")
-    context = 4096  # as in test_a_table: the programs are there
+    context = 4096  # as in test_a_table, which has made the programs already
     prediction = Prediction(of, context, DEVICE, VALUES)
     shape = of.decoder.shape
     keys = sum(min(window or context, context) for window in of.decoder.windows)
     weights = len(of.decoder.windows) * shape.weight_bytes + of.decoder.head.bytes
     least = weights + keys * shape.kv_heads * 2 * shape.d * 2
-    # Keys are dealt to 24 tiles, as many bytes as a Q4NX block has to each: a round more where a window begins within
-    # one, and one where it ends; x, norms and the state besides.
+    # Keys are dealt to 24 tiles in rounds, to each as many bytes as a Q4NX block has: a window that begins or ends
+    # within a round reads all of it, so that there may be two rounds more. x, norms and the state are read, too.
     chunks = len(of.decoder.windows) * 2 * 24 * (1280 // shape.d) * shape.kv_heads * 2 * shape.d * 2
     assert least <= prediction.token(context).read_bytes <= least + chunks + 0.01 * weights
     assert prediction.roof(context) == pytest.approx(VALUES["memory_read"] / least)
@@ -231,7 +231,7 @@ def test_tables_say_where_they_are_from():
 
 
 def test_the_llama_numbers_are_those_of_table_i():
-    """Figure 8 is printed without numbers; table I has their ratios to three backends, and these are the backends'.
+    """Figure 8 is printed without numbers; table I has its ratios to three backends, whose numbers are below.
 
     The ratios are rounded to 0.1, so they are compared to 0.15, or 5 %.
     """
@@ -261,7 +261,7 @@ def report():
 
 @pytest.mark.parametrize("table", ERRORS)
 def test_tables_that_were_left_out_are_predicted(report, table):
-    """Fifteen percent on average, ten of a token; the image is a single number, and counts as a row."""
+    """Predictions are off by at most 15 % on average, by 10 % for decoding; a table of one number is not bounded."""
     average, worst = summary(report[table])
     assert average == pytest.approx(ERRORS[table], abs=1e-3)
     if len(report[table]) > 1:
@@ -270,7 +270,7 @@ def test_tables_that_were_left_out_are_predicted(report, table):
 
 
 def test_times_to_the_first_token_that_nothing_was_fitted_to(report):
-    """Llama's of FastFlowLM 0.9.8, d of 64 and 128: ten percent on average."""
+    """Llama's with FastFlowLM 0.9.8, heads of 64 and 128: predictions are off by at most 10 % on average."""
     held_out = [table.name for table in TABLES.values() if table.role is Role.HELD_OUT and table.quantity == "ttft"]
     assert {row.row.model for name in held_out for row in report[name]} == {"llama3.2-1b", "llama3.2-3b", "llama3.1-8b"}
     assert not any(table.role is Role.HELD_OUT for table in fitted_tables())
@@ -279,7 +279,7 @@ def test_times_to_the_first_token_that_nothing_was_fitted_to(report):
 
 
 def test_the_parameters_in_use_are_the_fitted_ones():
-    """Within the digits that parameters.py has."""
+    """They are equal within the digits that parameters.py has."""
     values = fitted(fitted_tables())
     for name in (name for names in FITTED.values() for name in names):
         assert values[name] == pytest.approx(TABLE[name].value, rel=5e-3), name
@@ -303,7 +303,7 @@ def test_a_fit_finds_what_it_was_made_of():
 
 
 def test_a_longer_key_takes_what_its_bytes_take():
-    """Beyond every window five of Gemma3-4B's layers read on: 4 KV heads of 256, a pair of streams each."""
+    """Beyond all windows, five layers of Gemma3-4B read more keys: 4 KV heads of 256, a pair of streams each."""
     decoder = known("gemma3-4b").decoder
     short, long = (token_seconds(decoder, n, DEVICE, VALUES) for n in (65536, 131072))
     efficiency = (512 / (512 + 12)) / (5120 / (5120 + 12))
@@ -311,7 +311,7 @@ def test_a_longer_key_takes_what_its_bytes_take():
 
 
 def test_idle_tiles_take_as_long():
-    """A column of four tiles for each of eight KV heads: three query heads take as long as four."""
+    """Each of eight KV heads has a column of four tiles: three query heads take as long as four."""
     three, four = (known(name).decoder for name in ("llama3.2-3b", "llama3.1-8b"))
     beyond = [
         (prompt_seconds(of, 32768, DEVICE, VALUES) - 2 * prompt_seconds(of, 16384, DEVICE, VALUES)) / len(of.windows)

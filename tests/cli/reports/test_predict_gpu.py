@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu predict` for a GPU: the bound that memory and arithmetic set, by hand."""
+"""`flownpu predict` for a GPU: the bound that memory and arithmetic set, computed by hand."""
 
 import json
 from pathlib import Path
@@ -16,12 +16,12 @@ PRODUCTS = 26 * LAYER + 262144 * 1152
 
 
 def test_what_a_token_reads():
-    """5 bits a weight, and keys and values of 16 bits that its windows let it see."""
+    """5 bits a weight, and the keys and values, 16 bits each, that its windows let it see."""
     token = list(kernels(known("gemma3-1b").decoder, 1023, 1, head=True))
     assert len(token) == 8 * 26 + 2  # as many launches as ForwardPass::dispatches_of says
     seen = sum(1024 if layer % 6 == 5 else 512 for layer in range(26))
     least = PRODUCTS * 5 / 8 + seen * 2 * 256 * 2
-    # What is above are activations: about a megabyte of logits, and some kilobytes a kernel.
+    # The rest are activations: about a megabyte of logits, and some kilobytes a kernel.
     assert least < sum(kernel.bytes for kernel in token) < least + 5e6
 
 
@@ -29,14 +29,15 @@ def test_a_token_is_memorys():
     (point,) = predict_gpu(known("gemma3-1b"), RADEON, [1024])
     assert point.roof == pytest.approx(RADEON.read / point.read_bytes)
     assert point.decode_tokens_per_second < point.roof
-    # The gaps of 210 launches are the rest, but where float arithmetic is slower than memory: 4 operations a weight.
+    # A token takes the time of memory, or of float arithmetic (4 operations a weight) where that is slower, and the
+    # gaps of 210 launches.
     gaps = 210 * RADEON.GAP
     slower = max(point.read_bytes / RADEON.read, 4 * PRODUCTS / RADEON.floats)
     assert 1 / point.decode_tokens_per_second == pytest.approx(slower + gaps, rel=0.05)
 
 
 def test_a_prompt_is_arithmetics():
-    """No launch is faster than the slower of what it moves and computes, nor slower than one after the other."""
+    """A launch takes at least the longer of moving and computing, and at most both one after the other."""
     decoder = known("gemma3-1b").decoder
     (point,) = predict_gpu(known("gemma3-1b"), RADEON, [1024])
     launches = [
@@ -60,7 +61,7 @@ def test_a_prompt_is_arithmetics():
 
 
 def test_chunks_are_the_sessions():
-    """ForwardPass::kMostTokens."""
+    """A chunk of the prediction has ForwardPass::kMostTokens tokens."""
     source = (Path(__file__).parents[3] / "ops/gpu/decoder/forward_pass.h").read_text()
     assert f"kMostTokens = {CHUNK};" in source
 

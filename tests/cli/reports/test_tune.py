@@ -39,7 +39,7 @@ def document(flownpu, *arguments):
     ],
 )
 def test_tiles(flownpu, precision, options):
-    """Every row is the model's own, for this size and these options."""
+    """Every row has what the cost model predicts for this size and these options."""
     found = document(flownpu, "--precision", precision, *options)
     assert found["predicted"] is True
     assert [found["m"], found["k"], found["n"]] == [500, 1000, 1100]
@@ -89,7 +89,7 @@ def test_errors(flownpu, options, message):
 
 
 def test_tuned_tiles_serve_every_projection_of_a_model():
-    """The shape of each fits its design, as the checker sees it."""
+    """If this fails, a projection has no design that passes the checker, or one that pads it in another way."""
     for n, k, epilogue in projections(MODELS["gemma3-1b"]):
         design = best_gemm("npu2", "bfp16", epilogue, 512, k, n)
         rows, columns = design.padded(512, k)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu verify`: its numbers beside transformers' own, and errors that are planted."""
+"""`flownpu verify`: its numbers compared with transformers' own, and planted errors that it has to find."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def verified(flownpu):
 
 @pytest.fixture(scope="module")
 def known():
-    """What was found of the model as it is, by what it was compared with: it does not change."""
+    """Results for the undamaged model by what it was compared with, kept because they do not change."""
     return {}
 
 
@@ -48,7 +48,7 @@ def against_checkpoint(verified, model, checkpoint, known):
 
 @pytest.fixture
 def against_itself(verified, model, known):
-    """Those of the model beside itself."""
+    """The exit code and the document of the model beside itself."""
     if "itself" not in known:
         known["itself"] = verified(model, "--against", model)
     return known["itself"]
@@ -63,13 +63,13 @@ def plant(folder, name, damage):
 
 
 def scaled_block(data):
-    """Half of the blocks 1.5 times as large."""
+    """Makes half of the blocks 1.5 times as large."""
     fields = data.reshape(-1, NARROW.block_bytes)[:, : 2 * SCALES].view(ml_dtypes.bfloat16)
     fields[: len(fields) // 2 + 1] *= np.asarray(1.5, ml_dtypes.bfloat16)
 
 
 def one_row(data):
-    """The first row of a projection with the wrong sign: one neuron of many."""
+    """Gives the first row of a projection the wrong sign: one neuron of many."""
     blocks = HIDDEN // NARROW.block_columns
     fields = data.reshape(-1, NARROW.block_bytes)[:blocks, : 2 * SCALES].view(ml_dtypes.bfloat16)
     fields[:, ::32] *= -1
@@ -125,8 +125,8 @@ def test_a_model_of_unknown_making_may_have_another_format(verified, model_copy,
     assert "2 x what rounding its weights to Q4NX does" in document["basis"]
     for stage in document["stages"]:
         assert stage["from_weights"] == 2 * stage["quantisation"]
-        # The weights are the checkpoint's in Q4NX all the same; activations are rounded too, which adds to that or
-        # takes from it at most what it does alone.
+        # The weights are still the checkpoint's in Q4NX; activations are rounded too, which changes the error by at
+        # most what that rounding does alone.
         assert abs(stage["error"] - stage["quantisation"]) <= stage["from_roundings"]
 
 
@@ -163,7 +163,7 @@ def test_what_int8_costs_is_told_beside_what_weights_cost(verified, flownpu, mod
     assert cost["weights_kl_mean"] == document["kl_mean"]
     assert 0 < cost["kl_mean"] < cost["weights_kl_mean"]
     assert not cost["is_large"]
-    # Whichever way the model itself is run.
+    # The cost is the same with whichever activations the model itself is run.
     _, other = verified(model, "--against", checkpoint, "--activations", "int8")
     assert other["int8"] == cost
     text = flownpu("verify", model, "--against", checkpoint, "--device", "cpu").out
@@ -172,7 +172,7 @@ def test_what_int8_costs_is_told_beside_what_weights_cost(verified, flownpu, mod
 
 
 def outlier(data):
-    """One column of what a norm makes is far above its neighbours: they share its step in int8."""
+    """Makes one column of a norm's output far larger than its neighbours, which share its step in int8."""
     data.view(np.float32)[7] = 3000
 
 
@@ -193,7 +193,7 @@ def test_onnx_runtimes_own_provider_differs_in_nothing_from_itself(flownpu, mode
     assert done.code == 0
     assert document["int8"] is None
     assert document["top1_agreement"] == 1
-    # The whole run is the same twice; from given states, a norm of a sum becomes a norm, in float32.
+    # Two whole runs are the same. In runs of a layer from given states, a norm of a sum is a norm alone, in float32.
     assert {stage["accumulated"] for stage in document["stages"]} == {0}
     # How far that is off depends on the instruction set, which orders the sums: 1.2e-5 with AVX2.
     assert max(stage["error"] for stage in document["stages"]) < 2e-5
@@ -217,7 +217,7 @@ def test_an_error_in_a_layer_is_found_against_the_checkpoint(verified, model_cop
     code, document = verified(model_copy, "--against", checkpoint)
     assert code == 1
     assert document["first_divergence"] == stage
-    # No error before a stage or after it is that stage's own.
+    # No stage before or after it has an error of its own.
     assert [found["name"] for found in document["stages"] if found["diverges"]] == [stage]
 
 

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ARCHITECTURES = {"gemma2": "gemma2", "gemma3_text": "gemma3", "llama": "llama", "qwen3": "qwen3"}
-# Compared with the models out of their checkpoints only.
+# For these, only the model made of the GGUF file is compared with that made of the checkpoint.
 OTHER_ARCHITECTURES = {name: name for name in ("gemma", "granite", "mistral", "olmo2", "phi3", "qwen2", "smollm3")}
 OTHER_ARCHITECTURES["mistral"] = "llama"
 OTHER_ARCHITECTURES |= {"mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe", "qwen3_moe": "qwen3moe"}
 INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3")
-# Where a block has its float16 scales, and how many.
+# The byte offset of a block's float16 scales, and their number.
 K_QUANTS = {
     GGMLQuantizationType.Q3_K: (108, 1),
     GGMLQuantizationType.Q4_K: (0, 2),
     GGMLQuantizationType.Q6_K: (208, 1),
 }
-# A GGUF file says no other attention scale than 1 / sqrt(head size), which is that of the public Gemmas up to 12B.
+# A GGUF file of a Gemma cannot state an attention scale: it is 1 / sqrt(head size), as in the public ones up to 12B.
 PLAIN_SCALE: dict[str, Any] = {"gemma2": {"query_pre_attn_scalar": 16}, "gemma3_text": {"query_pre_attn_scalar": 16}}
 CARRIED = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1)
 
@@ -45,7 +45,7 @@ def q4_0_everywhere(_name: str) -> GGMLQuantizationType:
 def write_model(
     folder: Path, family: str = "llama", changes: dict[str, Any] | None = None, **options: Any
 ) -> TinyModel:
-    """A file model.gguf in a folder, and transformers' model with the weights that Q4NX makes of it."""
+    """Writes model.gguf into a folder; returns transformers' model with the weights that Q4NX makes of the file's."""
     tiny = write_tiny(family, folder / "checkpoint", **{**PLAIN_SCALE.get(family, {}), **(changes or {})})
     write_gguf(folder / "model.gguf", tiny.reference, **options)
     return tiny
@@ -60,14 +60,14 @@ def write_gguf(
     tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
     edit: Callable[[gguf.GGUFWriter], None] = lambda _writer: None,
 ) -> None:
-    """Writes a model, and gives its parameters the values that the file's make in Q4NX.
+    """Writes a model, and sets its parameters to the values that Q4NX makes of the file's.
 
     Args:
         path: the file.
-        model: its projections are quantised; float32.
-        type_of: the type of a projection, by the checkpoint's name of it.
-        scales_in_bf16: round the scales of Q4_0 and Q4_1 so that bfloat16 holds them, and nothing is lost to it.
-        tokenizer: adds one; None: a tokenizer of bytes.
+        model: in float32; its projections are quantised.
+        type_of: the type of a projection, by its name in the checkpoint.
+        scales_in_bf16: round the scales of Q4_0 and Q4_1 so that bfloat16 holds them exactly.
+        tokenizer: adds a tokenizer; None: one of bytes.
         edit: adds settings or tensors, or changes them.
     """
     config = model.config
@@ -107,7 +107,7 @@ def write_gguf(
 def add_experts(
     writer: gguf.GGUFWriter, name: str, parameter: torch.nn.Parameter, type_of: Callable[[str], GGMLQuantizationType]
 ) -> None:
-    """The projections of all experts, [experts, rows, columns], gate and up apart."""
+    """Adds the projections of all experts, [experts, rows, columns] each; gate and up become two tensors."""
     parts = {"gate": 0, "up": 1} if name.endswith("gate_up_proj") else {"down": 0}
     rows = parameter.shape[1] // len(parts)
     for part, place in parts.items():
@@ -167,7 +167,7 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def byte_tokenizer(writer: gguf.GGUFWriter) -> None:
-    """A SentencePiece tokenizer of bytes and 32 letters; 1 and 3 end a turn."""
+    """Adds a SentencePiece tokenizer of bytes and 32 characters; tokens 1 and 3 end a turn."""
     tokens = ["<pad>", "<eos>", "<bos>", "<end_of_turn>", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokens += [chr(ord("A") + i) for i in range(32)]
     writer.add_tokenizer_model("llama")
@@ -189,14 +189,14 @@ def transformers_frequencies(config: Any) -> tuple[NDArray[np.float64], float]:
 def quantized(
     values: NDArray[np.float32], kind: GGMLQuantizationType, *, scales_in_bf16: bool
 ) -> tuple[NDArray[Any], NDArray[np.float32]]:
-    """What the file holds, and the values that Q4NX makes of it."""
+    """The bytes that the file holds, and the values that Q4NX makes of them."""
     data = random_blocks(values, kind) if kind in K_QUANTS else gguf.quants.quantize(values, kind)
     if kind in CARRIED:
         if scales_in_bf16:
             _, block_bytes = GGML_QUANT_SIZES[kind]
             blocks = data.reshape(-1, block_bytes)
             parameters = blocks[:, : block_bytes - 16].copy().view(np.float16)
-            # As many bits as both have: 8 of bfloat16, exponents of float16. Values are far from its subnormals.
+            # Both types hold these scales: bfloat16's 8 bits, float16's exponents (values are far from its subnormals).
             blocks[:, : block_bytes - 16] = parameters.astype(ml_dtypes.bfloat16).astype(np.float16).view(np.uint8)
         return data, gguf.quants.dequantize(data, kind)
     exact = gguf.quants.dequantize(data, kind)
@@ -219,7 +219,7 @@ def random_blocks(values: NDArray[np.float32], kind: GGMLQuantizationType) -> ND
 
 
 def permuted(values: NDArray[np.float32], name: str, config: Any) -> NDArray[np.float32]:
-    """Rows as llama.cpp wants them where it turns neighbours against each other: row 2i + j was row i of half j."""
+    """Rows in llama.cpp's order for RoPE that rotates neighbours: row 2i + j of a head was row i of its half j."""
     heads = rotated_heads(name, config)
     return values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape) if heads else values
 

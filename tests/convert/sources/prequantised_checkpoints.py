@@ -18,7 +18,7 @@ from tests.convert.conftest import TinyModel, is_projection, write_tiny
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Columns in groups of 128, rows in words of 8.
+# Multiples of 128, the largest group of columns, and of 8, the codes in a word.
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 8}
 ORDERS = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": range(8)}
 
@@ -37,7 +37,7 @@ class Form:
     order: str = "none"
     """Order of GPTQ's columns: "none" (no g_idx), "plain", or "act"."""
     exact: bool = True
-    """Scales of 4 bits, so that -scale * zero point has 8 and bfloat16 holds it."""
+    """Whether scales have 4 significant bits, so that -scale * zero point has 8 and bfloat16 holds it exactly."""
 
     def config(self) -> dict[str, Any]:
         if self.method == "awq":
@@ -53,7 +53,7 @@ class Form:
 
 
 def pack(values: NDArray[np.uint8], order: Any) -> NDArray[np.int32]:
-    """Eight values along the last axis in a word; `order` says which is in the lowest bits, which in the next."""
+    """Packs eight 4-bit values along the last axis into a word; `order` lists their indices from the lowest bits up."""
     words = np.zeros((*values.shape[:-1], values.shape[-1] // 8), np.uint32)
     for place, index in enumerate(order):
         words |= values[..., index::8].astype(np.uint32) << np.uint32(4 * place)
@@ -61,7 +61,7 @@ def pack(values: NDArray[np.uint8], order: Any) -> NDArray[np.int32]:
 
 
 def quantised(weight: Floats, form: Form) -> tuple[Tensors, Floats]:
-    """The tensors of a weight [M, K], by the ends of their names, and the values that they stand for."""
+    """The tensors of a weight [M, K], by the ends of their names, and the float32 values [M, K] that they stand for."""
     rows, columns = weight.shape
     size = columns if form.group < 0 else form.group
     groups = -(-columns // size)
@@ -91,14 +91,14 @@ def quantised(weight: Floats, form: Form) -> tuple[Tensors, Floats]:
 
 
 def write_prequantised(folder: Path, family: str, form: Form, **changes: Any) -> TinyModel:
-    """A quantised checkpoint, and transformers' model with the weights that Q4NX should hold of it."""
+    """Writes a quantised checkpoint; returns transformers' model with the weights that Q4NX should hold."""
     tiny = write_tiny(family, folder / "checkpoint", **SIZES, **changes)
     path = tiny.folder / "model.safetensors"
     tensors = load_file(path)
     with torch.no_grad():
         for name, parameter in tiny.reference.named_parameters():
             if name.endswith("_proj.weight"):
-                # Wider than the other tiny models, whose sums of 96 terms the tolerances were made for.
+                # Tolerances are for the other tiny models' sums of 96 terms; here are 128, so weights are smaller.
                 weight = tensors.pop(name).astype(np.float32) * np.float32((96 / 128) ** 0.5)
                 parts, values = quantised(weight, form)
                 tensors.update({name.removesuffix("weight") + part: tensor for part, tensor in parts.items()})

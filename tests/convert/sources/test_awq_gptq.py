@@ -61,8 +61,9 @@ def test_rounding_to_bfloat16_is_all_that_is_lost(form: Form, tmp_path: Path) ->
     scale = np.repeat(parts["scales"].T.astype(np.float32), size, axis=1)
     zero = np.rint(-np.repeat(made.minimum.astype(np.float32) / made.scale.astype(np.float32), 32, axis=1))
     np.testing.assert_array_equal(made.codes - zero, np.rint(exact / scale))
-    # A number of 8 bits is half a step off at most, 2^-8 of itself: the scale, and once more -scale * zero point, but
-    # where that is a power of two. The product of the two halves is 2^-16; float32 sums are rounded to 2^-24.
+    # Rounding to bfloat16's 8 bits moves a number by half a step at most, 2^-8 of itself: first the scale, then
+    # -scale * zero point, unless the zero point is a power of two. Both roundings together add a term of 2^-16; float32
+    # sums are rounded to 2^-24.
     is_power = (zero.astype(int) & (zero.astype(int) - 1)) == 0
     bound = 2.0**-8 * scale * (np.abs(made.codes - zero) + np.where(is_power, 0, zero)) * (1 + 2.0**-7)
     assert (difference <= bound + 2.0**-24 * 32 * scale).all()
@@ -117,7 +118,7 @@ def test_what_is_not_carried_over_is_said(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_the_format_has_two_names(tmp_path: Path) -> None:
-    """transformers 5 writes "format"; a zero point of the one format is off by 1 in the other."""
+    """transformers 5 writes "format" for "checkpoint_format". Zero points of gptq and gptq_v2 differ by 1."""
     tiny = write_prequantised(tmp_path, "llama", Form("gptq", 64, "gptq_v2"))
     convert(tiny.folder, tmp_path / "older")
     settings = Form("gptq", 64, "gptq_v2").config()
@@ -131,7 +132,7 @@ def test_the_format_has_two_names(tmp_path: Path) -> None:
 
 
 def test_settings_in_a_file_of_their_own(tmp_path: Path) -> None:
-    """As AutoGPTQ wrote them."""
+    """AutoGPTQ wrote a quantize_config.json instead of a section of config.json."""
     tiny = write_prequantised(tmp_path, "llama", Form("gptq", 64))
     convert(tiny.folder, tmp_path / "inside")
     settings = Form("gptq", 64).config()

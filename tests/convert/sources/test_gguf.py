@@ -27,8 +27,8 @@ from tests.convert.running import check_logits
 from tests.convert.sources.gguf_files import ARCHITECTURES, PLAIN_SCALE, write_gguf, write_model
 
 FAMILIES = tuple(ARCHITECTURES)
-# Forms of the other families that such files can have: NoPE in every fourth layer, Mistral without a window, no Llama
-# with biases in its feed-forward, and multipliers that float32 holds.
+# Forms of the other families that a GGUF file can hold: no RoPE in every fourth layer, Mistral without a window, Llama
+# without biases in its feed-forward, and multipliers that float32 holds exactly.
 OTHER_FORMS: dict[str, dict[str, Any]] = {
     "gemma": {},
     "granite": {"attention_multiplier": 0.3125, "residual_multiplier": 0.25, "rms_norm_eps": 2.0**-16},
@@ -57,7 +57,7 @@ def blocks_of(folder: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_reads_the_same_model_from_the_file(family: str, tmp_path: Path) -> None:
-    """Its own reader of GGUF files agrees about every weight and setting that it reads."""
+    """transformers' reader of GGUF files agrees about every weight: the tests write such files as others do."""
     tiny = write_model(tmp_path, family)
     read = load_gguf_checkpoint(str(tmp_path / "model.gguf"), return_tensors=True, model_to_load=tiny.reference)
     for name, parameter in tiny.reference.named_parameters():
@@ -68,14 +68,14 @@ def test_transformers_reads_the_same_model_from_the_file(family: str, tmp_path: 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FORMS])
 def test_a_file_of_unquantised_weights_makes_the_model_that_its_checkpoint_makes(family: str, tmp_path: Path) -> None:
-    # Llama without scaled frequencies, which a file has as factors.
+    # Llama without scaled RoPE: a GGUF file holds that as factors of the frequencies.
     changes = {"llama": {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, **OTHER_FORMS}.get(family, {})
     tiny = write_tiny(family, tmp_path / "checkpoint", **PLAIN_SCALE.get(family, {}), **changes)
     original = transformers.AutoModelForCausalLM.from_pretrained(tiny.folder, dtype=torch.float32)
     write_gguf(tmp_path / "model.gguf", original, type_of=lambda _: Type.BF16)
     convert(tmp_path / "model.gguf", tmp_path / "gguf")
     convert(tmp_path / "checkpoint", tmp_path / "huggingface")
-    # A file does not tell Mistral from Llama, whose name the others have.
+    # A GGUF file does not tell Mistral from Llama, so the graph and genai_config.json name another family.
     named = () if family.startswith("mistral") else ("model.onnx", "genai_config.json")
     for name in ("model.onnx.data", *named):
         assert (tmp_path / "gguf" / name).read_bytes() == (tmp_path / "huggingface" / name).read_bytes(), name
@@ -95,8 +95,8 @@ def test_codes_are_carried_over_and_rounding_scales_is_all_that_is_lost(kind: Ty
     codes = np.concatenate([raw[..., head:] & 15, raw[..., head:] >> 4], axis=-1).reshape(exact.shape)
     np.testing.assert_array_equal(made.codes, codes)
     scale, minimum = (np.repeat(np.abs(p.astype(np.float32)), 32, axis=1) for p in (made.scale, made.minimum))
-    # bfloat16 has 8 bits: half a step is 2^-8 of a number at most, and of the rounded one 2^-8 (1 + 2^-8). Sums are
-    # rounded to float32. Q4_0's minimum is 8 scales to the bit.
+    # bfloat16 has 8 bits: half a step is at most 2^-8 of a number, and 2^-8 (1 + 2^-8) of the rounded number. Sums are
+    # rounded to float32. Q4_0's minimum is exactly -8 scales.
     half_step, code = 2.0**-8 * (1 + 2.0**-8), np.abs(codes - 8.0) if kind == Type.Q4_0 else codes
     bound = half_step * (scale * code + (0 if kind == Type.Q4_0 else minimum)) + 2.0**-23 * (15 * scale + minimum)
     difference = np.abs(q4nx.dequantize_codes(made) - exact)
@@ -123,7 +123,7 @@ MIXED = {
 def test_other_types_are_quantised_again_and_each_is_said(
     tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Types differ within a packed QKV and within a gated pair too."""
+    """Types differ between the parts of a packed QKV and of a gated pair too."""
     tiny = write_model(tmp_path, changes=WIDE, type_of=lambda name: MIXED[name.split(".")[-2]])
     with caplog.at_level(logging.INFO, "flownpu"):
         convert(tmp_path / "model.gguf", tmp_path / "model", kv_dtype="fp32")
@@ -167,7 +167,7 @@ def test_configuration(tmp_path: Path) -> None:
     convert(tmp_path / "model.gguf", tmp_path / "model", context_length=64)
     model = json.loads((tmp_path / "model" / "genai_config.json").read_text())["model"]
     assert (model["type"], model["vocab_size"], model["context_length"]) == ("gemma3_text", 300, 64)
-    # The file names the first; the second is known by its text.
+    # The file names 1 as the token that ends a text; 3 is recognised by its text, <end_of_turn>.
     assert (model["bos_token_id"], model["eos_token_id"], model["pad_token_id"]) == (2, [1, 3], 0)
     source = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())["source"]
     assert (source["kind"], source["name"], [*source["files"]]) == ("gguf", "model.gguf", ["model.gguf"])
@@ -204,7 +204,7 @@ def drop_tensor(name: str) -> Edit:
 
 
 def set_type(name: str, kind: int) -> Edit:
-    """Says of a tensor that it is of a type; its bytes are as many as those of the same number of I32."""
+    """Gives a tensor of [160, 96] another type in the header, and 4 bytes for each value."""
 
     def edit(writer: gguf.GGUFWriter) -> None:
         tensor = writer.tensors[0][name]
@@ -214,7 +214,7 @@ def set_type(name: str, kind: int) -> Edit:
     return edit
 
 
-# That the header describes.
+# The last tensor that the header describes.
 LAST_TENSOR = b"output.weight"
 U32, F32, TEXT, BOOL, ARRAY = (gguf.GGUFValueType[name] for name in ("UINT32", "FLOAT32", "STRING", "BOOL", "ARRAY"))
 

@@ -22,7 +22,7 @@ FIXTURE = Path(__file__).parents[2] / "fixtures" / "gemma3-topics"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
 PAGES = list(pydoc_data.topics.topics.values())
-# The reference's merging takes the square of a text's length.
+# Short texts only: `sentencepiece` below takes time with the square of a text's length.
 TEXTS = [paragraph for page in PAGES for paragraph in page.split("\n\n") if len(paragraph) < 200][:60]
 TEXTS += [
     "  leading",
@@ -34,7 +34,7 @@ TEXTS += [
     "«quoted»",
     "I'LL we've",
 ]
-# What the families' own tokenizer.json have, as their papers' repositories publish it.
+# The regular expressions that split words in the published tokenizer.json of Llama 3 and of Qwen.
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -50,7 +50,7 @@ ONE_LAYER: dict[str, dict[str, Any]] = {
 
 
 def byte_level(words: str, *, compose: bool) -> Tokenizer:
-    """A tokenizer of 600 tokens over bytes, trained on Python's reference."""
+    """A BPE tokenizer of 600 tokens over bytes, and two special ones, trained on Python's reference."""
     tokenizer = Tokenizer(models.BPE())
     if compose:
         tokenizer.normalizer = normalizers.NFC()
@@ -81,7 +81,7 @@ def edit_byte_level(tokenizer: Tokenizer, pre: str) -> Edit:
 
 
 def sentencepiece_vocabulary() -> list[tuple[str, int, float]]:
-    """Text, type and score of each token of the small trained model; one is a user's, as Gemma has runs of newlines."""
+    """Text, type and score of each token of the small trained model; one is user-defined, like Gemma's newlines."""
     stored = json.loads((FIXTURE / "tokenizer.json").read_text())
     ids = stored["model"]["vocab"]
     merged = {left + right: -float(rank) for rank, (left, right) in enumerate(stored["model"]["merges"])}
@@ -118,7 +118,7 @@ def edit_sentencepiece(*, add_space: bool) -> Edit:
 
 
 def sentencepiece(text: str) -> list[int]:
-    """SentencePiece's BPE: of all neighbours that make a token, those of the highest score, the leftmost first."""
+    """SentencePiece's BPE: merges, until none is left, the neighbours whose token scores highest, leftmost first."""
     vocabulary = {token: (i, kind, score) for i, (token, kind, score) in enumerate(sentencepiece_vocabulary())}
     scores = {token: score for token, (_, kind, score) in vocabulary.items() if kind in (NORMAL, USER_DEFINED)}
     user_defined = next(token for token, (_, kind, _) in vocabulary.items() if kind == USER_DEFINED)
@@ -138,7 +138,7 @@ def sentencepiece(text: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any, Any]]:
-    """transformers' and GenAI's tokenizer of the model that a GGUF file with a tokenizer makes."""
+    """Converts a GGUF file with a tokenizer; returns the model's tokenizer in transformers and in GenAI."""
     og = pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
 
     def convert_with(family: str, vocabulary_size: int, edit: Edit) -> tuple[Any, Any]:
@@ -181,21 +181,21 @@ def test_sentencepiece(family: str, add_space: bool, converted: Callable[..., tu
     tokenizer, genai = converted(family, size, edit_sentencepiece(add_space=add_space))
     for text in TEXTS:
         expected = sentencepiece(" " * add_space + text)
-        # transformers' LlamaTokenizer goes its own way with spaces that begin a text, whatever tokenizer.json says.
+        # transformers' LlamaTokenizer treats leading spaces in a way of its own, whatever tokenizer.json says.
         if not (add_space and text.startswith(" ")):
             assert tokenizer.encode(text, add_special_tokens=False) == expected, text
             assert tokenizer.decode(expected) == text
-        # Where a space is added, GenAI cuts a text into words first: runs of spaces and lines otherwise than trained.
+        # Where a space is added, GenAI cuts a text into words first, so runs of spaces and newlines give other tokens.
         if not (add_space and ("  " in text or "\n" in text)):
             assert genai.encode(text).tolist() == expected, text
-        # GenAI keeps the space that begins a text, for it may be given the middle of one.
+        # GenAI keeps a leading space when it decodes, for the tokens may be the middle of a text.
         assert genai.decode(np.array(expected, np.int32)) == " " * add_space + text
     assert tokenizer.encode("<eos>")[0] == tokenizer.bos_token_id
     assert (tokenizer.pad_token, tokenizer.eos_token, tokenizer.unk_token) == ("<pad>", "<eos>", "<unk>")
 
 
 def edit_other(**changes: Any) -> Edit:
-    """The tokenizer of 600 tokens over bytes with some pairs changed or, where None is given, left out."""
+    """Writes the tokenizer of bytes with some of its metadata changed or, where None is given, left out."""
 
     def edit(writer: gguf.GGUFWriter) -> None:
         edit_byte_level(byte_level(LLAMA3_WORDS, compose=False), "llama-bpe")(writer)

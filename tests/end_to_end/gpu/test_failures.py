@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions whose GPU fails in the middle (a double of OpenCL's loader): how it is told, and how the CPU goes on."""
+"""Sessions whose GPU fails in the middle (a double of OpenCL's loader): their errors, and how the CPU goes on."""
 
 from __future__ import annotations
 
@@ -44,8 +44,11 @@ def open_text(converted: Callable[..., Path], ep_devices: Any, held_out: Tokens)
 
 
 def assert_near(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> None:
-    """Two devices that round activations of a token to bf16, or not at all: 2^-9 each of 6 layers' 12 products, which
-    add up like a random walk, in logits of this spread; 4 sigma."""
+    """Asserts that two devices' logits differ by roundings only: each rounds activations to bf16, or not at all.
+
+    6 layers have 24 products, each off by up to 2^-8, which add up like a random walk, relative to the logits' spread;
+    4 sigma are allowed.
+    """
     assert np.abs(ours - theirs).max() < 4 * theirs.std() * np.sqrt(12 * 2) * 2.0**-8
 
 
@@ -71,9 +74,9 @@ def test_the_cpu_goes_on_from_the_same_cache(
 def test_what_is_lost_with_the_device(
     way: Way, open_text: Callable[..., Text], double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The conversation has to begin anew, which the CPU computes."""
+    """The KV cache is lost with the device: the conversation has to begin anew, and the CPU computes it."""
     if way is Way.HUNG:
-        first = open_text(device="gpu")  # Its kernels are compiled, with no limit.
+        first = open_text(device="gpu")  # This compiles the kernels, without a limit.
         first.step(0)
         first.step(1)
         monkeypatch.setenv("FLOWNPU_GPU_TIMEOUT", "3")  # seconds
@@ -107,7 +110,7 @@ def test_without_a_fallback_the_session_ends(open_text: Callable[..., Text], dou
 def test_a_session_that_cannot_be_made(
     call: str, code: int, message: str, open_text: Callable[..., Text], double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error, or the CPU's."""
+    """It is an error, or the CPU computes all of it if it may."""
     monkeypatch.setenv("FLOWNPU_GPU_CACHE", "")
     double.inject(call, 3, Way.ONCE, code)
     with pytest.raises(Exception, match=message):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trained small model in GenAI on device=gpu, on an OpenCL device that is a CPU: the cpu device's tokens."""
+"""The trained small model in GenAI on device=gpu, on an OpenCL device that is a CPU, writes the cpu device's tokens."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ CAPACITY = 400
 NEW_TOKENS = 24
 GPU = {"device": "gpu"}
 CPU = {"device": "cpu"}
-# A model that the device has no place for.
+# Conversion options of a model that the device does not take.
 ALL_LOGITS = {"logits": "all", "kv_dtype": "fp32"}
 
 
 def assert_same(ours: Reply, theirs: Reply, factor: float = 1.0) -> bool:
-    """See replies.py. Both devices round a prompt's activations to int8, independently of each other: a logit of each
-    has the error of int8, their difference sqrt(2) times that, a gap of two logits twice. Of all gaps the largest is
-    within 4 sigma. `factor`: what other roundings make of that."""
+    """As replies.assert_same. Both devices round a prompt's activations to int8, independently of each other: a logit
+    of each has the error of int8, their difference sqrt(2) times that, the gap of two logits twice that. The largest of
+    all gaps is within 4 sigma. `factor`: by how much other roundings make the error larger."""
     return replies.assert_same(ours, theirs, lambda i: 4 * 2 * factor * logit_error("int8", 6, theirs.logits[i][None]))
 
 
@@ -43,7 +43,7 @@ def turns_of(model: Any, *prompts: Tokens, **options: Any) -> list[Reply]:
 
 @pytest.fixture(scope="module")
 def long_prompt(held_out: Tokens) -> Tokens:
-    """Three times the window of 64, and more than a chunk of 256."""
+    """A prompt longer than the window of 64, and than a chunk of 256."""
     return held_out[:270]
 
 
@@ -69,8 +69,8 @@ def test_two_turns(
 
 
 def test_an_int8_cache(open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
-    """The CPU's tokens. A layer's keys and values are rounded as its products' activations are, by the largest of a row
-    as of a group: less than twice the roundings of int8, sqrt(2) times the error."""
+    """Tokens are the CPU's. Keys and values are rounded to int8 as products' activations are, by the largest of a row
+    or group: there are less than twice as many roundings, and so sqrt(2) times the error."""
     ours, theirs = (
         turns_of(open_model(provider_options=options, kv_dtype="int8"), long_prompt, prompts[0])
         for options in (GPU, CPU)
@@ -81,15 +81,15 @@ def test_an_int8_cache(open_model: Callable[..., Any], long_prompt: Tokens, prom
 
 
 def test_a_rewind(open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
-    """What was said before and taken back changes nothing."""
+    """Tokens that were taken back change nothing."""
     again, fresh = rewound_and_fresh(open_model(provider_options=GPU), long_prompt, 100, prompts[1], CAPACITY)
-    # The same but for the prompt's cut into chunks, which a row does not depend on.
+    # Only the way in which the prompt is cut into chunks differs, on which rows do not depend.
     assert again.tokens == fresh.tokens
     np.testing.assert_array_equal(again.logits, fresh.logits)
 
 
 def test_a_batch_is_its_sequences(open_model: Callable[..., Any], long_prompt: Tokens) -> None:
-    """Three texts at once, each as by itself: products of several rows round, those of one token do not."""
+    """Each of three texts gets the tokens that it gets alone; products round several rows, and do not round one row."""
     model = open_model(provider_options=GPU | {"activations": "bf16"})
     sequences = [long_prompt[start : start + 70] for start in (0, 50, 150)]
     together = batch(model, sequences, 8)
@@ -110,7 +110,7 @@ def test_beams_branch(open_model: Callable[..., Any], prompts: list[Tokens]) -> 
 
 
 def test_what_runs_where(open_model: Callable[..., Any], tmp_path: Path) -> None:
-    """One line of the session says it; what the device has no place for is an error, or the CPU's."""
+    """A line of the placement report says it; nodes that the device does not take are an error."""
     report = tmp_path / "placement.json"
     open_model(provider_options=GPU | {"placement": str(report)})
     placement = json.loads(report.read_text())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small model that sees in GenAI on device=gpu, its tower's products and attention and its decoder, on PoCL."""
+"""The small vision model in GenAI on device=gpu, on PoCL: its tower's products and attention, and its decoder."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def on_cpu(genai: Any, folder: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.mark.parametrize(("question", "count"), QUESTIONS)
 def test_the_gpu_answers_as_the_cpu_device_does(question: str, count: int, on_gpu: Opened, on_cpu: Opened) -> None:
-    """This model is sure of its answers, which the CPU's roundings do not change."""
+    """This model is sure of its answers, so that the CPU's roundings do not change them."""
     shown = pictures_of(0, count)
     ours, theirs = (opened.reply(question, shown) for opened in (on_gpu, on_cpu))
     assert ours.tokens == theirs.tokens
-    # The CPU's rounds to bf16; logits are apart by a few hundredths of what they spread.
+    # The CPU device rounds to bf16; logits differ by a few hundredths of their spread.
     assert np.abs(ours.logits - theirs.logits).max() < theirs.logits.std() / 4
 
 

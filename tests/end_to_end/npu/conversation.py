@@ -3,8 +3,9 @@
 
     python -m tests.end_to_end.npu.conversation LIBRARY PROMPTS MODEL...
 
-prints a JSON document: for each model's folder, which says its device, the tokens of two turns and of one after a
-rewind, and a sum of the logits that they were chosen from. PROMPTS is a JSON list of three.
+prints a JSON document: for each model's folder, whose configuration names its device, the tokens of two turns and of
+one after a rewind, and a digest of the logits that they were chosen from. PROMPTS is a JSON list of three lists of
+tokens.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from tests.end_to_end.replies import generator_of, reply
 from tests.npu.xrt import Driver
 
 CAPACITY = 512
-KEPT = 20  # tokens before the rewind's end
+KEPT = 20  # tokens that the rewind leaves
 
 
 def converse(folder: str, prompts: list[list[int]]) -> dict[str, Any]:
-    """Two turns, and one after the second was taken back."""
+    """Two turns, then another after a rewind to the first KEPT tokens."""
     generator = generator_of(og.Model(folder), CAPACITY)
     replies = [reply(generator, prompts[0], 32), reply(generator, prompts[1], 8)]
     generator.rewind_to(KEPT)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions in GenAI, one after the other in one process of a machine with an NPU: what each of them leaves.
+"""Sessions in GenAI, one after the other in one process of a machine with an NPU: what they leave behind.
 
     python -m tests.end_to_end.npu.many_sessions LIBRARY MODEL PROMPT COUNT
 
 PROMPT is a JSON list of tokens. Prints a JSON document: the tokens of all sessions, each once; and after the first, the
-third, the tenth, the hundredth .. and the last one the files open in this process, what is open in the driver, and the
+third, the tenth, the hundredth .. and the last one: the files open in this process, what is open in the driver, and the
 resident memory in bytes.
 """
 
@@ -27,7 +27,7 @@ NEW_TOKENS = 2
 
 
 def converse(folder: str, prompt: list[int], number: int) -> tuple[int, ...]:
-    """A reply of a session that is then closed: in order, the model first, or before its reply is at its end."""
+    """A reply of a session that is then closed: in order, the model first, or in the middle of a reply."""
     model = og.Model(folder)
     generator = generator_of(model, CAPACITY)
     if number % 3 == 1:

@@ -3,10 +3,10 @@
 
     python -m tests.end_to_end.npu.session LIBRARY MODEL ARTIFACTS IDS ARTIFACTS_WITH_KERNELS_THAT_TAKE_TOO_FEW_BUFFERS
 
-prints a JSON document: for each scenario the logits' tokens, the errors, the placement report, and what was open in the
-driver at its end.
-With names of scenarios behind, only these. The library is a copy with the plugin beside it; a process that has
-registered it is of no further use.
+prints a JSON document: for each scenario the logits of each step's last token, the errors, the placement report, and
+what was open in the driver at its end.
+With names of scenarios as further arguments, only these run. The library is a copy with the plugin beside it; a process
+that has registered it can be used for nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PROMPT, STEPS = 70, 6  # beyond the window of 64, and one chunk
 ERROR = 5  # a state of a command (ert.h)
 WATCHDOG_MS = 50
-# What goes wrong in a run: the driver's fault, with its number.
+# Faults in a run: what the driver's double injects, with its number (a state, milliseconds, or an errno).
 FAULTS = {
     "error": ("error", ERROR),
     "watchdog": ("hang", WATCHDOG_MS),
@@ -48,9 +48,9 @@ FAULTS = {
 }
 MIDDLE = 3
 PLACES = {"first": (0, 0), "middle": (MIDDLE, 0), "in a list": (0, 3)}
-# What there is no memory for when a conversation begins: its cache.
+# Errors of the allocation of a conversation's cache, when the conversation begins.
 CACHES = {"no memory": ENOMEM, "locked memory": EAGAIN}
-# What goes wrong when a session is made; after how many times that it goes well.
+# Faults when a session is made: what is injected, the errno, and how often the call succeeds before.
 REFUSED = {
     "no device": ("open", ENODEV, 0),
     "permission": ("open", EACCES, 0),
@@ -59,9 +59,9 @@ REFUSED = {
     "firmware": ("context", EOPNOTSUPP, 0),
     "locked memory": ("lock memory", EAGAIN, 0),
 }
-# Those that a session may meet while another one computes, which has the device open.
+# Faults of a session that is made while another one computes, which has the device open.
 BESIDE = ("no memory", "no context", "firmware")
-# The firmware is an old one where it is what does not take the request.
+# The machine's firmware is an old one for the fault that is the firmware's: it does not take the request.
 FIRMWARE = {"firmware": FIRST}
 
 
@@ -110,7 +110,7 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
     def failing(fault: str, place: str, **more: str) -> dict[str, Any]:
         (what, amount), (step, after) = FAULTS[fault], PLACES[place]
         driver.use_firmware(FIRMWARE.get(fault, DEVELOPED))
-        if fault == "hang":  # is to be found in the time that users wait
+        if fault == "hang":  # it has to be found within the time that users wait
             del os.environ[TIME_LIMIT]
         decoder = open_session(**more)
         return generate(tokens, decoder, lambda at: driver.inject(what, amount, after=after) if at == step else None)
@@ -136,7 +136,7 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
                 return
             driver.inject(what, amount, after=after)
             try:
-                open_session(artifacts=f"{artifacts}/.")  # its name tells sessions whose arrays they share
+                open_session(artifacts=f"{artifacts}/.")  # sessions share arrays if the names of folders are equal
             except Exception as error:  # noqa: BLE001 (whatever ORT raises)
                 other.append(str(error))
 

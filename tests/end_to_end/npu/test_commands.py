@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CONTEXT = 64
-# What installs things on the machine that runs the tests.
+# What installs XRT and the firmware on the system that runs the tests, as regular expressions.
 RUNTIME, FIRMWARE = (re.escape(getattr(release_of(Path("/")), what)) for what in ("runtime", "firmware"))
 # The library and the plugin that are tested come before the installed ones.
 FLOWNPU = """
@@ -42,7 +42,7 @@ def plugin(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(converted: Callable[..., Path], plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
-    """With artifacts where a session looks for them."""
+    """A model with artifacts where a session looks for them."""
     folder = Path(shutil.copytree(converted(), tmp_path_factory.mktemp("commands") / "model"))
     build_for_xdna_driver(folder, folder / "artifacts/npu2", CONTEXT)
     return folder
@@ -51,13 +51,13 @@ def model(converted: Callable[..., Path], plugin: Path, tmp_path_factory: pytest
 State = tuple[dict[str, Any], list[str], dict[str, tuple[str, str, str]]]
 UNTRIED = {"a token": ("note", "^not tried with .*: the NPU is to be mended first$", "^$")}
 IS_LOGGED = f"^{re.escape(DRIVER_LOG)}$"
-# Which programs use the NPU.
+# The remedy that shows which programs use the NPU.
 PROGRAMS = "^xrt-smi examine --report aie-partitions"
 MORE_TO_LOCK = "|".join(map(re.escape, (MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT)))
 
 
 def failing(settings: str, said: str, remedy: str, **others: str) -> State:
-    """An NPU that seems to be all right, and then fails."""
+    """An NPU whose check is good, and that fails when a token is computed."""
     return {"settings": settings, **others}, [], {"npu": ("good", "accel0", "^$"), "a token": ("bad", said, remedy)}
 
 
@@ -143,7 +143,7 @@ STATES: dict[str, State] = {
     "no context": failing(f"context={ENOSPC}", f"No space left on device.*{FULL}", PROGRAMS),
     "a call that is refused": failing(f"submit={EINVAL}", "Invalid argument", IS_LOGGED),
     "a call that the watchdog ends": failing("hang=50", "the driver's watchdog ended it", IS_LOGGED),
-    # The first: there is none before it that takes its time.
+    # The first call hangs, so that no call before it can exceed the limit.
     "a call that nothing ends": failing("hang=-1", "did not answer within 1000 ms", IS_LOGGED, time_limit="1"),
     "a device that is lost": failing("lost=0", "the NPU is gone: .*No such device", IS_LOGGED),
 }
@@ -160,7 +160,7 @@ def test_what_doctor_says(state: str, plugin: Path, model: Path, tmp_path: Path)
         assert check["status"] == status, check
         assert re.search(found, check["found"]), check
         assert re.search(remedy, check["remedy"]), check
-    # What this process may lock is this machine's.
+    # How much memory may be locked depends on the machine that runs the tests.
     broken = {name for name, check in checks.items() if check["status"] == "bad"}
     assert broken - {"memory lock"} == {name for name, (status, _, _) in expected.items() if status == "bad"}
     assert (done.returncode, report["ok"]) == (int(bool(broken)), not broken)

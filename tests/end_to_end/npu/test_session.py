@@ -65,7 +65,7 @@ def sessions(run_sessions: Callable[..., dict[str, Any]], tmp_path_factory: pyte
 
 @pytest.fixture(scope="module")
 def conversation_artifacts(converted: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By device."""
+    """The folders of artifacts by device."""
     folder = tmp_path_factory.mktemp("artifacts")
     build_artifacts(converted(), context=TURNS, output=folder / "emulate")
     return {"npu": build_for_xdna_driver(converted(), folder / "npu", TURNS), "emulate": folder / "emulate"}
@@ -86,7 +86,7 @@ def conversations(
     plugin: Path, converted: Callable[..., Path], conversation_artifacts: dict[str, Path],
     held_out: Tokens, prompts: list[Tokens], tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:  # fmt: skip
-    """By the driver, and the emulator's: what conversation.py printed."""
+    """What conversation.py printed, by driver, and for the emulator."""
     texts = json.dumps([held_out[:110], prompts[0], prompts[1]])
     found: dict[str, Any] = {}
     for name, driver in DRIVERS.items():
@@ -118,7 +118,7 @@ def test_many_sessions_leave_nothing(
     plugin: Path, converted: Callable[..., Path], conversation_artifacts: dict[str, Path], prompts: list[Tokens],
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """With FLOWNPU_SESSIONS=1000 so many are opened and closed, by hand."""
+    """FLOWNPU_SESSIONS sets how many are opened and closed: 1000 when it is run by hand."""
     count = int(os.environ.get("FLOWNPU_SESSIONS", SESSIONS))
     folder = for_device(converted(), tmp_path / "model", "npu", conversation_artifacts["npu"])
     arguments = plugin, folder, json.dumps(prompts[0][:3]), str(count)
@@ -136,7 +136,7 @@ def test_many_sessions_leave_nothing(
 
 
 def test_nothing_is_left_of_any_session(sessions: dict[str, Any]) -> None:
-    """What a call uses that hangs is freed when it has ended and the device is opened again: by the session after."""
+    """What a hanging call uses is freed when the call has ended and the next session opens the device."""
     left = {name for name, found in sessions.items() if found["alive"] > 0}
     assert left <= {f"{name}, {place}" for name in ("hang", "lost") for place in PLACES}
     assert sessions["well again"]["alive"] == 0
@@ -144,7 +144,7 @@ def test_nothing_is_left_of_any_session(sessions: dict[str, Any]) -> None:
 
 
 def test_the_array_computes_what_the_cpu_does(sessions: dict[str, Any]) -> None:
-    """Roughly: how near they come is the business of test_emulate.py, on the same plans."""
+    """Compared roughly: test_emulate.py tests how near they come, on the same plans."""
     found, expected = (np.array(sessions[name]["top"]) for name in ("well", "cpu"))
     assert found.shape == expected.shape == (STEPS, 4096)
     assert np.sqrt(np.square(found - expected).mean()) < expected.std() / 20
@@ -167,7 +167,7 @@ REASONS = {
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_failure_names_the_call_and_the_cpu_goes_on(sessions: dict[str, Any], fault: str, place: str) -> None:
-    """From the keys and values that the array made: every step before and after has its logits."""
+    """The CPU goes on from the keys and values that the array made: every step has its logits."""
     failed_at = MIDDLE if place == "middle" else 0
     found = sessions[f"{fault}, {place}"]
     (error,) = found["errors"]
@@ -235,7 +235,7 @@ REFUSALS = {
 def test_with_leave_to_use_the_cpu_a_session_that_cannot_be_made_is_the_cpus(
     name: str, sessions: dict[str, Any]
 ) -> None:
-    """And its placement report says why, as the refusal did."""
+    """The placement report of such a session says why, in the words of the refusal."""
     found, fault = sessions[name], name.partition(",")[0]
     assert found["top"] == sessions["cpu"]["top"]
     reason = REFUSALS[fault][0]
@@ -257,7 +257,7 @@ def test_a_machine_that_lacks_something(
     machine: dict[str, Any], without: list[str], reasons: list[str], tmp_path: Path,
     run_sessions: Callable[..., dict[str, Any]], sessions: dict[str, Any],
 ) -> None:  # fmt: skip
-    """A session says what; with leave to use the CPU it is the CPU's."""
+    """A session's error says what it lacks; with on_unsupported=cpu the CPU computes."""
     found = run_sessions(Machine(tmp_path, **machine), "well", "well or cpu", without=without)
     for reason in reasons:
         assert reason in found["well"]["refused"]
@@ -266,7 +266,7 @@ def test_a_machine_that_lacks_something(
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_session_that_cannot_be_made_says_why(sessions: dict[str, Any], name: str) -> None:
-    """What was found, and what to do."""
+    """The error says what was found, and what to do."""
     assert "FlowNPU" in sessions[name]["refused"]
     for reason in REFUSALS[name]:
         assert reason in sessions[name]["refused"]

@@ -49,19 +49,19 @@ def test_artifacts_of_another_model(tmp_path: Path, ep_devices: list[Any]) -> No
 
 
 def changed(file: Path, at: int, to: int | None = None) -> None:
-    """A byte of a file is another."""
+    """Flips a bit of a byte of a file, or gives the byte the value `to`."""
     content = bytearray(file.read_bytes())
     content[at] = content[at] ^ 1 if to is None else to
     file.write_bytes(content)
 
 
 def cut(file: Path) -> None:
-    """A file's last word is gone."""
+    """Cuts off a file's last word."""
     file.write_bytes(file.read_bytes()[:-8])
 
 
 def larger_than_the_machine(folder: Path) -> None:
-    """The dequantised weights are a buffer of a petabyte: its record in the index is name, role, bytes, line, one."""
+    """Gives the buffer of dequantised weights a petabyte; its record in the index is name, role, bytes, line, one."""
     name = Words()
     name.text(f"panels-{256 * 256 * 2}")
     text = name.finish(0, 0)[4:]
@@ -74,8 +74,8 @@ def larger_than_the_machine(folder: Path) -> None:
     words.tofile(folder / "index.words")
 
 
-# What becomes of a folder, and what a session says of it. Of the index the second word is its version, the third says
-# that it is one.
+# How a folder is damaged, and what a session says. The index's second word is its version, the third says that the file
+# is an index.
 DAMAGE = {
     "a changed byte of a call": (lambda folder: changed(call_of(folder), -3), r"m256-k256\.words is not the file that"),
     "a call cut short": (lambda folder: cut(call_of(folder)), r"m256-k256\.words is not the file that was built"),
@@ -103,7 +103,7 @@ def call_of(folder: Path) -> Path:
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_artifacts(damage: str, tmp_path: Path, ep_devices: list[Any]) -> None:
-    """A session does not begin: it says which file, what is wrong with it, and what builds it."""
+    """No session is made: the error says which file is damaged, what is wrong with it, and what builds it."""
     file, _ = product(tmp_path)
     harm, said = DAMAGE[damage]
     harm(build_artifacts(file).folder)
@@ -112,7 +112,7 @@ def test_damaged_artifacts(damage: str, tmp_path: Path, ep_devices: list[Any]) -
 
 
 def test_a_program_that_asks_for_more_memory_than_there_is(tmp_path: Path, ep_devices: list[Any]) -> None:
-    """It is not asked for: this machine would give it, and end the process when it is written."""
+    """The memory must not be allocated: the system would give it, and end the process when it is written."""
     file, _ = product(tmp_path)
     larger_than_the_machine(build_artifacts(file).folder)
     said = r"expected programs whose buffers fit the \d+ MB of this machine, got panels-131072 of 1073741824 MB"
@@ -121,7 +121,7 @@ def test_a_program_that_asks_for_more_memory_than_there_is(tmp_path: Path, ep_de
 
 
 def test_a_compiled_model(tmp_path: Path, ep_devices: list[Any]) -> None:
-    """It keeps what the array reads, gives the same bits, and is for nothing else."""
+    """It keeps what the array reads, gives the same bits, and does not run without the artifacts."""
     file, feeds = product(tmp_path)
     artifacts = build_artifacts(file).folder
     expected, _ = session_of(file, ep_devices[:1]).run(feeds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators by themselves on the emulated array, each in a session of one node, against its float64 reference."""
+"""Single operators on the emulated array, each in a session of one node, compared with its float64 reference."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BFLOAT16 = ml_dtypes.bfloat16
 
 
 def added(expected: np.ndarray, error: np.ndarray, *addends: np.ndarray) -> np.ndarray:
-    """What the host adds in float32 is rounded once more with each addend."""
+    """A bound on the error after the host added some addends in float32: each rounds once more."""
     return np.asarray(error + len(addends) * F32_ROUNDING * (np.abs(expected) + sum(map(np.abs, addends)) + error))
 
 
@@ -50,7 +50,7 @@ def added(expected: np.ndarray, error: np.ndarray, *addends: np.ndarray) -> np.n
     [*(("npu2", rows, 1) for rows in (1, 7, 65, 300, 1030)), ("npu2", 4100, 2), ("npu1", 1, 1), ("npu1", 7, 1)],
 )
 def test_rows_of_a_product(target: str, rows: int, runs: int, alone: Alone) -> None:
-    """A program of 1, 64, 256, 1024 or 4096 rows; of more, several. The weight has no whole blocks.
+    """Programs have 1, 64, 256, 1024 or 4096 rows; more rows take several runs. The weight does not fill its blocks.
 
     XDNA has half of the tiles, and multiplies bf16 without blocks of one exponent.
     """
@@ -108,7 +108,7 @@ def test_gates(gating: str, rows: int, alone: Alone) -> None:
         )
         errors.append(rounded(sums[-1], error))
     act = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}[gating](sums[0])
-    # The host's functions are more exact than the array's, whose error this is.
+    # This is the error of the array's functions; the host's are more exact.
     act_error = STEEPEST * errors[0] + activation_tolerance(sums[0], act)
     tolerance = act_error * (np.abs(sums[1]) + errors[1]) + np.abs(act) * errors[1] + PRODUCT * np.abs(act * sums[1])
     assert np.all(np.abs(found - act * sums[1]) <= tolerance)
@@ -117,7 +117,7 @@ def test_gates(gating: str, rows: int, alone: Alone) -> None:
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "int8"])
 @pytest.mark.parametrize("activation", ["none", "gelu", "gelu_tanh"])
 def test_dense_products(kind: str, activation: str, alone: Alone) -> None:
-    """Transposed, where the activation is none; with a bias, and a residual. The bias is of scores' own size."""
+    """With a bias and a residual; the weight is transposed where there is no activation."""
     rows, m, k, rng = 9, 300, 80, np.random.default_rng(5)
     transposed = int(activation == "none")
     stored = rng.standard_normal((m, k) if transposed else (k, m), np.float32)
@@ -164,7 +164,7 @@ def test_one_row(alone: Alone) -> None:
 
 HEADS, KV_HEADS, D = 4, 2, 64  # scores are scaled by 2^-3, which rounds nothing
 SIZES: dict[str, Any] = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "head_size": D}
-CHUNK = 32  # keys of FlowQKV's
+CHUNK = 32  # keys of a chunk of FlowQKV
 
 
 def heads_of(seed: int, tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -179,7 +179,7 @@ def expectation(
     query: np.ndarray, kv: np.ndarray, first: int = 0, *, causal: bool = False, window: int = ALL
 ) -> tuple[np.ndarray, np.ndarray]:
     """Attention of queries from position `first` on over all keys, [tokens, H d], and its tolerance."""
-    if not causal and len(query) > len(kv):  # the reference has a key for each query; those are independent
+    if not causal and len(query) > len(kv):  # the reference takes no more queries than keys; queries are independent
         parts = [expectation(query[at : at + len(kv)], kv) for at in range(0, len(query), len(kv))]
         expected, tolerance = zip(*parts, strict=True)
         return np.concatenate(expected), np.concatenate(tolerance)
@@ -203,7 +203,7 @@ def assert_attended(found: np.ndarray, expectation: tuple[np.ndarray, np.ndarray
 
 @pytest.mark.parametrize("tokens", [1, 26, 70, 300])
 def test_all_keys(tokens: int, alone: Alone) -> None:
-    """An encoder's: no cache, packed; of a batch each sequence by itself."""
+    """An encoder's attention: packed, without a cache; each sequence of a batch is computed by itself."""
     given = [heads_of(seed, tokens) for seed in (1, 2)]
     alone.context = 320
     query = np.stack([packed for *_, packed in given])
@@ -252,15 +252,15 @@ def test_what_the_host_does_before_attention(alone: Alone) -> None:
     given: dict[str, Any] = {name: array for name, array in constants.items() if array is not None}
     expected = flow_qkv_attention.reference(packed, **given, causal=0, do_rotary=1, **SIZES)[0]
     plain = flow_qkv_attention.reference(packed, causal=0, **SIZES)[0]
-    # Norms are about 8 (the square root of d): scores reach 8 and are off by 8 (2 2^-8 + 2 2^-6) in blocks, outputs by
-    # that share; without rotation or norm they are others altogether.
+    # Queries and keys have a norm of about 8 (the square root of d): scores reach 8 and are off by 8 (2 2^-8 + 2 2^-6)
+    # in blocks, outputs by that share; without rotation or norm, outputs are entirely different.
     bound = 8 * (2 * 2.0**-8 + 2 * 2.0**-6) / 2
     assert np.linalg.norm(found - expected) < bound * np.linalg.norm(expected)
     assert np.linalg.norm(plain - expected) > 2 * bound * np.linalg.norm(expected)
 
 
 def mask_of(hidden: np.ndarray, low: float = float(np.finfo(np.float32).min)) -> np.ndarray:
-    """A bias [B, 1, S, T] of what is hidden."""
+    """An attention bias [B, 1, S, T] that hides keys where `hidden` [B, S, T] is true."""
     return np.where(hidden, np.float32(low), np.float32(0))[:, None]
 
 
@@ -272,7 +272,7 @@ BIASED = dict.fromkeys(
 
 @pytest.mark.parametrize("low", [float(np.finfo(np.float32).min), float("-inf"), -10000.0])
 def test_a_mask_of_keys(low: float, alone: Alone) -> None:
-    """Padding, at whichever end, of a batch: keys that no query sees are not given to the array."""
+    """Padding at either end or in the middle: keys that no query of a sequence sees are not given to the array."""
     tokens = 26
     given = [heads_of(seed, tokens) for seed in (1, 2, 3)]
     hidden = np.zeros((3, tokens, tokens), bool)
@@ -294,7 +294,7 @@ def test_a_causal_mask(alone: Alone) -> None:
     query = np.stack([packed for *_, packed in given])
     inputs = {"query": query, **BIASED, "attention_bias": mask_of(hidden)}
     (found, *_), dispatches = alone("FlowQKVAttention", inputs, outputs=3, causal=0, **SIZES)
-    assert stems(dispatches) == 3 * ["flow_qkv"]  # of the second the padding's queries see all that there is
+    assert stems(dispatches) == 3 * ["flow_qkv"]  # the second's padding sees all valid keys: one more
     assert_attended(found[0], expectation(*given[0][:2], causal=True))
     query, kv, _ = given[1]
     assert_attended(found[1, :valid], expectation(query[:valid], kv[:valid], causal=True))
@@ -302,7 +302,7 @@ def test_a_causal_mask(alone: Alone) -> None:
 
 
 def test_what_another_sequence_left_changes_no_bit(alone: Alone) -> None:
-    """Behind the last key values are masked, but eight neighbours share an exponent where XDNA2 multiplies them."""
+    """Values after the last key are masked, but could still matter: XDNA2 multiplies eight of them by one exponent."""
     tokens, valid = 26, 19
     hidden = np.zeros((2, tokens, tokens), bool)
     hidden[1, :, valid:] = True
@@ -333,7 +333,7 @@ def test_other_masks_are_the_hosts(kind: str, alone: Alone) -> None:
     (found, *_), dispatches = alone("FlowQKVAttention", inputs, outputs=3, causal=0, **SIZES)
     assert dispatches == []
     expected = flow_qkv_attention.reference(packed, attention_bias=bias, causal=0, **SIZES)[0]
-    np.testing.assert_allclose(found, expected, atol=0.05)  # in bf16, of an average of numbers of 1
+    np.testing.assert_allclose(found, expected, atol=0.05)  # averages, in bf16, of numbers of about 1
 
 
 def test_more_keys_than_the_programs_have_room_for_are_the_hosts(alone: Alone) -> None:
@@ -346,7 +346,7 @@ def test_more_keys_than_the_programs_have_room_for_are_the_hosts(alone: Alone) -
 
 
 def test_two_nodes_of_one_size(tmp_path: Path, ep_devices: list[Any]) -> None:
-    """They share programs and buffers, and have weights of their own; what they share is not mixed up."""
+    """They share programs and buffers, and have weights of their own; neither gets the other's numbers."""
     sizes, x = 128, numbers(1, 5, 128)
     matrices = [weights(seed, sizes, sizes) for seed in (2, 3)]
     constants = {f"W{i}": q4nx.pack(*matrix) for i, matrix in enumerate(matrices)}
@@ -370,7 +370,7 @@ def test_two_nodes_of_one_size(tmp_path: Path, ep_devices: list[Any]) -> None:
 
 
 def test_the_threshold(tmp_path: Path, ep_devices: list[Any]) -> None:
-    """64 rows are 64 x 2^16 multiply-adds in two dispatches; 1024 are as many more, in as many dispatches."""
+    """64 rows are 64 x 2^16 multiply-adds in two dispatches; 1024 rows are 16 times as many, also in two."""
     file, feeds = product(tmp_path)
     build_artifacts(file)
     each = 64 * 2**16 // 2
@@ -421,7 +421,7 @@ def test_a_threshold_that_is_none(given: str, tmp_path: Path, ep_devices: list[A
 def test_what_attention_has_not(
     attributes: dict[str, Any], inputs: dict[str, np.ndarray], reason: str, alone: Alone
 ) -> None:
-    """The build says it, and so does the session; both name it."""
+    """Both the build and the session name what the array's attention lacks."""
     names = (*BIASED, "attention_bias", "q_norm_weight", "k_norm_weight", "bidirectional_blocks", "head_sink")
     given = {"query": heads_of(1, 3)[2][None], **dict.fromkeys(names), **inputs}
     file = write_node(
@@ -429,7 +429,7 @@ def test_what_attention_has_not(
     )
     with pytest.raises(FlowNPUError, match=reason):
         build_artifacts(file)
-    # A folder that has programs for other sizes.
+    # The folder gets the programs of another model.
     other = write_node(
         alone.folder / "other.onnx", "FlowQKVAttention", {"query": given["query"]}, outputs=3, causal=0, **SIZES
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtures of experts by themselves on the emulated array: each expert's products, of the rows that chose it."""
+"""A mixture of experts alone on the emulated array: each expert's products have the rows that chose it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mixture(hidden: int, inner: int, gating: str) -> tuple[dict[str, np.ndarray]
 
 @pytest.mark.parametrize("gating", ["geglu", "swiglu"])
 def test_experts_of_a_prompt(gating: str, alone: Alone) -> None:
-    """Each expert's products are of the rows that chose it; the expert of lowest logits has none, and no dispatch."""
+    """Each expert gets the rows that chose it; the expert with the lowest logits gets none, and no dispatch."""
     hidden, inner, rows = 72, 70, 9
     blocks, parts, attributes = mixture(hidden, inner, gating)
     x = numbers(3, rows, hidden)
@@ -59,7 +59,8 @@ def test_experts_of_a_prompt(gating: str, alone: Alone) -> None:
         error = rounded(made, product_error(product, matrix, 256, in_blocks=True) + error @ np.abs(matrix).T)
         weight = routing[row, rank][:, None]
         expected[row] += weight * made
-        # Logits are off by some roundings of float32, weights by as much of themselves, and sums by one more.
+        # The router's logits are off by some roundings of float32, its weights by the same share of themselves, and
+        # sums by one rounding more.
         tolerance[row] += weight * error + (hidden + 8) * F32_ROUNDING * weight * np.abs(made)
     assert np.all(np.abs(found - expected) <= tolerance)
     assert not np.array_equal(found, expected.astype(np.float32))

@@ -32,9 +32,12 @@ PAGES = "tests/docs/test_pages.py"
 def main() -> int:
     """Runs the checks; the exit code is 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("base", nargs="?", help="commit to compare with [where this branch left main]")
+    parser.add_argument("base", nargs="?", help="commit or branch; compared is with where HEAD left it [main]")
     arguments = parser.parse_args()
-    base = arguments.base or branched_from("main")
+    base = branched_from(arguments.base or "main")
+    if base is None and arguments.base:
+        parser.error(f"expected a commit that has an ancestor in common with HEAD, got {arguments.base}")
+    base = base or "HEAD"
     changed = lint.differing(base)
     if not changed:
         print(f"check: nothing differs from {base}")
@@ -63,10 +66,13 @@ def selection(changed: Iterable[Path]) -> list[str]:
     return ["-k", " or ".join(["not test_block", *pages])]
 
 
-def branched_from(main: str) -> str:
-    """The commit at which this branch left branch `main`; HEAD if there is no such branch."""
-    done = subprocess.run(["git", "merge-base", "HEAD", main], cwd=ROOT, check=False, capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else "HEAD"
+def branched_from(commit: str) -> str | None:
+    """The last commit that HEAD has in common with a commit or branch; None if there is none.
+
+    Of a branch that has moved on since, later commits are no change of ours.
+    """
+    done = subprocess.run(["git", "merge-base", "HEAD", commit], cwd=ROOT, check=False, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def tests_of(changed: Iterable[Path]) -> list[str]:
@@ -81,7 +87,8 @@ def tests_of(changed: Iterable[Path]) -> list[str]:
 def tests_of_file(file: Path) -> set[str]:
     """The tests of a file: those in the folder for its folder, those with its name, and those that import it.
 
-    If there are none: those with its folder's name, or that import a module which imports it.
+    If there are none: those with its folder's name, or that import a module which imports it. The name of a module that
+    tests share says nothing of others.
     """
     if is_test(file):
         return {file.as_posix()}
@@ -90,7 +97,10 @@ def tests_of_file(file: Path) -> set[str]:
     found = {mirror} if (mirror := mirror_of(file)) and mirror not in MANY else set()
     if file.suffix not in lint.SOURCES:
         return found
-    found |= named(file.parent.name if file.stem == "__init__" else file.stem) | importing(file, test_files())
+    found |= importing(file, test_files())
+    if file.parts[0] == "tests":  # a module that tests share
+        return found if has_tests(found) else importing_through_others(file)
+    found |= named(file.parent.name if file.stem == "__init__" else file.stem)
     if not found:
         users = [Path(user) for user in importing(file, source_files())]
         found = named(file.parent.name).union(*(importing(user, test_files()) for user in users))
@@ -129,6 +139,22 @@ def importing(file: Path, files: Iterable[Path]) -> set[str]:
     texts = {user: text_of(user) for user in files if user != file}
     # Most files do not have the name at all; looking for it takes a hundredth of the pattern's time.
     return {str(user) for user, text in texts.items() if name in text and pattern.search(text)}
+
+
+def has_tests(places: Iterable[str]) -> bool:
+    """Whether pytest collects anything in these files and folders."""
+    return any(test.is_relative_to(place) for place in places for test in test_files())
+
+
+def importing_through_others(file: Path) -> set[str]:
+    """The tests that import a module of tests, or another module of tests that imports it, and so on."""
+    found: set[str] = set()
+    modules, waiting = python_files("tests"), [file]
+    for module in waiting:
+        users = [Path(user) for user in importing(module, modules)]
+        found |= {user.as_posix() for user in users if is_test(user)}
+        waiting += [user for user in users if not is_test(user) and user not in waiting]
+    return found
 
 
 @cache

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tests `make check` runs for a change."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def chosen(*names: str) -> list[str]:
         ("docs/npu.md", ["tests/docs"]),
         ("tests/ep/test_names.py", ["tests/ep/test_names.py"]),
         ("tests/ep/conftest.py", ["tests/ep"]),
+        ("tests/fuzz/graphs/builder.py", ["tests/fuzz/graphs"]),
         (".gitignore", []),
         ("ops/no_such_file.cc", []),  # a file that was removed
     ],
@@ -38,6 +40,30 @@ def test_a_command_is_tested_by_its_name_and_a_module_by_what_imports_it() -> No
     importing = chosen("python/flownpu/registration.py")
     assert "tests/cli/test_registration.py" in importing
     assert all("flownpu" in (ROOT / test).read_text(encoding="utf-8") for test in importing)
+
+
+def test_a_module_of_tests_in_a_folder_without_any_is_tested_by_what_uses_it() -> None:
+    assert "tests/fuzz/graphs/test_graphs.py" in chosen("tests/fuzz/operators/moves.py")
+
+
+def test_compared_is_with_where_a_branch_was_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+        done = subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    git("init", "--initial-branch", "main")
+    git("commit", "--allow-empty", "-m", "common")
+    common = git("rev-parse", "HEAD")
+    git("checkout", "-b", "ours")
+    git("commit", "--allow-empty", "-m", "ours")
+    git("checkout", "main")
+    git("commit", "--allow-empty", "-m", "theirs")
+    git("checkout", "ours")
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    assert check.branched_from("main") == common
+    assert check.branched_from("HEAD~1") == common
+    assert check.branched_from("none") is None
 
 
 def test_what_a_folder_has_is_run_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,7 +98,9 @@ class Node:
         return self.known.get(maker.input[1]) if maker is not None and maker.op_type == "DequantizeLinear" else None
 
 
-def _tables() -> Table:
+@cache
+def references() -> Table:
+    """The reference of each operator, by domain and name."""
     from tests.fuzz.reference import attention, elementwise, experts, moves, products, reductions
 
     return {
@@ -105,9 +108,6 @@ def _tables() -> Table:
         for family in (elementwise, moves, reductions, products, experts, attention)
         for key, function in family.TABLE.items()
     }
-
-
-TABLE: Table = {}
 
 
 def evaluate(
@@ -118,8 +118,6 @@ def evaluate(
     Raises:
         ReferenceFailed: an operator's reference fails.
     """
-    if not TABLE:
-        TABLE.update(_tables())
     values: dict[str, Bounds | None] = {}
     for tensor in model.graph.initializer:
         values[tensor.name] = _initializer(tensor)
@@ -152,7 +150,7 @@ def evaluate(
 
 
 def _made(node: Node, domain: str) -> list[Bounds | None]:
-    function = TABLE.get((domain, node.op_type))
+    function = references().get((domain, node.op_type))
     nothing: list[Bounds | None] = [None] * node.outputs
     if function is None:
         return nothing

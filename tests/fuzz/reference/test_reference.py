@@ -10,9 +10,10 @@ import onnx
 import onnx.parser
 import pytest
 
+from flownpu.ops.definitions import DOMAIN, OPERATORS
 from tests.fuzz.graphs.compare import outside
 from tests.fuzz.reference.bounds import ALWAYS, NEVER, NOT_FINITE, PERHAPS
-from tests.fuzz.reference.evaluate import evaluate
+from tests.fuzz.reference.evaluate import evaluate, references
 
 if TYPE_CHECKING:
     from tests.fuzz.conftest import Workers
@@ -32,6 +33,12 @@ GRAPHS: dict[str, float] = {
     "z = Neg (x)  e = Exp (z)  y = Div (x, e)": 1e-5,
     "w = Constant <value_float = 1.5> ()  v = Expand (w, n)  y = SimplifiedLayerNormalization <axis = -1> (x, v)": 2e-5,
 }
+
+
+def test_every_operator_of_flownpu_has_a_reference() -> None:
+    """Numbers of an operator without one would be compared with ONNX Runtime's alone, which runs our definitions."""
+    # PagedAttention is in no random graph (tests/fuzz/graphs/test_graphs.py).
+    assert {name for domain, name in references() if domain == DOMAIN} == OPERATORS.keys() - {"PagedAttention"}
 
 
 def model_of(body: str) -> onnx.ModelProto:

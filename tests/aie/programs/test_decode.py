@@ -2,12 +2,15 @@
 """The program of a token: which way is chosen, its steps, and the reasons that are given for the ways not taken."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.decode_layer import design as decode_layer
 from flownpu.aie.designs.decode_layer.design import LayerShape
 from flownpu.aie.programs.decode import decode_program
+from flownpu.aie.programs.decode_operators import operators_program
 from flownpu.aie.programs.decoder_shape import DecoderShape
 from tests.aie.designs.decode_layer.shapes import SHAPES
 
@@ -88,3 +91,11 @@ def test_a_head_that_is_in_no_calls_reach_goes_by_itself(monkeypatch):
     monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", 100_000)
     with pytest.raises(ValueError, match="a layer in 100000 bytes"):
         decode_program(decoder_of(shape), "npu2", CONTEXT, ways=("split",))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_operators_of_a_biased_decoder_have_a_1_in_x(bias):
+    """Without programs of chunks, which fill the same buffer, nothing else would write it."""
+    shape = replace(SHAPES["llama3.2-1b"], qkv_bias=bias)
+    (x,) = (buffer for buffer in operators_program(decoder_of(shape), "npu2", CONTEXT).buffers if buffer.name == "x")
+    assert (x.line, x.one) == ((shape.line, bias_column(shape.hidden)) if bias else (0, 0))

@@ -106,8 +106,8 @@ void bind_contracts(nb::module_& module) {
   module.def("contracts", [] { return flownpu::make_cpu_device({})->contracts(); });
   module.def("unknown_part", unknown_part_of, nb::arg("domain"), nb::arg("op_type"),
              nb::arg("inputs"), nb::arg("outputs"), nb::arg("attributes"),
-             "What a node has that no rule knows of, in words; empty if there is nothing. Names of "
-             "its values, empty for absent ones, and of its attributes.");
+             "Which of a node's inputs, outputs and attributes its contract does not know, in "
+             "words; empty if it knows all. Inputs and outputs are names, empty for absent ones.");
 }
 
 }  // namespace flownpu::native

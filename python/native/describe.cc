@@ -47,11 +47,11 @@ void bind_describe(nb::module_& module) {
         nb::arg("nodes"), nb::arg("outputs"), nb::arg("weights") = lowering::Promised(), text);
   };
   bind("describe_decoder", true,
-       "The sizes of the decoder that an NPU's array computes of a graph, by the names of "
-       "DecoderSizes (ops/layers/decoder_sizes.h). Nodes, outputs and weights: as of Rewriting. "
-       "Raises ValueError if there is none, with the reason that a session would tell.");
+       "The sizes of the decoder in a graph that an NPU's array would compute, named as in "
+       "DecoderSizes (ops/layers/decoder_sizes.h). Nodes, outputs and weights are those of "
+       "Rewriting. Raises ValueError if there is none, with the reason that a session would give.");
   bind("describe_encoder", false,
-       "The same of an encoder of images, by the names of EncoderShape "
+       "The same for an encoder of images, named as in EncoderShape "
        "(ops/npu/nodes/encoder_shape.h).");
   module.def(
       "describe_operators",
@@ -69,8 +69,8 @@ void bind_describe(nb::module_& module) {
         return std::make_pair(sizes, found.left);
       },
       nb::arg("nodes"), nb::arg("outputs"), nb::arg("weights") = lowering::Promised(),
-      "What an NPU's array would compute by itself of a graph: (stem, sizes) of each operator, by "
-      "the names of ops/npu/match/array_operator.h; and why it leaves others to the host.");
+      "The operators of a graph that an NPU's array would compute one by one, each as (stem, "
+      "sizes) named as in ops/npu/match/array_operator.h; and why it leaves others to the host.");
 }
 
 }  // namespace flownpu::native

@@ -115,19 +115,20 @@ void bind_gpu(nb::module_& module) {
              "Names of OpenCL's platforms. Raises ValueError without a loader.");
   module.def("opencl_devices", facts_of_all,
              "OpenClFacts of all devices that are available. Raises ValueError without a loader.");
-  nb::class_<gpu::GpuDevice, Device>(module, "GpuDevice", "Computes nodes by OpenCL.")
+  nb::class_<gpu::GpuDevice, Device>(module, "GpuDevice", "Computes nodes with OpenCL.")
       .def_prop_ro(
           "facts", [](const gpu::GpuDevice& device) { return device.context()->facts(); },
-          "OpenClFacts of what computes.")
+          "OpenClFacts of the device that computes.")
       .def_prop_ro(
           "cache_problem",
           [](const gpu::GpuDevice& device) { return device.context()->cache().problem(); },
           "Why the last compiled kernel was not kept on disk; empty if it was.")
       .def("stored_type", &stored_type,
-           "As what decoders' kernels store activations here, and why: fp32 (...).")
+           "The type in which decoders' kernels store activations on this device, and why: fp32 "
+           "(...).")
       .def("counts", &counts, "Dispatches, bytes moved, kernels compiled and read, so far.")
       .def("take_times", &take_times,
-           "(kernel, seconds by the device's clock) of what ran since this was last asked.");
+           "(kernel, seconds by the device's clock) of each dispatch since the last call of this.");
 }
 
 }  // namespace flownpu::native

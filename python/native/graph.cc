@@ -254,9 +254,9 @@ void bind_graph(nb::module_& module) {
                     const lowering::Promised&>(),
            nb::arg("nodes"), nb::arg("outputs"), nb::arg("names"), nb::arg("rules"),
            nb::arg("weights"),
-           "Nodes in order; outputs: values that others read; names: of values that are no node's; "
-           "weights: constants that are to be made, by name. Raises ValueError if there is no such "
-           "rule.")
+           "Applies rules to nodes in order. outputs: values that are read outside; names: those "
+           "that no new value may have, beside those of the nodes' values; weights: constants that "
+           "are still to be made, by name. Raises ValueError if there is no such rule.")
       .def_prop_ro("changed", &Rewriting::changed)
       .def_prop_ro("applied",
                    [](const Rewriting& rewriting) {
@@ -268,7 +268,8 @@ void bind_graph(nb::module_& module) {
       .def("weight", &Rewriting::weight,
            nb::sig("def weight(self, value: Value) -> Q4NXConstant | None"), nb::arg("value"),
            nb::rv_policy::reference_internal,
-           "What packs the value's blocks; None if it is no weight that a rule made.");
+           "The constant that packs the value's blocks; None if no rule made the value as a "
+           "weight.");
   module.attr("CONVERSION_RULES") = nb::cast(lowering::conversion_rules());
   module.attr("SMALL_BLOCK") = lowering::kSmallBlock;
 }

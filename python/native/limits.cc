@@ -38,9 +38,8 @@ void bind_limits(nb::module_& module) {
   using Numbers = std::vector<int>;
   nb::class_<Processor>(
       module, "Processor",
-      "A hardware thread: its number, the least number of its core's, the node of "
-      "the memory near it, "
-      "and its core's speed, of 1024 for the fastest.")
+      "A hardware thread: its number, the smallest number among its core's threads, the node of "
+      "the memory near it, and its core's speed, relative to 1024 for the fastest.")
       .def(nb::init<int, int, int, int>(), nb::arg("number"), nb::arg("core"), nb::arg("node") = 0,
            nb::arg("capacity") = kFullCapacity)
       .def_ro("number", &Processor::number)
@@ -53,35 +52,32 @@ void bind_limits(nb::module_& module) {
         return describe_processors(numbers ? *numbers : allowed_processors(), root);
       },
       nb::arg("root") = "/", nb::arg("numbers") = nb::none(),
-      "What the system says of processors, unless numbers are given those that this process may "
-      "run "
-      "on. /sys is looked for in `root`.");
+      "The processors that this process may run on, or those with these numbers, as the system "
+      "describes them. /sys is looked for in `root`.");
   module.def("computing_processors", &computing_processors, nb::arg("processors"),
-             "Those that a thread each is put on, the fastest first: one of each core, and none of "
-             "cores that are less than half as fast as the fastest.");
+             "The processors that get a thread each, the fastest first: one of each core, and none "
+             "of cores that are less than half as fast as the fastest.");
   module.def(
       "memory_nodes", [](const Path& root) { return memory_nodes(root); }, nb::arg("root") = "/",
-      "The nodes of memory with processors; none if the system does not tell.");
+      "The nodes of memory that have processors; empty if the system does not tell.");
   module.def(
       "usable_processors",
       [](const Path& root, const std::optional<Numbers>& numbers) {
         return numbers ? usable_processors(root, *numbers) : usable_processors(root);
       },
       nb::arg("root") = "/", nb::arg("numbers") = nb::none(),
-      "How many threads can compute at once: the cores of the process's affinity, and its groups' "
-      "CPU "
-      "quota. /proc and "
-      "/sys are looked for in `root`.");
+      "How many threads can compute at once, by the cores of the process's affinity and the CPU "
+      "quota of its control groups. /proc and /sys are looked for in `root`.");
   module.def(
       "processor_quota", [](const Path& root) { return pair(processor_quota(root)); },
       nb::arg("root") = "/",
       "How many processors' worth of time the process's control groups grant, and the file that "
-      "says so; None: any.");
+      "says so; None if there is no limit.");
   module.def(
       "memory_limit", [](const Path& root) { return pair(memory_limit(root)); },
       nb::arg("root") = "/",
       "Bytes that the processes of the control group may use together, and the file that says so; "
-      "None: any.");
+      "None if there is no limit.");
   module.def(
       "instruction_sets",
       [] {
@@ -90,8 +86,7 @@ void bind_limits(nb::module_& module) {
           names.emplace_back(kernels->isa);
         return names;
       },
-      "The names of the instruction sets that there are kernels for and this processor has, the "
-      "best "
+      "The names of the instruction sets that this processor has and that have kernels, the best "
       "first.");
 }
 

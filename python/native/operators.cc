@@ -176,13 +176,12 @@ void bind_operators(nb::module_& module) {
       .def_prop_ro("description",
                    [](const Device& device) { return std::string(device.description()); });
   module.def("make_device", make_device, nb::arg("name"), nb::arg("options"));
-  module.def(
-      "borrow", borrow, nb::arg("value"),
-      "The type of the elements of an array that is another library's, and a view of its "
-      "memory as unsigned integers of their size. Raises ValueError if it is no such array.");
-  nb::class_<PreparedNode>(module, "PreparedNode",
-                           "One node on a device. Arrays are pairs of their type's name and their "
-                           "memory, or None.")
+  module.def("borrow", borrow, nb::arg("value"),
+             "The element type of another library's array, and a view of its memory as unsigned "
+             "integers of the elements' size. Raises ValueError if `value` is no such array.");
+  nb::class_<PreparedNode>(
+      module, "PreparedNode",
+      "One node on a device. An array is a pair of its type's name and its memory, or None.")
       .def(nb::init<std::shared_ptr<Device>, const std::string&, const std::string&,
                     const std::string&, const std::map<std::string, Attribute>&,
                     const std::vector<Input>&, const std::vector<std::string>&,
@@ -192,7 +191,7 @@ void bind_operators(nb::module_& module) {
            nb::arg("outputs"), nb::arg("version"))
       .def("infer", &PreparedNode::infer, nb::arg("inputs"), "The shapes of the outputs.")
       .def("run", &PreparedNode::run, nb::arg("inputs"), nb::arg("outputs"),
-           "Computes, while other threads of Python's run.")
+           "Computes; other Python threads run meanwhile.")
       .def("multiply_adds", &PreparedNode::multiply_adds);
 }
 

@@ -66,8 +66,8 @@ void quantise(const Matrix<const float>& weights, const Matrix<std::uint8_t>& co
 void bind_quantise(nb::module_& module) {
   module.def("quantise", quantise, nb::arg("weights"), nb::arg("codes"), nb::arg("scale"),
              nb::arg("minimum"),
-             "Writes codes uint8 [rows, columns] and the bits of scale and minimum, uint16 [rows, "
-             "groups of 32 columns], of finite float32 weights [rows, columns].");
+             "Quantises finite float32 weights [rows, columns]: writes codes, uint8 [rows, "
+             "columns], and the bits of scale and minimum, uint16 [rows, groups of 32 columns].");
 }
 
 }  // namespace flownpu::native

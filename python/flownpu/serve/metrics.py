@@ -36,15 +36,15 @@ class Metrics:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"flownpu_{name}", text, ("model",), registry=self._registry)
 
-        self._answers = counter("answers", "Answers that ended, by how.", "end")
+        self._answers = counter("answers", "Answers that ended, by how they ended.", "end")
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
         self._cached_tokens = counter("cached_prompt_tokens", "Tokens of prompts that were not computed again.")
         self._new_tokens = counter("generated_tokens", "Tokens of answers.")
-        self._queue = seconds("queue", "From a request to the beginning of its computing.")
-        self._first = seconds("time_to_first_token", "From a request to its first token.")
-        self._between = seconds("time_between_tokens", "Between two tokens of an answer, its mean.")
-        self._requests = gauge("requests", "Requests that wait or are computed.")
-        self._slots = gauge("slots", "Requests that are computed at the same time.")
+        self._queue = seconds("queue", "Time from a request to the beginning of its computation.")
+        self._first = seconds("time_to_first_token", "Time from a request to its first token.")
+        self._between = seconds("time_between_tokens", "Mean time between two tokens of an answer.")
+        self._requests = gauge("requests", "Requests that wait or are being computed.")
+        self._slots = gauge("slots", "Most requests that are computed at the same time.")
         self._memory = gauge("resident_bytes", "Memory of a model's process.")
 
     def ended(self, model: str, end: str) -> None:

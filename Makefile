@@ -130,7 +130,7 @@ fuzz: build/sanitize/built
 build/sanitize/built: .venv/test
 	$(TOOLS) cmake -S . -B build/sanitize -G Ninja -DFLOWNPU_TESTING=ON -DFLOWNPU_WERROR=ON -DFLOWNPU_SANITIZE=ON \
 		-DFLOWNPU_JOIN_UNITS=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
-	$(BIN)/cmake --build build/sanitize --target flownpu_testing flownpu_aie_testing flownpu_ep flownpu_native
+	MAKEFLAGS= $(BIN)/cmake --build build/sanitize --target flownpu_testing flownpu_aie_testing flownpu_ep flownpu_native
 	cp build/testing/libflownpu_aie_xdna*.so build/sanitize/
 	touch $@
 

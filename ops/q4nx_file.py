@@ -212,11 +212,13 @@ def _explain_entries(entries: dict[str, Any], header: bytes, data_bytes: int) ->
         where = f"tensor {name!r}, byte {_LENGTH_BYTES + max(header.find(json.dumps(name).encode()), 0)}"
         try:
             dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
-            size = math.prod(shape) * _BYTES[dtype]
+            # Before they are multiplied: a text times a large number would be a text that fills the memory.
+            valid = all(type(number) is int for number in (*shape, first, last)) and dtype in _BYTES
         except (KeyError, TypeError, ValueError):
-            size = None
-        if size is None or not all(type(number) is int for number in (*shape, first, last)):
+            valid = False
+        if not valid:
             return f"{where}: expected dtype {' or '.join(_BYTES)}, shape and data_offsets, got {entry}"
+        size = math.prod(shape) * _BYTES[dtype]
         if last - first != size:
             return f"{where}: expected {size} bytes for {dtype} {shape}, got {last - first}"
         if not 0 <= first <= last <= data_bytes:

@@ -183,6 +183,7 @@ def joined(header: dict[str, Any], data: bytes) -> bytes:
         ),
         ({"shape": [2**62, 2**62]}, r"tensor 'lm_head\.weight', byte \d+: expected \d+ bytes"),
         ({"shape": "wide"}, r"tensor 'lm_head\.weight', byte \d+: expected dtype"),
+        ({"shape": ["wide", 10**15]}, r"tensor 'lm_head\.weight', byte \d+: expected dtype"),
         ({"data_offsets": [0, 5120]}, r"tensor '.*', byte \d+: expected its data to begin at byte \d+"),
         (
             {"data_offsets": [10**9, 10**9 + 5120]},

@@ -94,8 +94,9 @@ client-suites: .venv/test
 	@$(BIN)/python -m scripts.client_suites
 
 # Tests by their files, in as many processes as there are cores: a file's fixtures are made once. At most 4, of some GB each.
-# In the order of tests/conftest.py, not files of many tests first: those are the quick ones.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# In the order of tests/conftest.py, not files of many tests first: those are the quick ones. A process that crashes is not
+# started again: pytest-xdist would run its file from the beginning, crash again, and at last wait for ever.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 # What may show what only the sanitizers find, memory and undefined behaviour of C++; not the tests marked slow, which run
 # more of the same C++, nor those marked opencl, which run others' compilers. Of tests/aie those that each look at another

@@ -57,7 +57,9 @@ NO_TESTS = 5  # pytest's exit code if no test is selected
 
 def parallel(tests: list[str]) -> list[str]:
     """Arguments of pytest: several processes, if there are enough tests for them."""
-    return ["--numprocesses", "auto", "--maxprocesses", "4", "--dist", "loadfile"] if len(tests) > 1 else []
+    if len(tests) == 1:
+        return []
+    return ["--numprocesses", "auto", "--maxprocesses", "4", "--dist", "loadfile", "--max-worker-restart", "0"]
 
 
 def selection(changed: Iterable[Path]) -> list[str]:

@@ -32,7 +32,7 @@ PAGES = "tests/docs/test_pages.py"
 def main() -> int:
     """Runs the checks; the exit code is 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("base", nargs="?", help="commit or branch; compared is with where HEAD left it [main]")
+    parser.add_argument("base", nargs="?", help="commit or branch; files are compared with where HEAD left it [main]")
     arguments = parser.parse_args()
     base = branched_from(arguments.base or "main")
     if base is None and arguments.base:
@@ -71,7 +71,7 @@ def selection(changed: Iterable[Path]) -> list[str]:
 def branched_from(commit: str) -> str | None:
     """The last commit that HEAD has in common with a commit or branch; None if there is none.
 
-    Of a branch that has moved on since, later commits are no change of ours.
+    Commits that a branch got after HEAD left it are not compared with.
     """
     done = subprocess.run(["git", "merge-base", "HEAD", commit], cwd=ROOT, check=False, capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else None

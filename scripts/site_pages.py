@@ -33,11 +33,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrites the links of a page in docs/ or a folder below it."""
     del files
-    return (
-        markdown
-        if page.file.src_uri in PAGES
-        else in_site(markdown, posixpath.dirname(f"docs/{page.file.src_uri}"), config.repo_url)
-    )
+    if page.file.src_uri in PAGES:  # on_files mended it
+        return markdown
+    return in_site(markdown, posixpath.dirname(f"docs/{page.file.src_uri}"), config.repo_url)
 
 
 def in_site(text: str, folder: str, repository: str | None) -> str:

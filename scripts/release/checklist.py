@@ -96,7 +96,8 @@ def _test() -> None:
         folder = WORK / f"tests-{python.name}"
         _run(python, "-m", "venv", "--clear", folder)
         _run(folder / "bin" / "pip", "install", "--quiet", f"{wheel}[test]")
-        _run(folder / "bin" / "python", "-m", "pytest", "-q", "--numprocesses", "auto", "--dist", "loadfile", *TESTS)
+        parallel = ("--numprocesses", "auto", "--dist", "loadfile", "--max-worker-restart", "0")
+        _run(folder / "bin" / "python", "-m", "pytest", "-q", *parallel, *TESTS)
 
 
 def _try_old_system() -> None:

@@ -160,7 +160,7 @@ def test_a_template_that_knows_tools_gets_them_as_they_are(model):
     conversation = model(TAGGED).conversation(request(messages=CALLED), 0)
     assert conversation.tools == TOOLS
     call = {"type": "function", "function": {"name": "count", "arguments": {"x": 3}}}
-    assert conversation.messages[1] == {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert conversation.messages[1] == {"role": "assistant", "content": None, "tool_calls": [call]}
     assert conversation.messages[2] == {"role": "tool", "content": "Three.", "tool_call_id": "1"}
 
 

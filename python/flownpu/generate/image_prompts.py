@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images in a prompt: where they stand in it, and how they reach ORT GenAI's generator.
 
-For the models that GenAI calls gemma3. A prompt marks the place of an image with `IMAGE`, like Gemma's chat template;
-each mark becomes the tokens that transformers' Gemma3Processor and GenAI's processor write there. The embeddings of
+For the models that GenAI calls gemma3. A prompt marks the place of an image with `IMAGE`; each mark becomes the tokens that transformers' Gemma3Processor and GenAI's processor write there. The embeddings of
 `TOKENS_PER_IMAGE` of these are replaced by the vision model's features.
 """
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flownpu.errors import FlowNPUError, require
+from flownpu.generate.turns import IMAGE
 from flownpu.model.folder import read_genai_config, read_json
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["IMAGE", "TOKENS_PER_IMAGE", "ImageProcessor", "expand_images", "mark_images"]
 __all__ += ["read_image_data", "read_images"]
 
-IMAGE = "<start_of_image>"
 SOFT = "<image_soft_token>"
 TOKENS_PER_IMAGE = 256
 """The fixed number in GenAI's gemma_image_processor.cpp."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model folder opened in ORT GenAI: what `flownpu run`, `chat`, `bench` and `serve` share.
 
-Generator, tokenizer, sampling and chat template are GenAI's own; this module opens the model on the wanted provider,
-and measures times.
+Generator, tokenizer and sampling are GenAI's own; this module opens the model on the wanted provider, and measures
+times.
 """
 
 import json
@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flownpu.errors import FlowNPUError, check_text, require
+from flownpu.generate.chat_template import ChatTemplate
 from flownpu.generate.image_prompts import ImageProcessor, expand_images
 from flownpu.generate.speculative.compatibility import check_draft, check_verifies
 from flownpu.generate.speculative.generator import SpeculativeGenerator, Tally
 from flownpu.generate.speculative.model import DraftModel, Speculation, SpeculativeModel, VerifyingGraph
-from flownpu.model.folder import has_chat_template, most_tokens, read_genai_config
+from flownpu.generate.turns import text_of
+from flownpu.model.folder import most_tokens, read_genai_config
 from flownpu.model.integrity import check_sizes
 from flownpu.registration import get_ep_name, register
 
@@ -136,7 +138,9 @@ class LanguageModel:
         self._cache_grows = not search.get("past_present_share_buffer", False)
         self.dynamic_batching: dict[str, Any] | None = configuration.get("engine", {}).get("dynamic_batching")
         """GenAI's settings of a paged model, which only GenAI's engine runs; None: the model is not paged."""
-        self.has_chat_template = has_chat_template(folder)
+        self._template = ChatTemplate.of(folder)
+        self._template.start()  # it starts while the model loads
+        self.has_chat_template = bool(self._template)
         ending = settings.get("eos_token_id", [])
         self.ending_tokens = frozenset(ending if isinstance(ending, list) else [ending])
         self._genai = require("onnxruntime_genai", extra="genai", purpose="Text generation")
@@ -223,27 +227,31 @@ class LanguageModel:
         self._tokenizer.update_options(add_special_tokens="true")
         return self._encode(text)
 
-    def tokens_of_messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> Tokens:
+    def tokens_of_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), variables: Mapping[str, Any] | None = None
+    ) -> Tokens:
         """The tokens of a conversation in the model's chat template, up to where the model's next reply begins.
 
         Args:
             messages: the turns; they may have more fields than a `Message`, for templates that read them.
             tools: functions that the model may call, as OpenAI's API describes them; for templates that write tools.
+            variables: what else the template may read, such as {"enable_thinking": False}.
+
+        Raises:
+            FlowNPUError: the template does not take the conversation, see `ChatTemplate.render`; or a text is not UTF-8.
         """
+        for message in messages:
+            check_text(text_of(message.get("content")))
+        text = self._template.render(messages, tools, **(variables or {}))
         # The template writes the special tokens itself.
         self._tokenizer.update_options(add_special_tokens="false")
-        for message in messages:
-            if isinstance(content := message.get("content"), str):
-                check_text(content)
-        given = {"tools": json.dumps(tools)} if tools else {}
-        text = self._tokenizer.apply_chat_template(json.dumps(messages), add_generation_prompt=True, **given)
         return self._encode(text)
 
-    def tokens_of_conversation(self, messages: list[Message]) -> Tokens:
+    def tokens_of_conversation(self, messages: Sequence[Mapping[str, Any]]) -> Tokens:
         """Like `tokens_of_messages`; for a model without a chat template, the tokens of the messages' lines."""
         if self.has_chat_template:
             return self.tokens_of_messages(messages)
-        return self.tokens_of_text("\n".join(message["content"] for message in messages))
+        return self.tokens_of_text("\n".join(text_of(message.get("content")) for message in messages))
 
     def _encode(self, text: str) -> Tokens:
         check_text(text)

@@ -156,6 +156,7 @@ class Service:
         question = Question(
             tuple(conversation.messages),
             tools=tuple(conversation.tools),
+            variables=conversation.variables,
             max_new_tokens=self._output_tokens(request.max_completion_tokens or request.max_tokens),
             sampling=Sampling(**request.sampling_fields()),
             images=tuple(images),

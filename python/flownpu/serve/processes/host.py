@@ -128,13 +128,8 @@ def _tokens(question: Question, model: LanguageModel) -> Tokens:
             raise FlowNPUError(f"the prompt has a token {largest}, and the model knows {model.vocabulary_size}")
         return np.array(prompt, dtype=np.int32)
     if not model.has_chat_template:
-        return model.tokens_of_conversation(list(prompt))
-    try:
-        return model.tokens_of_messages(prompt, question.tools)
-    except FlowNPUError:
-        raise
-    except RuntimeError as error:
-        raise FlowNPUError(f"the model's chat template does not take this conversation: {error}") from error
+        return model.tokens_of_conversation(prompt)
+    return model.tokens_of_messages(prompt, question.tools, question.variables)
 
 
 def main() -> None:

@@ -41,6 +41,8 @@ class Question:
     """A text, its tokens, or the turns of a conversation, which the model's chat template writes."""
     tools: tuple[dict[str, Any], ...] = ()
     """Functions for the chat template, as OpenAI's API describes them."""
+    variables: dict[str, Any] = field(default_factory=dict)
+    """What else the chat template may read."""
     max_new_tokens: int | None = None
     """None: as many as fit in the context."""
     sampling: Sampling = field(default_factory=Sampling)

@@ -105,6 +105,8 @@ class OllamaMessage(Strict):
             ]
         if self.tool_name is not None:
             document["name"] = self.tool_name
+        if self.thinking:
+            document["reasoning_content"] = self.thinking
         return document
 
 
@@ -116,7 +118,7 @@ class OllamaShared(Strict):
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: OllamaOptions | None = None
     keep_alive: str | Number | None = None
-    think: Literal[False] | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: Literal[False] | None = None
     truncate: bool | None = None
     shift: bool | None = None
@@ -130,6 +132,10 @@ class OllamaShared(Strict):
             form = {"type": "json_object"}
         options = self.options.fields() if self.options else {}
         return {"model": self.model.removesuffix(":latest"), "response_format": form, **options}
+
+    def thinking(self) -> dict[str, Any]:
+        """OpenAI's fields, and other servers', of whether the model shall think, and how long."""
+        return {"enable_thinking" if isinstance(self.think, bool) else "reasoning_effort": self.think}
 
 
 class OllamaChat(OllamaShared):
@@ -145,7 +151,9 @@ class OllamaChat(OllamaShared):
             ValidationError: a tool is not one.
         """
         messages = [message.document() for message in self.messages]
-        return ChatRequest.model_validate({**self.fields(), "messages": messages, "tools": self.tools})
+        return ChatRequest.model_validate(
+            {**self.fields(), **self.thinking(), "messages": messages, "tools": self.tools}
+        )
 
 
 class OllamaGenerate(OllamaShared):
@@ -164,8 +172,8 @@ class OllamaGenerate(OllamaShared):
         """The same in OpenAI's words."""
         fields = self.fields()
         if self.raw:
-            if fields.pop("response_format") is not None or self.images:
-                message = "raw prompts have no format and no images"
+            if fields.pop("response_format") is not None or self.images or self.think:
+                message = "raw prompts have no format, no images and no thinking"
                 raise ValidationError.from_exception_data(
                     message,
                     [{"type": "value_error", "loc": ("raw",), "input": True, "ctx": {"error": ValueError(message)}}],
@@ -174,7 +182,8 @@ class OllamaGenerate(OllamaShared):
         messages = [OllamaMessage(role="user", content=self.prompt, images=self.images)]
         if self.system:
             messages.insert(0, OllamaMessage(role="system", content=self.system))
-        return ChatRequest.model_validate({**fields, "messages": [message.document() for message in messages]})
+        documents = [message.document() for message in messages]
+        return ChatRequest.model_validate({**fields, **self.thinking(), "messages": documents})
 
 
 class OllamaShow(Strict):

@@ -195,11 +195,15 @@ class ChatRequest(Shared):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str, Field(pattern=r"^[a-z]{1,16}$")] | None = None
+    # Not OpenAI's: as other servers have them.
+    enable_thinking: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
+    """Variables for the chat template. 32 is three times what any public template reads."""
     # The following fields change no answer of this server.
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
-    reasoning_effort: str | None = None
     verbosity: str | None = None
     modalities: list[Literal["text"]] | None = None
     prompt_cache_key: str | None = None

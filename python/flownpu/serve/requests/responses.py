@@ -129,6 +129,14 @@ class TextOptions(Strict):
     verbosity: str | None = None
 
 
+class Reasoning(Strict):
+    """How long the model shall think. Its summary is not written, whatever is asked."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
 class ResponsesRequest(Strict):
     """What /v1/responses takes."""
 
@@ -143,6 +151,7 @@ class ResponsesRequest(Strict):
     tools: list[ResponsesFunction] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool | None = None
     parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
     # Fields for what the server does not do.
     previous_response_id: None = None
     conversation: None = None
@@ -151,7 +160,6 @@ class ResponsesRequest(Strict):
     store: bool | None = None
     include: list[str] | None = None
     metadata: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
     service_tier: str | None = None
     stream_options: dict[str, Any] | None = None
     truncation: Literal["disabled"] | None = None
@@ -194,5 +202,6 @@ class ResponsesRequest(Strict):
                 "tools": tools or None,
                 "tool_choice": choice,
                 "parallel_tool_calls": self.parallel_tool_calls,
+                "reasoning_effort": self.reasoning.effort if self.reasoning else None,
             }
         )

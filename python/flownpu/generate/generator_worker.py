@@ -184,16 +184,24 @@ class GeneratorWorker:
                 reason = "length"
             if reason is not None:
                 text += stops.rest()
-            given = () if logarithms is None else (self._likelihoods(logarithms, token, request.alternatives or 0),)
+            given: tuple[tuple[Likelihood, ...], ...] = ()
+            if logarithms is not None:
+                most = request.alternatives or 0
+                given = (self._likelihoods(logarithms, token, most, begins=answer.new_tokens == 1),)
             yield Piece(text, 1, given)
         yield answer.finished(reason)
 
-    def _likelihoods(self, logarithms: "NDArray[np.float64]", token: int, alternatives: int) -> tuple[Likelihood, ...]:
+    def _likelihoods(
+        self, logarithms: "NDArray[np.float64]", token: int, alternatives: int, *, begins: bool
+    ) -> tuple[Likelihood, ...]:
         """The likelihoods of the token that was chosen, and of the `alternatives` likeliest tokens."""
         likeliest = np.argsort(-logarithms, kind="stable")[:alternatives].tolist()
+        known = self.model.tokenizer
         return tuple(
-            Likelihood(index, self.model.text_of_token(index), float(logarithms[index]))
-            for index in (token, *likeliest)
+            Likelihood(
+                one, known.text_of(one, begins=begins), known.bytes_of(one, begins=begins), float(logarithms[one])
+            )
+            for one in (token, *likeliest)
         )
 
 

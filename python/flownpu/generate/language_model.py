@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model folder opened in ORT GenAI: what `flownpu run`, `chat`, `bench` and `serve` share.
 
-Generator, tokenizer and sampling are GenAI's own; this module opens the model on the wanted provider, and measures
-times.
+Generator and sampling are GenAI's own; this module opens the model on the wanted provider, and measures times.
 """
 
 import json
@@ -13,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
 
 from flownpu.errors import FlowNPUError, check_text, require
 from flownpu.generate.chat_template import ChatTemplate
@@ -22,7 +19,8 @@ from flownpu.generate.image_prompts import ImageProcessor, expand_images
 from flownpu.generate.speculative.compatibility import check_draft, check_verifies
 from flownpu.generate.speculative.generator import SpeculativeGenerator, Tally
 from flownpu.generate.speculative.model import DraftModel, Speculation, SpeculativeModel, VerifyingGraph
-from flownpu.generate.turns import text_of
+from flownpu.generate.tokenizer import Tokenizer, Tokens
+from flownpu.generate.turns import Content, text_of
 from flownpu.model.folder import most_tokens, read_genai_config
 from flownpu.model.integrity import check_sizes
 from flownpu.registration import get_ep_name, register
@@ -34,9 +32,8 @@ __all__ = ["LanguageModel", "Message", "Sampling", "Timing", "Tokens"]
 
 CPU_PLACEMENT: dict[str, Any] = {"summary": "Every node runs on ONNX Runtime's own CPU provider."}
 
-Tokens = NDArray[np.int32]
-Message = dict[str, str]
-"""One turn of a conversation: its "role" ("user", "assistant", "system") and its "content", with marks for images."""
+Message = dict[str, Content]
+"""One turn of a conversation: its "role" ("user", "assistant", "system") and its "content"."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +104,8 @@ class LanguageModel:
         profile: prefix of the path to which ONNX Runtime writes its profile when the model is deleted; None: none is
             written.
         speculation: where candidates for the next tokens come from. The text is the same with and without them.
+        allow_control_tokens: whether control tokens that are written in the texts of a conversation count as such; else
+            they are plain text.
 
     Raises:
         FlowNPUError: the folder is missing or is not a GenAI model, or FlowNPU's options are given to another provider;
@@ -124,6 +123,7 @@ class LanguageModel:
         threads: int | None = None,
         profile: Path | None = None,
         speculation: Speculation | None = None,
+        allow_control_tokens: bool = False,
     ) -> None:
         self.folder = folder
         self.provider = provider
@@ -143,6 +143,7 @@ class LanguageModel:
         self.has_chat_template = bool(self._template)
         ending = settings.get("eos_token_id", [])
         self.ending_tokens = frozenset(ending if isinstance(ending, list) else [ending])
+        self.tokenizer = Tokenizer(folder, allow_control_tokens=allow_control_tokens)
         self._genai = require("onnxruntime_genai", extra="genai", purpose="Text generation")
         options = dict(options or {})
         graph = self._verifying_graph(configuration, options, speculation) if speculation else None
@@ -156,7 +157,6 @@ class LanguageModel:
             if graph is not None:
                 config.add_model_data(graph.filename, graph.content)
             self._model = self._genai.Model(config)
-            self._tokenizer = self._genai.Tokenizer(self._model)
             self.load_seconds = time.perf_counter() - started
             # "summary" in it is one line on which device computes which nodes, and why.
             self.placement = _placement(Path(scratch), settings["decoder"], in_memory=graph is not None)
@@ -164,7 +164,7 @@ class LanguageModel:
         self._image_processor: ImageProcessor | None = None
         if settings["type"] == "gemma3" and "vision" in settings:
             features = settings["vision"].get("outputs", {}).get("image_features", "image_features")
-            self._image_processor = ImageProcessor(self._genai, self._model, self._tokenizer, features)
+            self._image_processor = ImageProcessor(self._genai, self._model, self.tokenizer, features)
         self.speculative: SpeculativeModel | None = None
         """Makes the generators if the model decodes with candidates; else None."""
         if speculation and graph is not None:
@@ -223,9 +223,11 @@ class LanguageModel:
         return config
 
     def tokens_of_text(self, text: str) -> Tokens:
-        """The tokens of a text that begins a sequence, with the tokenizer's special ones, such as <bos>."""
-        self._tokenizer.update_options(add_special_tokens="true")
-        return self._encode(text)
+        """The tokens of a text that begins a sequence, with the tokenizer's special ones, such as <bos>.
+
+        The text is the whole prompt: control tokens that are written in it count.
+        """
+        return self.tokenizer.tokens_of_text(self._expanded(text))
 
     def tokens_of_messages(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), variables: Mapping[str, Any] | None = None
@@ -242,26 +244,25 @@ class LanguageModel:
         """
         for message in messages:
             check_text(text_of(message.get("content")))
-        text = self._template.render(messages, tools, **(variables or {}))
-        # The template writes the special tokens itself.
-        self._tokenizer.update_options(add_special_tokens="false")
-        return self._encode(text)
+        marked = self.tokenizer.mark_messages(messages)
+        try:
+            text = self._template.render(
+                marked, self.tokenizer.mark(tools), **self.tokenizer.mark(dict(variables or {}))
+            )
+        except FlowNPUError as error:  # a template may cite what it refuses
+            raise FlowNPUError(self.tokenizer.unmark(str(error))) from error
+        return self.tokenizer.tokens_of_marked(self._expanded(text))
 
     def tokens_of_conversation(self, messages: Sequence[Mapping[str, Any]]) -> Tokens:
         """Like `tokens_of_messages`; for a model without a chat template, the tokens of the messages' lines."""
         if self.has_chat_template:
             return self.tokens_of_messages(messages)
-        return self.tokens_of_text("\n".join(text_of(message.get("content")) for message in messages))
+        marked = self.tokenizer.mark_messages(messages)
+        text = "\n".join(text_of(message.get("content")) for message in marked)
+        return self.tokenizer.tokens_of_marked(self._expanded(text), special_tokens=True)
 
-    def _encode(self, text: str) -> Tokens:
-        check_text(text)
-        if self._image_processor is not None:
-            text = expand_images(text)
-        return np.asarray(self._tokenizer.encode(text), dtype=np.int32)
-
-    def text_of_token(self, token: int) -> str:
-        """The text of a token by itself; part of a character becomes the replacement character, U+FFFD."""
-        return str(self._tokenizer.decode(np.array([token], dtype=np.int32)))
+    def _expanded(self, text: str) -> str:
+        return text if self._image_processor is None else expand_images(text)
 
     @property
     def takes_images(self) -> bool:
@@ -331,8 +332,7 @@ class LanguageModel:
 
     def text_stream(self) -> Callable[[int], str]:
         """A function that takes a new sequence's tokens one by one, and returns the text that each adds."""
-        decode: Callable[[int], str] = self._tokenizer.create_stream().decode
-        return decode
+        return self.tokenizer.text_stream()
 
     def append(self, generator: Any, prompt: Tokens, images: "Sequence[PreparedImage]" = ()) -> float | None:
         """Computes a prompt's tokens; images, one for each mark, must come with the generator's first prompt.

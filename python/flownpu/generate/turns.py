@@ -4,7 +4,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["IMAGE", "text_of"]
+__all__ = ["IMAGE", "Content", "text_of"]
+
+Content = str | list[dict[str, str]]
+"""A text, or parts: {"type": "text", "text": ...} and {"type": "image"}."""
 
 IMAGE = "<start_of_image>"
 """Marks an image's place in a text, like Gemma's chat template."""

@@ -67,7 +67,9 @@ class Likelihood:
 
     token: int
     text: str
-    """The text of the token by itself."""
+    """See `Tokenizer.text_of`."""
+    data: bytes
+    """What the token adds to the answer, see `Tokenizer.bytes_of`."""
     logarithm: float
 
 

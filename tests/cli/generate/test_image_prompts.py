@@ -13,7 +13,7 @@ from PIL import Image
 
 from flownpu.errors import FlowNPUError
 from flownpu.generate.conversation import Conversation
-from flownpu.generate.image_prompts import IMAGE, expand_images, mark_images, read_images
+from flownpu.generate.image_prompts import IMAGE, expand_images, place_images, read_images
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 
 CPU = ("--provider", "cpu")
@@ -119,7 +119,7 @@ def test_the_tokens_are_those_of_transformers(language_model, pictures_checkpoin
     # What Gemma's chat template makes of a turn of two images and a text.
     prompt = turn(f"{IMAGE}{IMAGE}{QUESTION}")
     expected = processor(text=prompt, images=[pictures], add_special_tokens=False)["input_ids"][0]
-    got = language_model.tokens_of_messages([{"role": "user", "content": mark_images(QUESTION, 2)}])
+    got = language_model.tokens_of_messages([{"role": "user", "content": place_images(QUESTION, 2)}])
     assert got.tolist() == list(expected)
 
 

@@ -40,6 +40,7 @@ def open_worker(settings: ModelSettings) -> Worker:
         options=settings.options,
         threads=settings.threads,
         speculation=settings.speculation,
+        allow_control_tokens=settings.allow_control_tokens,
     )
     if model.dynamic_batching is not None:
         return EngineWorker(model, context=settings.context)

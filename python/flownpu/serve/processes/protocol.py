@@ -31,6 +31,8 @@ class ModelSettings:
     """Requests that a model that is not paged computes at the same time."""
     speculation: Speculation = field(default_factory=Speculation)
     """Where candidates for the next tokens come from."""
+    allow_control_tokens: bool = False
+    """Whether control tokens that are written in the texts of a conversation count as such."""
 
 
 @dataclass(frozen=True)

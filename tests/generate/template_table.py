@@ -21,8 +21,8 @@ from flownpu.generate.template_environment import PART
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 PROPERTIES = {
     "city": {"type": "string", "description": "Größe, 東京 & <b>"},
-    "days": {"type": ["integer", "null"], "minimum": 1, "default": 3},
-    "units": {"type": "array", "items": {"type": "string", "enum": ["°C", "K"]}},
+    "days": {"type": "integer", "description": "How many.", "minimum": 1, "default": 3},
+    "units": {"type": "array", "description": "Of what.", "items": {"type": "string", "enum": ["°C", "K"]}},
 }
 PARAMETERS = {"type": "object", "properties": PROPERTIES, "required": ["city"]}
 TOOLS = [
@@ -106,9 +106,12 @@ def lost(text: str, messages: list[dict[str, Any]]) -> bool:
     return words.strip() not in text or PART.search(text) is not None
 
 
+SIGNS = {"equal": "=", "more": "+", "form": "t", "refused": "–", "differs": "DIFFERS"}
+
+
 def main(folder: Path) -> None:
     """Prints the table, and how often each word occurs."""
-    print(f"| template | {' | '.join(FEATURES)} |\n|{'---|' * (len(FEATURES) + 1)}")
+    print(f"| template | {' | '.join(FEATURES)} |\n|---|{':-:|' * len(FEATURES)}")
     words: Counter[str] = Counter()
     seen = set()
     for path in sorted(folder.glob("*.jinja")):
@@ -118,7 +121,7 @@ def main(folder: Path) -> None:
         seen.add(template)
         found = compare(template)
         words.update(found.values())
-        print(f"| {path.stem} | {' | '.join(found.values())} |", flush=True)
+        print(f"| {path.stem} | {' | '.join(SIGNS[word] for word in found.values())} |", flush=True)
     print(f"\n{len(seen)} templates, {words.total()} renderings: {dict(words)}")
 
 

@@ -82,18 +82,18 @@ class ChatTemplate:
         """
         given = {**self.tokens, **variables}
         template = self.text(tools=bool(tools))
-        return str(_process().render(template=template, messages=messages, tools=tools, given=given))
+        return str(_processes().render(template=template, messages=messages, tools=tools, given=given))
 
     def start(self) -> None:
         """Starts the process that renders, if there is a template; else the first conversation waits for its start."""
         if self:
-            _process().start()
+            _processes().start()
 
 
 @functools.cache
-def _process() -> Any:
-    """The process that renders this one's templates."""
-    process = require("flownpu.generate.template_process", extra="genai", purpose="A chat template").TemplateProcess()
+def _processes() -> Any:
+    """The processes that render this one's templates."""
+    made = require("flownpu.generate.template_process", extra="genai", purpose="A chat template").TemplateProcesses()
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=process.forget)
-    return process
+        os.register_at_fork(after_in_child=made.forget)
+    return made

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process in which chat templates are rendered: `python -m flownpu.generate.template_process`.
+"""The processes in which chat templates are rendered: `python -m flownpu.generate.template_process`.
 
 A template is a program that came with a model, and a client decides on what it works. Jinja's sandbox keeps it from
 files and from Python, and bounds neither time nor memory: in a process of its own it can be ended, and what it
@@ -20,10 +20,11 @@ from flownpu.errors import FlowNPUError
 from flownpu.generate.template_environment import render
 from flownpu.system import limit_memory
 
-__all__ = ["RENDERING_SECONDS", "TemplateProcess", "main"]
+__all__ = ["RENDERING_SECONDS", "TemplateProcess", "TemplateProcesses", "main"]
 
-RENDERING_SECONDS = 5.0
-"""How long one conversation may take. The slowest of 210 public templates writes 1,000 turns, 1 MB, in 0.3 s."""
+RENDERING_SECONDS = 10.0
+"""How long one conversation may take. Of 210 public templates the slowest, whose time grows with the square of the
+turns, takes 3 to 8 s for 1,000 turns of 1,000 characters, the others 0.1 to 0.5 s."""
 RENDERING_MEMORY = 2**30
 """Bytes of address space. Python and Jinja take 60 MB; a conversation of 32 MB, the most that is written, is held some
 six times: as JSON, decoded, and as pieces."""
@@ -31,16 +32,40 @@ LONGEST = 2**25
 """Characters of a conversation: two for each of the 2^24 tokens that a context may have (convert/decoder_folder.py)."""
 
 
-class TemplateProcess:
-    """Renders conversations one at a time; the process starts with the first, and anew after one that was ended."""
+class TemplateProcesses:
+    """Renders conversations, each in a process that is idle, or in a new one."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Leaves the process to whoever started it: a forked child must not talk into its parent's conversation."""
+        """Leaves the processes to whoever started them: a forked child must not talk into its parent's conversation."""
+        self._idle: list[TemplateProcess] = []
+
+    def start(self) -> None:
+        """Starts a process, so that the first conversation need not wait for it."""
+        if not self._idle:
+            process = TemplateProcess()
+            process.start()
+            self._idle.append(process)
+
+    def render(self, **arguments: Any) -> str:
+        """See `TemplateProcess.render`; threads that render at the same time do not wait for one another."""
+        try:
+            process = self._idle.pop()
+        except IndexError:
+            process = TemplateProcess()
+        try:
+            return process.render(**arguments)
+        finally:
+            self._idle.append(process)
+
+
+class TemplateProcess:
+    """Renders conversations one at a time; the process starts with the first, and anew after one that was ended."""
+
+    def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
 
     def render(self, **arguments: Any) -> str:
         """What `template_environment.render` returns for its arguments, except `most`.
@@ -52,8 +77,7 @@ class TemplateProcess:
             request = json.dumps({**arguments, "most": LONGEST}).encode() + b"\n"
         except (RecursionError, ValueError) as error:  # ValueError: an integer of more digits than Python writes
             raise FlowNPUError(f"the conversation cannot be given to a chat template: {error}") from error
-        with self._lock:
-            answer = self._ask(request)
+        answer = self._ask(request)
         if "text" in answer:
             return str(answer["text"])
         raise FlowNPUError(f"the model's chat template does not take this conversation: {answer['error']}")

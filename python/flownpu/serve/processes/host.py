@@ -10,6 +10,7 @@ The process receives a `ModelSettings`, then (number, Question) to answer or (nu
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any
@@ -26,6 +27,10 @@ from flownpu.serve.processes.protocol import ModelFacts, ModelSettings, Question
 from flownpu.system import connect_to_parent
 
 __all__ = ["main"]
+
+PROMPTS = 4
+"""Prompts that are written at the same time: chat templates and tokenizers take milliseconds, and a template that takes
+seconds lets others pass."""
 
 
 def open_worker(settings: ModelSettings) -> Worker:
@@ -53,8 +58,12 @@ class _Host:
     def __init__(self, connection: Connection, worker: Worker) -> None:
         self._connection = connection
         self._worker = worker
-        self._requests: dict[int, Request] = {}
-        self._lock = Lock()  # guards `_requests` and sending: the worker's thread sends, too
+        self._requests: dict[int, Request | None] = {}
+        """What is asked, by number; None while its prompt is written."""
+        self._cancelled: set[int] = set()
+        """Of those, what is to be dropped when its prompt is written."""
+        self._lock = Lock()  # guards these and sending: other threads send, too
+        self._prompts = ThreadPoolExecutor(PROMPTS, "prompt")
 
     def run(self) -> None:
         """Receives questions until the connection ends."""
@@ -64,22 +73,34 @@ class _Host:
             except (EOFError, OSError):
                 break
             if question is None:
-                with self._lock:
-                    request = self._requests.get(number)
-                if request is not None:
-                    self._worker.cancel(request)
+                self._cancel(number)
                 continue
-            try:
-                self._submit(number, question)
-            except Exception as error:  # noqa: BLE001 whatever it is, it ends this request and no other
-                self._send(number, Failed(error))
+            with self._lock:
+                self._requests[number] = None
+            self._prompts.submit(self._submit, number, question)
+        self._prompts.shutdown(cancel_futures=True)
         self._worker.close()
 
     def _submit(self, number: int, question: Question) -> None:
-        request = _request(question, self._worker)
+        try:
+            request = _request(question, self._worker)
+            with self._lock:
+                dropped = number in self._cancelled
+                if not dropped:
+                    self._requests[number] = request
+                    self._worker.submit(request, lambda event: self._send(number, event))
+            if dropped:
+                self._send(number, Finished("cancelled", len(request.tokens), 0, 0))
+        except Exception as error:  # noqa: BLE001 whatever it is, it ends this request and no other
+            self._send(number, Failed(error))
+
+    def _cancel(self, number: int) -> None:
         with self._lock:
-            self._requests[number] = request
-        self._worker.submit(request, lambda event: self._send(number, event))
+            request = self._requests.get(number)
+            if request is None and number in self._requests:
+                self._cancelled.add(number)
+        if request is not None:
+            self._worker.cancel(request)
 
     def _send(self, number: int, event: Event) -> None:
         if isinstance(event, Failed) and not isinstance(event.error, FlowNPUError):
@@ -88,6 +109,7 @@ class _Host:
         with self._lock:
             if isinstance(event, Finished | Failed):
                 self._requests.pop(number, None)
+                self._cancelled.discard(number)
             try:
                 self._connection.send((number, event))
             except OSError:
@@ -100,6 +122,11 @@ def _request(question: Question, worker: Worker) -> Request:
     Raises:
         FlowNPUError: the prompt is empty or too long, has unknown tokens, or the chat template does not take it.
     """
+    if isinstance(question.prompt, tuple) and len(question.prompt) > worker.context_length:
+        raise FlowNPUError(
+            f"the prompt is at least {len(question.prompt)} tokens long, one for each turn, and the context holds "
+            f"{worker.context_length}, the answer included: shorten the prompt"
+        )
     tokens = _tokens(question, worker.model)
     room = worker.context_length - len(tokens)
     if not len(tokens):

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-__all__ = ["ApiError", "busy", "invalid", "unknown_model"]
+__all__ = ["ApiError", "busy", "invalid", "mistake", "unknown_model"]
 
 
 class ApiError(Exception):
@@ -43,6 +43,11 @@ class ApiError(Exception):
 def invalid(message: str, parameter: str | None = None, code: str | None = None) -> ApiError:
     """Status 400: the request is wrong."""
     return ApiError(400, message, parameter=parameter, code=code)
+
+
+def mistake() -> ApiError:
+    """Status 500: the server has a bug. What is known of it is logged, for it is not the client's business."""
+    return ApiError(500, "the server made a mistake; its log says which")
 
 
 def unknown_model(name: str, known: list[str]) -> ApiError:

@@ -8,9 +8,11 @@ what happens anyway.
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
+from flownpu.serve.errors import invalid
 from flownpu.serve.requests.openai import ChatRequest, CompletionRequest, NoPenalty, Number, Stop, Strict
+from flownpu.serve.requests.validation import validated
 
 __all__ = ["OllamaChat", "OllamaGenerate", "OllamaOptions", "OllamaShow"]
 
@@ -142,10 +144,10 @@ class OllamaChat(OllamaShared):
         """The same in OpenAI's words.
 
         Raises:
-            ValidationError: a tool is not one.
+            ApiError: a tool is not one.
         """
         messages = [message.document() for message in self.messages]
-        return ChatRequest.model_validate({**self.fields(), "messages": messages, "tools": self.tools})
+        return validated(ChatRequest, {**self.fields(), "messages": messages, "tools": self.tools})
 
 
 class OllamaGenerate(OllamaShared):
@@ -161,20 +163,20 @@ class OllamaGenerate(OllamaShared):
     context: None = None
 
     def request(self) -> ChatRequest | CompletionRequest:
-        """The same in OpenAI's words."""
+        """The same in OpenAI's words.
+
+        Raises:
+            ApiError: a prompt that is taken as it is has a format or images.
+        """
         fields = self.fields()
         if self.raw:
             if fields.pop("response_format") is not None or self.images:
-                message = "raw prompts have no format and no images"
-                raise ValidationError.from_exception_data(
-                    message,
-                    [{"type": "value_error", "loc": ("raw",), "input": True, "ctx": {"error": ValueError(message)}}],
-                )
-            return CompletionRequest.model_validate({**fields, "prompt": self.prompt})
+                raise invalid("raw prompts have no format and no images", "raw")
+            return validated(CompletionRequest, {**fields, "prompt": self.prompt})
         messages = [OllamaMessage(role="user", content=self.prompt, images=self.images)]
         if self.system:
             messages.insert(0, OllamaMessage(role="system", content=self.system))
-        return ChatRequest.model_validate({**fields, "messages": [message.document() for message in messages]})
+        return validated(ChatRequest, {**fields, "messages": [message.document() for message in messages]})
 
 
 class OllamaShow(Strict):

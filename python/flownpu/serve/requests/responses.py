@@ -18,6 +18,7 @@ from flownpu.serve.requests.openai import (
     Strict,
     TextFormat,
 )
+from flownpu.serve.requests.validation import validated
 
 __all__ = ["ResponsesRequest"]
 
@@ -183,7 +184,8 @@ class ResponsesRequest(Strict):
             {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
             for tool in self.tools or []
         ]
-        return ChatRequest.model_validate(
+        return validated(
+            ChatRequest,
             {
                 "model": self.model,
                 "messages": messages,
@@ -194,5 +196,5 @@ class ResponsesRequest(Strict):
                 "tools": tools or None,
                 "tool_choice": choice,
                 "parallel_tool_calls": self.parallel_tool_calls,
-            }
+            },
         )

@@ -7,9 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import ValidationError
 
 from flownpu import __version__
 from flownpu.model.folder import read_genai_config, read_json
@@ -81,10 +79,7 @@ def ollama_routes(service: Service) -> APIRouter:
         return JSONResponse({"model": name, "created_at": _now(), **empty, "done": True, "done_reason": "load"})
 
     async def answer(request: OllamaChat | OllamaGenerate, connection: Request, part: Any) -> Response:
-        try:
-            asked = request.request()
-        except ValidationError as error:
-            raise RequestValidationError(error.errors()) from error
+        asked = request.request()
         begin = service.chat(asked) if isinstance(asked, ChatRequest) else service.complete(asked)
         chat = await unless_gone(connection, begin)
         documents = _documents(chat, request.model, part)

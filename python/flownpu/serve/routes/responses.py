@@ -8,9 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import ValidationError
 
 from flownpu.serve.requests.responses import ResponsesRequest
 from flownpu.serve.service import Chat, Delta, Service, usage
@@ -26,11 +24,7 @@ def responses_routes(service: Service) -> APIRouter:
 
     @router.post("/responses")
     async def responses(request: ResponsesRequest, connection: Request) -> Response:
-        try:
-            asked = request.request()
-        except ValidationError as error:
-            raise RequestValidationError(error.errors()) from error
-        chat = await unless_gone(connection, service.chat(asked))
+        chat = await unless_gone(connection, service.chat(request.request()))
         if request.stream:
             return event_stream(_events(chat, request), end=None)
         return JSONResponse(await unless_gone(connection, response(chat, request)))

@@ -212,7 +212,7 @@ def test_files_that_are_none_are_refused_at_once(run, source, tmp_path, kind):
 
 
 @pytest.mark.parametrize("rest", [b'{"id": "batch_r', b'{"id": "batch_req_0a", "custom_id"\0\0\0', b"\0\0\0\0"])
-def test_answers_of_which_the_last_is_cut_short_are_kept(topics, tmp_path, rest):
+def test_answers_of_which_the_last_is_cut_short_are_kept(tmp_path, rest):
     """What a power cut leaves: part of a line, or zeros where the file system had not written yet."""
     answer = b'{"id": "batch_req_0", "custom_id": "a", "response": {"body": {}}}\n'
     path = tmp_path / "out.jsonl"
@@ -291,7 +291,7 @@ def test_request_that_fails_alone_gets_the_error_as_its_answer(tmp_path, monkeyp
 
 def test_batch_whose_model_cannot_be_loaded_ends_without_answers(source, tmp_path, monkeypatch):
     class Unloaded(Service):
-        async def chat(self, request):
+        async def chat(self, _request):
             raise ApiError(503, "the model topics cannot be loaded", code="model_not_loaded")
 
     monkeypatch.setattr("flownpu.serve.batch.Service", Unloaded)

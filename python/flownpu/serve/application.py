@@ -46,7 +46,12 @@ def application(service: Service) -> FastAPI:
         app.add_middleware(KeyGuard, key=settings.api_key)
     if settings.origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=settings.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            # Browsers ask before a page of the internet may reach a server on this machine or its network.
+            allow_private_network=True,
         )
     if "*" not in settings.hosts:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(settings.hosts), www_redirect=False)

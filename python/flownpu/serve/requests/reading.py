@@ -38,7 +38,9 @@ def read_document(content: bytes) -> Any:
         raise _too_deep() from error
     except FlowNPUError:
         raise
-    except ValueError as error:  # the only other one: sys.get_int_max_str_digits, against numbers that take long to read
+    except (
+        ValueError
+    ) as error:  # the only other one: sys.get_int_max_str_digits, against numbers that take long to read
         raise FlowNPUError("not JSON that is read here: an integer has thousands of digits") from error
     _check(value)
     return value

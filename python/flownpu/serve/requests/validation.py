@@ -60,21 +60,22 @@ def _meant(errors: Sequence[Any], body: Any) -> tuple[Place, list[Any]]:
     """The place of the error that the client meant, and all errors at this place.
 
     Where a union is expected, each of its members reports why it does not match. The one that the client meant matches
-    most of the request: its error is at the deepest place; of equally deep ones, it has the fewest errors, and the last.
+    most of the request: its error is at the deepest place. Of equally deep ones it has the fewest errors, and in a list
+    the last.
     """
     places = []
     for error in errors:
         location: Place = tuple(part for number, part in enumerate(error["loc"]) if number or part != "body")
         place = _place(location, body, is_missing=error["type"] == "missing")
         places.append((place, tuple(part for part in location if part not in place), error))
-    branches = [branch for _, branch, _ in places]
     deepest = max(len(place) for place, _, _ in places)
-    # Indices are compared in a branch of few errors: where a list goes on being right the longest.
-    best = max(
-        (each for each in places if len(each[0]) == deepest),
-        key=lambda each: (-branches.count(each[1]), [part for part in each[0] if isinstance(part, int)]),
-    )[0]
-    return best, [error for place, _, error in places if place == best]
+    branches = [branch for _, branch, _ in places]
+    fewest = min(branches.count(branch) for place, branch, _ in places if len(place) == deepest)
+    meant = [
+        (place, error) for place, branch, error in places if len(place) == deepest and branches.count(branch) == fewest
+    ]
+    best = max((place for place, _ in meant), key=lambda place: [part for part in place if isinstance(part, int)])
+    return best, [error for place, error in meant if place == best]
 
 
 def _place(location: Place, value: Any, *, is_missing: bool) -> Place:
@@ -85,20 +86,18 @@ def _place(location: Place, value: Any, *, is_missing: bool) -> Place:
     if is_missing and not rest:
         return (part,)
     ways = [_place(rest, value, is_missing=is_missing)]
-    if isinstance(value, dict) and part in value or isinstance(value, list) and part in range(len(value)):
+    if (isinstance(value, dict) and part in value) or (isinstance(value, list) and part in range(len(value))):
         ways.append((part, *_place(rest, value[part], is_missing=is_missing)))
     return max(ways, key=len)
 
 
 def _expected(errors: Sequence[Any]) -> str:
     """What a field must be; the alternatives if each member of a union refuses its type."""
-    # A member whose type the value has says more than those of other types.
-    errors = [error for error in errors if not error["type"].endswith("_type")] or errors
     texts = [
         "Input should be an object" if error["type"] in OBJECTS else error["msg"].removeprefix("Value error, ")
         for error in errors
     ]
     beginning = "Input should be "
-    if not all(text.startswith(beginning) for text in texts):
-        return next(text for text in texts if not text.startswith(beginning))
-    return beginning + " or ".join(dict.fromkeys(text.removeprefix(beginning) for text in texts))
+    # A member whose type the value has says more than those of other types.
+    own = [text for text in texts if not text.startswith(beginning)]
+    return own[0] if own else beginning + " or ".join(dict.fromkeys(text.removeprefix(beginning) for text in texts))

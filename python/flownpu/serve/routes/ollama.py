@@ -13,6 +13,7 @@ from flownpu import __version__
 from flownpu.model.folder import read_genai_config, read_json
 from flownpu.serve.requests.ollama import OllamaChat, OllamaGenerate, OllamaShow
 from flownpu.serve.requests.openai import ChatRequest
+from flownpu.serve.routes.json_route import JsonRoute
 from flownpu.serve.service import Chat, Delta, End, Service
 from flownpu.serve.streams import line_stream, unless_gone
 
@@ -23,7 +24,7 @@ NANOSECONDS = 1e9
 
 def ollama_routes(service: Service) -> APIRouter:
     """The routes to a server's models."""
-    router = APIRouter(prefix="/api")
+    router = APIRouter(route_class=JsonRoute, prefix="/api")
 
     @router.get("/version")
     async def version() -> dict[str, str]:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from flownpu.serve.requests.responses import ResponsesRequest
+from flownpu.serve.routes.json_route import JsonRoute
 from flownpu.serve.service import Chat, Delta, Service, usage
 from flownpu.serve.streams import event_stream, unless_gone
 from flownpu.serve.tools import ToolCall
@@ -20,7 +21,7 @@ __all__ = ["response", "responses_routes"]
 
 def responses_routes(service: Service) -> APIRouter:
     """The route to a server's models."""
-    router = APIRouter(prefix="/v1")
+    router = APIRouter(route_class=JsonRoute, prefix="/v1")
 
     @router.post("/responses")
     async def responses(request: ResponsesRequest, connection: Request) -> Response:

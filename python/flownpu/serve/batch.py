@@ -26,7 +26,7 @@ from flownpu.serve.requests.reading import read_document
 from flownpu.serve.requests.responses import ResponsesRequest
 from flownpu.serve.requests.validation import validated
 from flownpu.serve.routes.openai import chat_completion, completion
-from flownpu.serve.routes.responses import response
+from flownpu.serve.routes.responses import begun, response
 from flownpu.serve.service import Service
 from flownpu.serve.settings import ServerSettings
 from flownpu.system import lock
@@ -299,7 +299,7 @@ async def _body(item: dict[str, Any], service: Service) -> dict[str, Any]:
             return await completion(await service.complete(prompts), prompts)
         case "/v1/responses":
             asked = validated(ResponsesRequest, body)
-            return await response(await service.chat(asked.request()), asked)
+            return await response(await begun(service, asked), asked)
         case url:
             raise invalid(
                 f"no such url in a batch: {url!r}; there is /v1/chat/completions, /v1/completions, /v1/responses"

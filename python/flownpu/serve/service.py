@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flownpu.generate.language_model import Sampling
 from flownpu.generate.worker import Finished, Likelihood, Piece
 from flownpu.model.folder import is_embedding_folder
 from flownpu.serve.answers import Answers
@@ -157,7 +156,7 @@ class Service:
             tuple(conversation.messages),
             tools=tuple(conversation.tools),
             max_new_tokens=self._output_tokens(request.max_completion_tokens or request.max_tokens),
-            sampling=Sampling(**request.sampling_fields()),
+            sampling=request.sampling(),
             images=tuple(images),
             stop=request.stops(),
             guidance=constraint.guidance,
@@ -183,7 +182,7 @@ class Service:
             Question(
                 prompt if isinstance(prompt, str) else tuple(prompt),
                 max_new_tokens=self._output_tokens(16 if request.max_tokens is None else request.max_tokens),
-                sampling=Sampling(**request.sampling_fields()),
+                sampling=request.sampling(),
                 stop=request.stops(),
                 alternatives=request.logprobs,
             )

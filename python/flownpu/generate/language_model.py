@@ -33,6 +33,10 @@ __all__ = ["LanguageModel", "Message", "Sampling", "Timing", "Tokens"]
 
 CPU_PLACEMENT: dict[str, Any] = {"summary": "Every node runs on ONNX Runtime's own CPU provider."}
 
+LEAST_TOP_P = 1e-6
+"""Leaves the likeliest token alone, unless a million are as likely; GenAI 0.18 takes no notice of 0, nor of what is 0 in
+float32."""
+
 Tokens = NDArray[np.int32]
 Message = dict[str, str]
 """One turn of a conversation: its "role" ("user", "assistant", "system") and its "content", with marks for images."""
@@ -59,7 +63,7 @@ class Sampling:
         given: dict[str, float | int | bool | None] = {
             "temperature": self.temperature,
             "top_k": self.top_k,
-            "top_p": self.top_p,
+            "top_p": None if self.top_p is None else max(self.top_p, LEAST_TOP_P),
             "random_seed": self.seed,
         }
         options = {name: value for name, value in given.items() if value is not None}

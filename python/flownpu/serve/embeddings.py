@@ -87,7 +87,8 @@ class Embedder:
             self.requests -= 1
         if found.cut and not truncate:
             raise too_long(
-                f"input.{found.cut[0]} is longer than the {model.longest} tokens that the model takes: shorten it", "input"
+                f"input.{found.cut[0]} is longer than the {model.longest} tokens that the model takes: shorten it",
+                "input",
             )
         return found
 

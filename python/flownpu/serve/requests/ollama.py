@@ -11,7 +11,18 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from flownpu.serve.errors import invalid
-from flownpu.serve.requests.openai import ChatRequest,CompletionRequest,Number,Penalty,Portion,Repetition,Seed,Stop,Strict,Window
+from flownpu.serve.requests.openai import (
+    ChatRequest,
+    CompletionRequest,
+    Number,
+    Penalty,
+    Portion,
+    Repetition,
+    Seed,
+    Stop,
+    Strict,
+    Window,
+)
 from flownpu.serve.requests.validation import validated
 
 __all__ = ["OllamaChat", "OllamaGenerate", "OllamaOptions", "OllamaShow"]
@@ -34,7 +45,7 @@ class OllamaOptions(Strict):
 
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_k: int | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_p: Portion | None = None
     seed: Seed | None = None
     num_predict: int | None = None
     """Tokens of the answer; -1 and -2: as many as fit."""
@@ -67,7 +78,7 @@ class OllamaOptions(Strict):
     def fields(self) -> dict[str, Any]:
         """OpenAI's fields of them."""
         most = self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
-        top_k = self.top_k if self.top_k is not None and self.top_k > 0 else None
+        top_k = None if self.top_k is None else max(self.top_k, 0)
         seed = None if self.seed is None or self.seed < 0 else self.seed
         same = self.model_dump(include={"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"})
         penalties = {

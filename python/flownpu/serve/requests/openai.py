@@ -7,7 +7,7 @@ fields that change no answer are accepted. Unknown fields are an error.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from flownpu.generate.language_model import Sampling
 from flownpu.generate.penalties import Penalties
@@ -150,13 +150,15 @@ class StreamOptions(Strict):
 
 
 Number = Annotated[float, Field(strict=False, allow_inf_nan=False)]
-Stop = str | Annotated[list[str], Field(max_length=16), FailFast()] | None
+Stop = str | Annotated[list[str], Field(max_length=16, fail_fast=True)] | None
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 """OpenAI's bounds."""
 Repetition = Annotated[Number, Field(ge=0.01, le=100)]
 """By what logits are divided; the bounds keep them finite."""
 Portion = Annotated[Number, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Token = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+"""A token's number, as a text."""
 Window = Annotated[int, Field(ge=-1)]
 """How many of the last tokens the penalties count; -1: all."""
 ALL = 2**31
@@ -171,15 +173,17 @@ class Shared(Strict):
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=1)] | None = None
-    """Not OpenAI's: as other servers have it."""
+    top_p: Portion | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """Not OpenAI's: as other servers have it; 0 and -1: of all tokens."""
     seed: Seed | None = None
     stop: Stop = None
     n: Annotated[int, Field(ge=1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[Number, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[Number, Field(ge=-100, le=100)]] | None = (
+        None
+    )
     """By tokens' numbers."""
     # Not OpenAI's: as vLLM has them, and the last as llama.cpp's server.
     min_p: Portion | None = None
@@ -190,7 +194,8 @@ class Shared(Strict):
     def sampling(self) -> Sampling:
         """How tokens are chosen; GenAI's seeds have 31 bits."""
         seed = None if self.seed is None else self.seed % 2**31
-        return Sampling(self.temperature, self.top_k, self.top_p, seed, self._penalties())
+        top_k = None if self.top_k is None else max(self.top_k, 0)
+        return Sampling(self.temperature, top_k, self.top_p, seed, self._penalties())
 
     def _penalties(self) -> Penalties:
         bias = tuple((int(token), value) for token, value in (self.logit_bias or {}).items())
@@ -210,7 +215,7 @@ class Shared(Strict):
 class ChatRequest(Shared):
     """What /v1/chat/completions takes."""
 
-    messages: Annotated[list[Message], Field(min_length=1), FailFast()]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -238,9 +243,9 @@ class CompletionRequest(Shared):
     # In a long list, the first wrong item says enough.
     prompt: (
         str
-        | Annotated[list[str], FailFast()]
-        | Annotated[list[int], FailFast()]
-        | Annotated[list[Annotated[list[int], FailFast()]], FailFast()]
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Annotated[list[int], Field(fail_fast=True)]
+        | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)]
     )
     echo: Literal[False] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

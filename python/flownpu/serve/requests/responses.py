@@ -6,7 +6,7 @@ The server keeps no conversations: each request must hold all turns of its conve
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, FailFast, Field, Tag
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 
 from flownpu.serve.requests.openai import (
     ChatRequest,
@@ -15,6 +15,7 @@ from flownpu.serve.requests.openai import (
     JsonObjectFormat,
     JsonSchema,
     Number,
+    Portion,
     Strict,
     TextFormat,
 )
@@ -141,11 +142,11 @@ class ResponsesRequest(Strict):
     """What /v1/responses takes."""
 
     model: str
-    input: str | Annotated[list[AnyItem], Field(min_length=1), FailFast()]
+    input: str | Annotated[list[AnyItem], Field(min_length=1, fail_fast=True)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_p: Portion | None = None
     stream: bool | None = None
     text: TextOptions | None = None
     tools: list[ResponsesFunction] | None = None

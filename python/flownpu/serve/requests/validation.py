@@ -86,7 +86,8 @@ def _place(location: Place, value: Any, *, is_missing: bool) -> Place:
     if is_missing and not rest:
         return (part,)
     ways = [_place(rest, value, is_missing=is_missing)]
-    if (isinstance(value, dict) and part in value) or (isinstance(value, list) and part in range(len(value))):
+    keys = value.keys() if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    if part in keys:
         ways.append((part, *_place(rest, value[part], is_missing=is_missing)))
     return max(ways, key=len)
 

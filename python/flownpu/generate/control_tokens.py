@@ -88,9 +88,7 @@ class ControlTokens:
         renamed = self._names_and_marks.sub(lambda found: self._renamed(found["name"]) if found["name"] else "", text)
         encoding = self._view.encode(renamed, add_special_tokens=special_tokens)
         tokens: list[int] = []
-        for token, is_around, place in zip(
-            encoding.ids, encoding.special_tokens_mask, encoding.offsets, strict=True
-        ):
+        for token, is_around, place in zip(encoding.ids, encoding.special_tokens_mask, encoding.offsets, strict=True):
             if is_around:
                 tokens.append(token)
             elif token in self._numbers:

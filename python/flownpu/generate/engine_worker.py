@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flownpu.errors import FlowNPUError, require
+from flownpu.errors import ContextLengthError, FlowNPUError, require
 from flownpu.generate.arrivals import Arrivals
 from flownpu.generate.language_model import LanguageModel
 from flownpu.generate.stop_texts import StopTexts
@@ -25,6 +25,7 @@ _SETTERS = {
     "top_k": "set_top_k",
     "top_p": "set_top_p",
     "random_seed": "set_seed",
+    "repetition_penalty": "set_repetition_penalty",
 }
 
 
@@ -214,8 +215,14 @@ class EngineWorker:
         request = turn.request
         if request.images:
             raise FlowNPUError("a paged model takes no images: send the request without them")
-        if turn.limit < 1:
+        if request.sampling.penalties and not request.sampling.penalties.only_repetition:
             raise FlowNPUError(
+                "a paged model takes repetition_penalty, and no frequency_penalty, presence_penalty, repeat_last_n, "
+                "logit_bias and min_p: ORT GenAI's engine, which computes it, gives tokens and no logits. Leave them "
+                "out, or serve the model converted without --paged"
+            )
+        if turn.limit < 1:
+            raise ContextLengthError(
                 f"the prompt is {len(request.tokens)} tokens long and the model's context holds {self.context_length}: "
                 "shorten the prompt so that a reply has room"
             )
@@ -234,7 +241,9 @@ class EngineWorker:
         genai_request = self._engine.create_request()
         options = self._genai.TurnOptions(genai_request)
         options.set_max_generated_tokens(turn.limit - len(turn.tokens))
-        for name, value in request.sampling.search_options().items():
+        repetition = request.sampling.penalties.repetition
+        penalised = {} if repetition is None else {"repetition_penalty": repetition}
+        for name, value in (request.sampling.search_options() | penalised).items():
             getattr(options, _SETTERS[name])(value)
         if request.guidance is not None:
             options.set_guidance(request.guidance.kind, request.guidance.text)

@@ -11,6 +11,7 @@ import numpy as np
 from flownpu.generate.arrivals import Arrivals
 from flownpu.generate.held_sequence import HeldSequence
 from flownpu.generate.language_model import LanguageModel
+from flownpu.generate.penalties import ChangedLogits
 from flownpu.generate.stop_texts import StopTexts
 from flownpu.generate.worker import Deliver, Event, Failed, Finished, FinishReason, Likelihood, Piece, Request, Started
 
@@ -170,11 +171,19 @@ class GeneratorWorker:
         stops = StopTexts(request.stop)
         limit = min(request.max_new_tokens, self.context_length - len(request.tokens))
         steps = self.model.steps(generator)
+        sampling = request.sampling
+        changed: ChangedLogits | None = None
+        if sampling.penalties:
+            changed = ChangedLogits(sampling.penalties, request.tokens, self.model.temperature(sampling))
         reason: FinishReason | None = None
         while reason is None:
             # Read before the step: guidance and sampling change the logits in place.
             logarithms = _logarithms(generator.get_logits()) if request.alternatives is not None else None
+            if changed is not None:
+                generator.set_logits(changed.of(generator.get_logits()))
             token, text = next(steps)
+            if changed is not None:
+                changed.add(token)
             answer.new_tokens += 1
             ended = token in self.model.ending_tokens
             text = stops.add("" if ended else text)

@@ -8,14 +8,14 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
 
 from flownpu.errors import FlowNPUError, check_text, require
 from flownpu.generate.chat_template import ChatTemplate
 from flownpu.generate.image_prompts import ImageProcessor, expand_images
+from flownpu.generate.penalties import Penalties
 from flownpu.generate.speculative.compatibility import check_draft, check_verifies
 from flownpu.generate.speculative.generator import SpeculativeGenerator, Tally
 from flownpu.generate.speculative.model import DraftModel, Speculation, SpeculativeModel, VerifyingGraph
@@ -32,6 +32,10 @@ __all__ = ["LanguageModel", "Message", "Sampling", "Timing", "Tokens"]
 
 CPU_PLACEMENT: dict[str, Any] = {"summary": "Every node runs on ONNX Runtime's own CPU provider."}
 
+LEAST_TOP_P = 1e-6
+"""Leaves the likeliest token alone, unless a million are as likely; GenAI 0.18 takes no notice of 0, nor of what is 0 in
+float32."""
+
 Message = dict[str, Content]
 """One turn of a conversation: its "role" ("user", "assistant", "system") and its "content"."""
 
@@ -45,19 +49,23 @@ class Sampling:
     top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
+    penalties: Penalties = field(default_factory=Penalties)
+    """Changes of the logits, which only the workers of a server make."""
 
     def search_options(self) -> dict[str, float | int | bool]:
         """The options of GenAI's search."""
+        # `ChangedLogits` penalises repetitions in the model's stead.
+        own: dict[str, float | int | bool] = {} if self.penalties.repetition is None else {"repetition_penalty": 1.0}
         if self.temperature == 0:
-            return {"do_sample": False}
+            return {"do_sample": False, **own}
         given: dict[str, float | int | bool | None] = {
             "temperature": self.temperature,
             "top_k": self.top_k,
-            "top_p": self.top_p,
+            "top_p": None if self.top_p is None else max(self.top_p, LEAST_TOP_P),
             "random_seed": self.seed,
         }
         options = {name: value for name, value in given.items() if value is not None}
-        return {"do_sample": True, **options} if options else {}
+        return {"do_sample": True, **options, **own} if options or self.penalties.min_p else own
 
 
 @dataclass
@@ -135,6 +143,7 @@ class LanguageModel:
         self.can_rewind = _can_rewind(configuration)
         search = configuration.get("search", {})
         self._samples = bool(search.get("do_sample", False))
+        self._temperature = float(search.get("temperature", 1.0))
         self._cache_grows = not search.get("past_present_share_buffer", False)
         self.dynamic_batching: dict[str, Any] | None = configuration.get("engine", {}).get("dynamic_batching")
         """GenAI's settings of a paged model, which only GenAI's engine runs; None: the model is not paged."""
@@ -230,7 +239,10 @@ class LanguageModel:
         return self.tokenizer.tokens_of_text(self._expanded(text))
 
     def tokens_of_messages(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> Tokens:
         """The tokens of a conversation in the model's chat template, up to where the model's next reply begins.
 
@@ -317,6 +329,11 @@ class LanguageModel:
             return self._genai.Generator(model, parameters)
         except RuntimeError as error:
             raise FlowNPUError(f"the {guidance[0]} is not one that GenAI's guidance understands: {error}") from error
+
+    def temperature(self, sampling: Sampling) -> float:
+        """By what GenAI divides the logits; 0 if it takes the likeliest token."""
+        options = sampling.search_options()
+        return float(options.get("temperature", self._temperature)) if options.get("do_sample", self._samples) else 0.0
 
     def engine(self) -> Any:
         """A GenAI engine, which computes many requests at a time; it may only be used on the calling thread.

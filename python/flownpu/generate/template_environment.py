@@ -63,7 +63,7 @@ class _Dictionaries:
 class _Namespace(utils.Namespace):
     """Jinja's namespace without names that begin with an underscore, such as Python's own."""
 
-    def __init__(*args: Any, **named: Any) -> None:  # noqa: N805 `self` may be one of the names
+    def __init__(*args: Any, **named: Any) -> None:
         values = dict(*args[1:], **named)
         for name in values:
             _check_name(name)
@@ -90,7 +90,7 @@ def _raise(message: object) -> NoReturn:
 
 
 def _now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)  # noqa: DTZ005 the user's own day is meant
+    return datetime.now().strftime(pattern)
 
 
 @lru_cache(1)

@@ -66,9 +66,10 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
+    except (OSError, TypeError) as error:  # TypeError: a name that cannot be looked up
+        reason = error.strerror if isinstance(error, OSError) else error
         raise FlowNPUError(
-            f"cannot listen on {host}, port {port}: {error.strerror}. --host and --port choose another address"
+            f"cannot listen on {host}, port {port}: {reason}. --host and --port choose another address"
         ) from error
 
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flownpu.generate.language_model import Sampling
 from flownpu.generate.worker import Finished, Likelihood, Piece
 from flownpu.model.folder import is_embedding_folder
 from flownpu.serve.answers import Answers
@@ -158,7 +157,7 @@ class Service:
             tools=tuple(conversation.tools),
             variables=conversation.variables,
             max_new_tokens=self._output_tokens(request.max_completion_tokens or request.max_tokens),
-            sampling=Sampling(**request.sampling_fields()),
+            sampling=request.sampling(),
             images=tuple(images),
             stop=request.stops(),
             guidance=constraint.guidance,
@@ -184,7 +183,7 @@ class Service:
             Question(
                 prompt if isinstance(prompt, str) else tuple(prompt),
                 max_new_tokens=self._output_tokens(16 if request.max_tokens is None else request.max_tokens),
-                sampling=Sampling(**request.sampling_fields()),
+                sampling=request.sampling(),
                 stop=request.stops(),
                 alternatives=request.logprobs,
             )

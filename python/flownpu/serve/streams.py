@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
 
-from flownpu.serve.errors import ApiError
+from flownpu.serve.errors import ApiError, mistake
 
 __all__ = ["ClientGoneError", "event_stream", "line_stream", "unless_gone"]
 
@@ -42,7 +42,7 @@ def event_stream(documents: AsyncIterator[dict[str, Any]], end: str | None = "[D
             return
         except Exception:
             log.exception("a stream broke off")
-            yield {"data": _json(ApiError(500, "the server made a mistake; its log says which").document())}
+            yield {"data": _json(mistake().document())}
             return
         if end is not None:
             yield {"data": end}
@@ -61,7 +61,7 @@ def line_stream(documents: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
             yield f"{_json({'error': error.message})}\n"
         except Exception:
             log.exception("a stream broke off")
-            yield f"{_json({'error': 'the server made a mistake; its log says which'})}\n"
+            yield f"{_json({'error': mistake().message})}\n"
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
 

@@ -57,15 +57,20 @@ class Choice:
         self._row = np.zeros((1, 1, vocabulary), np.float32)
         # GenAI 0.18 keeps a reference to this memory: each step reads what was written there before.
         generator.set_model_input(_ROW, self._row)
+        self._has_logits = False
 
     def append(self, tokens: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
         """Appends given tokens; `logits`, float32 [V], are those behind the last of them."""
         self._row[...] = logits
         self.generator.append_tokens(tokens)
+        self._has_logits = True
 
     def next(self, logits: NDArray[np.float32]) -> int:
         """Chooses a token from the logits behind the last one, float32 [V]; appends it unless it ends the text."""
         self._row[...] = logits
+        if self._has_logits:  # it read them when tokens were appended; they may have been changed since
+            self.generator.set_logits(self._row)
+            self._has_logits = False
         self.generator.generate_next_token()
         return int(self.generator.get_next_tokens()[0])
 

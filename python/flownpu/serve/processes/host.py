@@ -10,17 +10,19 @@ The process receives a `ModelSettings`, then (number, Question) to answer or (nu
 
 import os
 import signal
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from flownpu.errors import FlowNPUError
+from flownpu.errors import ContextLengthError, FlowNPUError
 from flownpu.generate.engine_worker import EngineWorker
 from flownpu.generate.generator_worker import GeneratorWorker
-from flownpu.generate.language_model import LanguageModel, Tokens
+from flownpu.generate.language_model import LanguageModel, Sampling, Tokens
 from flownpu.generate.worker import Event, Failed, Finished, Request, Worker
 from flownpu.model.folder import read_genai_config
 from flownpu.serve.processes.protocol import ModelFacts, ModelSettings, Question
@@ -132,14 +134,14 @@ def _request(question: Question, worker: Worker) -> Request:
     if not len(tokens):
         raise FlowNPUError("the prompt is empty: expected some text")
     if room < 1:
-        raise FlowNPUError(
+        raise ContextLengthError(
             f"the prompt is {len(tokens)} tokens long and the context holds {worker.context_length}, the answer "
             "included: shorten the prompt"
         )
     return Request(
         tokens,
         min(question.max_new_tokens or room, room),
-        question.sampling,
+        _sampling(question.sampling, worker.model.vocabulary_size),
         question.images,
         question.stop,
         question.guidance,
@@ -152,12 +154,27 @@ def _tokens(question: Question, model: LanguageModel) -> Tokens:
     if isinstance(prompt, str):
         return model.tokens_of_text(prompt)
     if prompt and isinstance(prompt[0], int):
-        if (largest := max(prompt)) >= model.vocabulary_size or min(prompt) < 0:
-            raise FlowNPUError(f"the prompt has a token {largest}, and the model knows {model.vocabulary_size}")
+        _check_tokens("the prompt", prompt, model.vocabulary_size)
         return np.array(prompt, dtype=np.int32)
     if not model.has_chat_template:
         return model.tokens_of_conversation(prompt)
     return model.tokens_of_messages(prompt, question.tools, question.variables)
+
+
+def _sampling(sampling: Sampling, vocabulary: int) -> Sampling:
+    """The sampling as GenAI takes it: the k likeliest of fewer tokens are all of them.
+
+    Raises:
+        FlowNPUError: a biased token is unknown.
+    """
+    _check_tokens("logit_bias", (token for token, _ in sampling.penalties.bias), vocabulary)
+    return sampling if sampling.top_k is None else replace(sampling, top_k=min(sampling.top_k, vocabulary))
+
+
+def _check_tokens(place: str, tokens: Iterable[int], vocabulary: int) -> None:
+    for token in tokens:
+        if not 0 <= token < vocabulary:
+            raise FlowNPUError(f"{place}: expected tokens from 0 to {vocabulary - 1}, got {token}")
 
 
 def main() -> None:

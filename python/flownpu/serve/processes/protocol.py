@@ -53,6 +53,11 @@ class Question:
     guidance: "Guidance | None" = None
     alternatives: int | None = None
 
+    @property
+    def parameter(self) -> str:
+        """The field of OpenAI's API that has the prompt."""
+        return "messages" if self.prompt and isinstance(self.prompt[0], dict) else "prompt"
+
 
 @dataclass(frozen=True)
 class ModelFacts:

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from flownpu.generate.worker import Likelihood
 from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
+from flownpu.serve.routes.json_route import JsonRoute
 from flownpu.serve.service import Chat, Delta, End, Service, usage
 from flownpu.serve.streams import event_stream, unless_gone
 
@@ -21,7 +22,7 @@ __all__ = ["chat_completion", "completion", "openai_routes"]
 
 def openai_routes(service: Service) -> APIRouter:
     """The routes to a server's models."""
-    router = APIRouter(prefix="/v1")
+    router = APIRouter(route_class=JsonRoute, prefix="/v1")
 
     def model(name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": service.catalogue.created, "owned_by": "flownpu"}

@@ -14,8 +14,9 @@ from flownpu.errors import FlowNPUError
 from flownpu.generate.image_prompts import IMAGE, read_image_data
 from flownpu.model.folder import chat_template, read_genai_config
 from flownpu.serve.errors import invalid
+from flownpu.serve.grammars.form import offered
 from flownpu.serve.requests.openai import ChatRequest, ImagePart, Message
-from flownpu.serve.tools import CallFormat, offered
+from flownpu.serve.tools import CallFormat
 
 __all__ = ["ChatModel", "Conversation"]
 
@@ -66,7 +67,10 @@ class ChatModel:
         conversation = Conversation([], described if knows else [])
         for number, message in enumerate(request.messages):
             self._add(conversation, message, f"messages.{number}")
-        if tools and not knows:
+        if tools and self.calls.tools_in_system:
+            functions = [tool.model_dump(exclude_none=True) for tool in tools]
+            _system(conversation.messages)["tools"] = json.dumps(functions)
+        elif tools and not knows:
             _instruct(conversation.messages, self.calls.instruction(tools))
         if len(conversation.images) > most_images:
             raise invalid(
@@ -96,8 +100,14 @@ class ChatModel:
         turn: dict[str, Any] = {"role": role, "content": text}
         if self.calls.template_knows_tools:
             if message.tool_calls:
-                turn["tool_calls"] = [_call(call.function.name, call.function.arguments) for call in message.tool_calls]
-            turn |= message.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
+                turn["tool_calls"] = [
+                    {"id": self.calls.call_id(call.id), **_call(call.function.name, call.function.arguments)}
+                    for call in message.tool_calls
+                ]
+            if message.name is not None:
+                turn["name"] = message.name
+            if message.tool_call_id is not None:
+                turn["tool_call_id"] = self.calls.call_id(message.tool_call_id)
         elif message.tool_calls:
             # In the form that `CallFormat.instruction` asks of the model.
             key = self.calls.arguments
@@ -106,7 +116,7 @@ class ChatModel:
                 for call in message.tool_calls
             ]
             turn["content"] = "\n".join([text, *texts]) if text else "\n".join(texts)
-        elif role == "tool":
+        elif role == "tool" and not self.calls.tools_in_system:
             turn = {"role": "user", "content": f"The function's result: {text}"}
             last = conversation.messages[-1] if conversation.messages else None
             if (
@@ -161,7 +171,12 @@ def image_bytes(url: str, place: str) -> bytes:
 
 def _instruct(messages: list[dict[str, Any]], text: str) -> None:
     """Puts an instruction into the system turn, which is added if there is none."""
-    if messages and messages[0]["role"] == "system":
-        messages[0]["content"] = f"{messages[0]['content']}\n\n{text}"
-    else:
-        messages.insert(0, {"role": "system", "content": text})
+    turn = _system(messages)
+    turn["content"] = f"{turn['content']}\n\n{text}" if turn["content"] else text
+
+
+def _system(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The system turn, which is added if there is none."""
+    if not messages or messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": ""})
+    return messages[0]

@@ -32,8 +32,8 @@ def responses_routes(service: Service) -> APIRouter:
             raise RequestValidationError(error.errors()) from error
         chat = await unless_gone(connection, service.chat(asked))
         if request.stream:
-            return event_stream(_events(chat, request), end=None)
-        return JSONResponse(await unless_gone(connection, response(chat, request)))
+            return event_stream(_events(chat, request), chat.headers, end=None)
+        return JSONResponse(await unless_gone(connection, response(chat, request)), headers=chat.headers)
 
     return router
 

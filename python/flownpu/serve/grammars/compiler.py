@@ -22,7 +22,9 @@ VOCABULARY = 257
 """Tokens of the tokenizer that stands for a model's: one for each byte, and the one that ends a text."""
 END_TOKEN = 256
 TRIED = 16
-"""Tokens that are written by way of trial: the first object's first property, where a grammar's alternatives are most."""
+"""Tokens that are written by way of trial: up to an object's first property, where a grammar has most alternatives."""
+CONTEXT = 4096
+"""Most tokens of a text: GenAI wants to know."""
 REMEMBERED = 1024
 """Verdicts on fragments of schemas, such as a `pattern`, that requests repeat."""
 
@@ -106,11 +108,11 @@ class Compiler:
 
 def _write_folder(folder: Path) -> None:
     """Writes a folder for `ChoiceModel`: a byte-level tokenizer with a token for each byte and no merges."""
-    settings = {"vocab_size": VOCABULARY, "context_length": 2 * TRIED, "eos_token_id": END_TOKEN}
+    settings = {"vocab_size": VOCABULARY, "context_length": CONTEXT, "eos_token_id": END_TOKEN}
     settings |= {"bos_token_id": END_TOKEN, "pad_token_id": END_TOKEN, "type": "gemma3_text"}
     sizes = dict.fromkeys(("hidden_size", "num_attention_heads", "num_key_value_heads", "head_size"), 1)
     names = {"inputs": {"input_ids": "input_ids"}, "outputs": {"logits": "logits"}}
-    search = {"max_length": 2 * TRIED}
+    search = {"max_length": CONTEXT}
     vocabulary = {character: byte for byte, character in enumerate(_characters())} | {"<end>": END_TOKEN}
     end = {"id": END_TOKEN, "content": "<end>", "special": True, "normalized": False}
     end |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)

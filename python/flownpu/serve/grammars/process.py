@@ -113,7 +113,7 @@ class GrammarProcess:
             if more_seconds > SECONDS:
                 self._end()
                 raise FlowNPUError(
-                    f"the grammar of the schema or the tools takes more than {SECONDS:.0f} s to compile: simplify them"
+                    f"the grammar of the schema or the tools takes more than {SECONDS:g} s to compile: simplify them"
                 )
             if more_memory > MEMORY:
                 self._end()

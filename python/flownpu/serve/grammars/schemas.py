@@ -68,7 +68,7 @@ def enforce(schema: dict[str, Any], refusal: Refusal) -> Enforced:
     Raises:
         FlowNPUError: no value follows the schema, it is no JSON schema, or guidance cannot follow it.
     """
-    resolver = Registry().with_resource("", _resource(schema)).resolver()
+    resolver = Registry().resolver_with_root(_resource(schema))
     translation = _Translation(refusal)
     translation.names[id(schema)] = "#"
     root = translation.translate(schema, _Place("#", resolver))

@@ -125,11 +125,13 @@ def _add_ids(messages: list[dict[str, Any]]) -> None:
             count += 1
             call["id"] = call["id"] or f"call{count:05d}"
             open_calls.append(call)
-        if message["role"] == "tool" and "tool_call_id" not in message and open_calls:
-            named = [call for call in open_calls if call["function"]["name"] == message.get("name")]
-            call = (named or open_calls)[0]
-            open_calls.remove(call)
-            message["tool_call_id"] = call["id"]
+        if message["role"] != "tool" or not open_calls:
+            continue
+        known = [call for call in open_calls if call["id"] == message.get("tool_call_id")]
+        named = [call for call in open_calls if call["function"]["name"] == message.get("name")]
+        call = (known or named or open_calls)[0]
+        open_calls.remove(call)
+        message.setdefault("tool_call_id", call["id"])
 
 
 class OllamaShared(Strict):

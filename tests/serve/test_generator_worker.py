@@ -22,7 +22,9 @@ GREEDY = Sampling(temperature=0)
 ENDLESS = Guidance('start: %json {"type": "array", "items": {"const": "abc"}, "minItems": 5000}')
 BAD = Guidance("start: (")
 # After its first token, llguidance has more alternatives than it follows.
-TOO_MANY = Guidance(f"start: %json {json.dumps({'type': 'object', 'properties': {f'p{i}': True for i in range(1000)}})}")
+TOO_MANY = Guidance(
+    f"start: %json {json.dumps({'type': 'object', 'properties': {f'p{i}': True for i in range(1000)}})}"
+)
 
 
 @pytest.fixture(scope="module")

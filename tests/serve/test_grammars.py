@@ -57,17 +57,23 @@ ENFORCED = {
     "annotations": of(DIGIT | {"title": "T", "examples": [1], "x-order": 1, "deprecated": True}, **{"$id": "urn:x"}),
     "own options of llguidance": of(DIGIT) | {"x-guidance": {"whitespace_pattern": "[ ]{1,9}"}},
     "unevaluated properties": {"properties": {"a": DIGIT}, "type": "object", "unevaluatedProperties": False},
-    "unicode names": {"type": "object", "properties": {"größe😀": DIGIT}, "required": ["größe😀"]} | {"maxProperties": 1},
+    "unicode names": {"type": "object", "properties": {"größe😀": DIGIT}, "required": ["größe😀"]}
+    | {"maxProperties": 1},
     "reference": of({"$ref": "#/$defs/A"}, **{"$defs": {"A": DIGIT}}),
     "definitions": of({"$ref": "#/definitions/A"}, definitions={"A": DIGIT}),
-    "reference to a property": of({"$ref": "#/properties/b/items"}, **{"$defs": {}}) | {
-        "properties": {"a": {"$ref": "#/properties/b/items"}, "b": {"type": "array", "items": DIGIT, "maxItems": 2}}
-    },
+    "reference to a property": of({"$ref": "#/properties/b/items"}, **{"$defs": {}})
+    | {"properties": {"a": {"$ref": "#/properties/b/items"}, "b": {"type": "array", "items": DIGIT, "maxItems": 2}}},
     "anchor": of({"$ref": "#here"}, **{"$defs": {"A": DIGIT | {"$anchor": "here"}}}),
-    "absolute reference": of({"$ref": "https://a.example/b#/$defs/A"}, **{"$id": "https://a.example/b", "$defs": {"A": DIGIT}}),
-    "embedded schema": of({"$ref": "inner"}, **{"$id": "https://a.example/b", "$defs": {
-        "A": {"$id": "inner", "$ref": "#/$defs/B", "$defs": {"B": DIGIT}}, "B": {"type": "null"}
-    }}),
+    "absolute reference": of(
+        {"$ref": "https://a.example/b#/$defs/A"}, **{"$id": "https://a.example/b", "$defs": {"A": DIGIT}}
+    ),
+    "embedded schema": of(
+        {"$ref": "inner"},
+        **{
+            "$id": "https://a.example/b",
+            "$defs": {"A": {"$id": "inner", "$ref": "#/$defs/B", "$defs": {"B": DIGIT}}, "B": {"type": "null"}},
+        },
+    ),
     "escapes": of({"$ref": "#/$defs/A~1B~0C%25"}, **{"$defs": {"A/B~C%": DIGIT}}),
     "escaped brackets": of({"$ref": "#/$defs/Box%5Bint%5D"}, **{"$defs": {"Box[int]": DIGIT}}),
     "brackets": of({"$ref": "#/$defs/Box[int]"}, **{"$defs": {"Box[int]": DIGIT}}),
@@ -114,7 +120,10 @@ REFUSED = {
     "not a schema": ({"properties": {"a/b": 5}}, "at #/properties/a~1b of the schema, got 5"),
     "not an object": ({"properties": [1]}, "expected an object of schemas at #/properties of the schema"),
     "not a list": ({"anyOf": {}}, "expected a list of schemas at #/anyOf"),
-    "many items": (array(minItems=10**9), "minItems at #/properties/a is 1000000000, and this server takes up to 10000"),
+    "many items": (
+        array(minItems=10**9),
+        "minItems at #/properties/a is 1000000000, and this server takes up to 10000",
+    ),
     "many alternatives": ({"type": "object", "properties": {f"p{i}": True for i in range(1000)}}, "current row has"),
 }
 
@@ -180,7 +189,7 @@ def test_schema_that_is_enforced_in_part_says_what_is_left_out(compiler, name):
 @pytest.mark.parametrize("name", REFUSED)
 def test_schema_that_cannot_be_followed_is_refused(compiler, name):
     schema, message = REFUSED[name]
-    with pytest.raises(FlowNPUError, match="^the schema of the answer: ") as refused:
+    with pytest.raises(FlowNPUError, match=r"^the schema of the answer: ") as refused:
         compiler.compile(AnswerForm(schema))
     assert message.lower() in str(refused.value).lower()
 
@@ -198,7 +207,7 @@ def test_tools_and_their_left_out_keywords_are_named(compiler):
         assert all("uniqueItems" in steps for steps in violated(schema, call["arguments"]))
     assert names == {"one", "two"}
     bad = (*functions, Parameters("three", {"type": "thing"}))
-    with pytest.raises(FlowNPUError, match="^the parameters of the tool three: "):
+    with pytest.raises(FlowNPUError, match=r"^the parameters of the tool three: "):
         compiler.compile(AnswerForm(None, bad, CallFormat(template_knows_tools=True)))
 
 
@@ -267,7 +276,7 @@ def test_process_that_compiles_grammars_starts_again_after_a_crash(grammars):
     assert grammars({"const": 1}).guidance is not None
 
 
-def test_request_that_waits_for_another_grammar_can_be_cancelled(grammars):
+def test_request_that_waits_for_another_grammar_can_be_cancelled():
     """And the process serves the next one as if nothing had been."""
 
     async def cancelled():

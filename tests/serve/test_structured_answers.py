@@ -39,8 +39,8 @@ def of_format(**fields):
 
 def events(response):
     """The documents of a stream of server-sent events, or of lines of JSON."""
-    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.lstrip("data: ").startswith("{")]
-    return [json.loads(line) for line in lines]
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines()]
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 # Each API: path, fields of the request, and where the text of the answer is.
@@ -60,7 +60,9 @@ ASKED = {
         "/v1/chat/completions",
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "call"}}, "stream": True},
         lambda r: "".join(
-            call["function"]["arguments"] for one in events(r) for call in one["choices"][0]["delta"].get("tool_calls", [])
+            call["function"]["arguments"]
+            for one in events(r)
+            for call in one["choices"][0]["delta"].get("tool_calls", [])
         ),
     ),
     "responses": (

@@ -152,7 +152,6 @@ def test_tool_choice_of_responses_that_no_tool_can_meet_is_refused():
             AnswerForm.of(asked.request(), CallFormat(template_knows_tools=True))
 
 
-
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize(
     ("text", "passed", "names"),

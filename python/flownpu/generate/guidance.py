@@ -7,10 +7,10 @@ from flownpu.errors import FlowNPUError
 
 __all__ = ["Guidance", "blamed"]
 
-# By default llguidance tokenises text that a grammar leaves no choice about, also up to the middle of a character. GenAI
-# 0.18 makes U+FFFD of such a piece, and the next token then violates the grammar: "€" could not be written with tokens of
-# single bytes. Without forcing, the model chooses among all tokens that spell the text. It also saves computing that text
-# in advance: seconds for a pattern such as a{100000}.
+# By default llguidance tokenises text that a grammar leaves no choice about, even if it ends inside a character. GenAI
+# 0.18 makes U+FFFD of such a piece, and the next token then violates the grammar: "€" could not be written with tokens
+# of single bytes. Without forcing, the model chooses among all tokens that spell the text, and the text is not computed
+# in advance, which took seconds for a pattern such as a{100000}.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
 
 # How messages of GenAI 0.18 begin if its guidance refuses a grammar or cannot go on with it.

@@ -296,9 +296,7 @@ class LanguageModel:
             reader_chooses=greedy,
         )
 
-    def _genai_generator(
-        self, model: Any, search_options: dict[str, Any], guidance: Guidance | None = None
-    ) -> Any:
+    def _genai_generator(self, model: Any, search_options: dict[str, Any], guidance: Guidance | None = None) -> Any:
         parameters = self._genai.GeneratorParams(model)
         parameters.set_search_options(**search_options)
         if guidance is None:

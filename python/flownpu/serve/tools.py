@@ -66,8 +66,8 @@ class CallFormat:
 def _tools_read(template: str) -> tuple[bool, bool]:
     """Whether a template reads the variable `tools`, and whether it reads a message's field of that name."""
     try:
-        # Line numbers and white space are of no interest.
-        tokens = [token[1:] for token in Environment().lex(template) if token[1] != "whitespace"]
+        lexed = Environment().lex(template)  # noqa: S701 nothing is rendered
+        tokens = [(kind, value) for _, kind, value in lexed if kind != "whitespace"]
     except TemplateSyntaxError:  # which whoever renders it will say
         return False, False
     pairs = list(zip([("", ""), *tokens], tokens, strict=False))

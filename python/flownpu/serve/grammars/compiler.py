@@ -108,7 +108,7 @@ class Compiler:
 
 def _write_folder(folder: Path) -> None:
     """Writes a folder for `ChoiceModel`: a byte-level tokenizer with a token for each byte and no merges."""
-    settings = {"vocab_size": VOCABULARY, "context_length": CONTEXT, "eos_token_id": END_TOKEN}
+    settings: dict[str, Any] = {"vocab_size": VOCABULARY, "context_length": CONTEXT, "eos_token_id": END_TOKEN}
     settings |= {"bos_token_id": END_TOKEN, "pad_token_id": END_TOKEN, "type": "gemma3_text"}
     sizes = dict.fromkeys(("hidden_size", "num_attention_heads", "num_key_value_heads", "head_size"), 1)
     names = {"inputs": {"input_ids": "input_ids"}, "outputs": {"logits": "logits"}}

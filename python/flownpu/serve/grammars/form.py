@@ -114,7 +114,7 @@ def write_rules(form: AnswerForm, write: Write) -> str:
     call = f'"{BEGIN}\\n" call "\\n{END}"' if tagged else "call"
     either = ["calls", "text"] if not tagged or text is not None else ["text", "text calls"]
     rules = [f"start: {' | '.join(['calls'] if form.must_call else either)}"]
-    rules += [f"calls: {call} (\"\\n\" {call})*" if form.several_calls else f"calls: {call}"]
+    rules += [f'calls: {call} ("\\n" {call})*' if form.several_calls else f"calls: {call}"]
     rules += [f"call: {' | '.join(f'call_{number}' for number in range(len(form.functions)))}"]
     for number, function in enumerate(form.functions):
         begin = json.dumps(f'{{"name":{json.dumps(function.name)},{json.dumps(calls.arguments)}:')

@@ -7,13 +7,11 @@ of its own first, which is ended where it takes too much; a model's process gets
 
 import asyncio
 import json
-import subprocess
 import sys
 import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -22,6 +20,10 @@ from flownpu.serve.errors import ApiError, invalid
 from flownpu.serve.grammars.compiler import Grammar
 from flownpu.serve.grammars.form import AnswerForm
 from flownpu.system import start_connected
+
+if TYPE_CHECKING:
+    import subprocess
+    from multiprocessing.connection import Connection
 
 __all__ = ["GrammarProcess"]
 
@@ -44,7 +46,7 @@ class GrammarProcess:
     """Compiles grammars, one at a time; the process is started when it is first needed, and after it was ended."""
 
     def __init__(self) -> None:
-        # Its one thread talks to the process. A request that is cancelled while it waits for the thread leaves the queue.
+        # One thread talks to the process. A request that is cancelled while it waits for the thread leaves the queue.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="flownpu grammars")
         self._known: OrderedDict[str, Grammar | FlowNPUError] = OrderedDict()
         self._running: tuple[subprocess.Popen[bytes], Connection[Any, Any]] | None = None

@@ -42,9 +42,9 @@ LISTS = {"anyOf", "oneOf", "allOf", "prefixItems"}
 SCHEMAS = {"additionalProperties", "additionalItems"}
 COMPOSED = {"allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"}
 """Keywords whose schemas decide which properties are evaluated."""
-UNENFORCED = {
+UNENFORCED: dict[str, Any] = {
     **dict.fromkeys(("not", "if", "propertyNames", "contains", "unevaluatedItems", "unevaluatedProperties"), True),
-    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), {}),
+    **{key: {} for key in ("dependentRequired", "dependentSchemas", "dependencies")},
     **dict.fromkeys(("$dynamicRef", "$recursiveRef"), None),
     "uniqueItems": False,
 }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.generate.arrivals import Arrivals
+from flownpu.generate.guidance import blamed
 from flownpu.generate.held_sequence import HeldSequence
 from flownpu.generate.language_model import LanguageModel
 from flownpu.generate.penalties import ChangedLogits
@@ -124,7 +125,7 @@ class GeneratorWorker:
         slot = min(free, key=lambda slot: slot.used)
         if not self._held_tokens(slot, request):
             # Frees the slot's KV cache before the next one is allocated.
-            slot.held = HeldSequence(self.model, self.context_length, request.sampling, _guidance(request))
+            slot.held = HeldSequence(self.model, self.context_length, request.sampling, request.guidance)
         return slot
 
     @staticmethod
@@ -135,7 +136,7 @@ class GeneratorWorker:
             return 0
         if (held.sampling.search_options(), held.guidance) != (
             request.sampling.search_options(),
-            _guidance(request),
+            request.guidance,
         ):
             return 0
         return held.common_tokens(request.tokens, request.images)
@@ -146,7 +147,7 @@ class GeneratorWorker:
             event = next(answer.events)
         except Exception as error:  # noqa: BLE001 whatever it is, it ends this request and no other
             answer.slot.held = None
-            answer.deliver(Failed(error))
+            answer.deliver(Failed(blamed(error)))
             self._end(answer)
             return
         answer.deliver(event)
@@ -212,10 +213,6 @@ class GeneratorWorker:
             )
             for one in (token, *likeliest)
         )
-
-
-def _guidance(request: Request) -> tuple[str, str] | None:
-    return (request.guidance.kind, request.guidance.text) if request.guidance else None
 
 
 def _depends_on_seed(request: Request) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.errors import FlowNPUError, check_text, require
 from flownpu.generate.chat_template import ChatTemplate
+from flownpu.generate.guidance import Guidance, blamed
 from flownpu.generate.image_prompts import ImageProcessor, expand_images
 from flownpu.generate.penalties import Penalties
 from flownpu.generate.speculative.compatibility import check_draft, check_verifies
@@ -286,7 +287,7 @@ class LanguageModel:
         return self._image_processor is not None and self._image_processor.count_tokens(tokens) > 0
 
     def generator(
-        self, max_length: int, sampling: Sampling, *, min_length: int = 0, guidance: tuple[str, str] | None = None
+        self, max_length: int, sampling: Sampling, *, min_length: int = 0, guidance: Guidance | None = None
     ) -> Any:
         """A generator of one sequence: GenAI's, or with candidates a `SpeculativeGenerator`, which is used alike.
 
@@ -294,8 +295,7 @@ class LanguageModel:
             max_length: most tokens of the sequence, including the prompt.
             sampling: how tokens are chosen.
             min_length: tokens before which the sequence cannot end.
-            guidance: GenAI's name of a kind of grammar, such as "json_schema", and the grammar that the new text must
-                follow.
+            guidance: the grammar that the new text must follow.
 
         Raises:
             FlowNPUError: GenAI does not understand the guidance, or the model is paged.
@@ -317,18 +317,16 @@ class LanguageModel:
             reader_chooses=greedy,
         )
 
-    def _genai_generator(
-        self, model: Any, search_options: dict[str, Any], guidance: tuple[str, str] | None = None
-    ) -> Any:
+    def _genai_generator(self, model: Any, search_options: dict[str, Any], guidance: Guidance | None = None) -> Any:
         parameters = self._genai.GeneratorParams(model)
         parameters.set_search_options(**search_options)
         if guidance is None:
             return self._genai.Generator(model, parameters)
-        parameters.set_guidance(*guidance)
+        parameters.set_guidance(*guidance.genai_grammar)
         try:
             return self._genai.Generator(model, parameters)
         except RuntimeError as error:
-            raise FlowNPUError(f"the {guidance[0]} is not one that GenAI's guidance understands: {error}") from error
+            raise blamed(error) from error
 
     def temperature(self, sampling: Sampling) -> float:
         """By what GenAI divides the logits; 0 if it takes the likeliest token."""

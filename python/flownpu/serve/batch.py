@@ -212,7 +212,7 @@ async def run_batch(batch: Batch, settings: ServerSettings, report: Callable[[Ba
         try:
             await _answer_all(batch, service, target, progress, report)
         finally:
-            await service.catalogue.close()
+            await service.close()
             target.keep()
     return progress
 

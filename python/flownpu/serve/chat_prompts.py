@@ -16,9 +16,10 @@ from flownpu.generate.image_prompts import read_image_data
 from flownpu.generate.turns import text_of
 from flownpu.model.folder import read_genai_config
 from flownpu.serve.errors import invalid
+from flownpu.serve.grammars.form import offered
 from flownpu.serve.requests.openai import ChatRequest, ImagePart, Message
 from flownpu.serve.template_variables import template_variables
-from flownpu.serve.tools import CallFormat, offered
+from flownpu.serve.tools import CallFormat
 
 __all__ = ["ChatModel", "Conversation"]
 
@@ -74,7 +75,10 @@ class ChatModel:
         conversation = Conversation([], described, variables)
         for number, message in enumerate(request.messages):
             self._add(conversation, message, f"messages.{number}")
-        if tools and not knows:
+        if tools and self.calls.tools_in_system:
+            functions = [tool.model_dump(exclude_none=True) for tool in tools]
+            _system(conversation.messages)["tools"] = json.dumps(functions)
+        elif tools and not knows:
             _instruct(conversation.messages, self.calls.instruction(tools))
         if len(conversation.images) > most_images:
             raise invalid(
@@ -106,10 +110,16 @@ class ChatModel:
             turn["reasoning_content"] = message.reasoning_content
         if self.calls.template_knows_tools:
             if message.tool_calls:
-                turn["tool_calls"] = [_call(call.function.name, call.function.arguments) for call in message.tool_calls]
+                turn["tool_calls"] = [
+                    {"id": self.calls.call_id(call.id), **_call(call.function.name, call.function.arguments)}
+                    for call in message.tool_calls
+                ]
                 # OpenAI's clients leave the content beside calls empty in three ways; each means that there is none.
                 turn["content"] = content or None
-            turn |= message.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
+            if message.name is not None:
+                turn["name"] = message.name
+            if message.tool_call_id is not None:
+                turn["tool_call_id"] = self.calls.call_id(message.tool_call_id)
         elif message.tool_calls:
             # In the form that `CallFormat.instruction` asks of the model.
             key = self.calls.arguments
@@ -118,7 +128,7 @@ class ChatModel:
                 for call in message.tool_calls
             ]
             turn["content"] = "\n".join(filter(None, [text_of(content), *texts]))
-        elif role == "tool":
+        elif role == "tool" and not self.calls.tools_in_system:
             turn = {"role": "user", "content": f"The function's result: {text_of(content)}"}
             last = conversation.messages[-1] if conversation.messages else None
             if (
@@ -173,7 +183,12 @@ def image_bytes(url: str, place: str) -> bytes:
 
 def _instruct(messages: list[dict[str, Any]], text: str) -> None:
     """Puts an instruction into the system turn, which is added if there is none."""
-    if messages and messages[0]["role"] == "system":
-        messages[0]["content"] = f"{text_of(messages[0]['content'])}\n\n{text}"
-    else:
-        messages.insert(0, {"role": "system", "content": text})
+    turn = _system(messages)
+    turn["content"] = f"{text_of(turn['content'])}\n\n{text}" if turn["content"] else text
+
+
+def _system(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The system turn, which is added if there is none."""
+    if not messages or messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": ""})
+    return messages[0]

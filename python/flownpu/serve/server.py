@@ -74,7 +74,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 async def _run(server: "_Server", listening: socket.socket) -> None:
-    catalogue = server.service.catalogue
     try:
         try:
             await server.service.load_first()
@@ -82,7 +81,7 @@ async def _run(server: "_Server", listening: socket.socket) -> None:
             raise FlowNPUError(error.message) from error
         await server.serve(sockets=[listening])
     finally:
-        await catalogue.close()
+        await server.service.close()
 
 
 def _protocol(seconds: float) -> type[H11Protocol]:

@@ -26,7 +26,9 @@ class ClientGoneError(Exception):
     """The client has disconnected: there is nobody to answer."""
 
 
-def event_stream(documents: AsyncIterator[dict[str, Any]], end: str | None = "[DONE]") -> EventSourceResponse:
+def event_stream(
+    documents: AsyncIterator[dict[str, Any]], headers: dict[str, str], end: str | None = "[DONE]"
+) -> EventSourceResponse:
     """Server-sent events: one for each document, then `end`. An error on the way is sent as OpenAI's error object.
 
     The value of a document's key "type", if it has one, is the event's name, as in /v1/responses.
@@ -47,10 +49,10 @@ def event_stream(documents: AsyncIterator[dict[str, Any]], end: str | None = "[D
         if end is not None:
             yield {"data": end}
 
-    return EventSourceResponse(events(), sep="\n")
+    return EventSourceResponse(events(), headers=headers, sep="\n")
 
 
-def line_stream(documents: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
+def line_stream(documents: AsyncIterator[dict[str, Any]], headers: dict[str, str]) -> StreamingResponse:
     """One JSON document per line, as Ollama's clients read them."""
 
     async def lines() -> AsyncIterator[str]:
@@ -63,7 +65,7 @@ def line_stream(documents: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
             log.exception("a stream broke off")
             yield f"{_json({'error': mistake().message})}\n"
 
-    return StreamingResponse(lines(), media_type="application/x-ndjson")
+    return StreamingResponse(lines(), headers=headers, media_type="application/x-ndjson")
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:

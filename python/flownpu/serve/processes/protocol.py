@@ -9,8 +9,8 @@ from flownpu.generate.language_model import Sampling
 from flownpu.generate.speculative.model import Speculation
 
 if TYPE_CHECKING:
+    from flownpu.generate.guidance import Guidance
     from flownpu.generate.images import PreparedImage
-    from flownpu.generate.worker import Guidance
 
 __all__ = ["ModelFacts", "ModelSettings", "Question"]
 

@@ -127,14 +127,40 @@ class OllamaMessage(Strict):
         document = {"role": self.role, "content": content}
         if self.tool_calls:
             document["tool_calls"] = [
-                {"id": "", "function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)}}
+                {
+                    "id": call.id or "",
+                    "function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)},
+                }
                 for call in self.tool_calls
             ]
         if self.tool_name is not None:
             document["name"] = self.tool_name
         if self.thinking:
             document["reasoning_content"] = self.thinking
+        if self.tool_call_id is not None:
+            document["tool_call_id"] = self.tool_call_id
         return document
+
+
+def _add_ids(messages: list[dict[str, Any]]) -> None:
+    """Gives ids to calls that have none, and to their results: Ollama's clients may know calls by name and order only.
+
+    An id has nine letters and digits, which every chat template takes.
+    """
+    open_calls: list[dict[str, Any]] = []
+    count = 0
+    for message in messages:
+        for call in message.get("tool_calls", []):
+            count += 1
+            call["id"] = call["id"] or f"call{count:05d}"
+            open_calls.append(call)
+        if message["role"] != "tool" or not open_calls:
+            continue
+        known = [call for call in open_calls if call["id"] == message.get("tool_call_id")]
+        named = [call for call in open_calls if call["function"]["name"] == message.get("name")]
+        call = (known or named or open_calls)[0]
+        open_calls.remove(call)
+        message.setdefault("tool_call_id", call["id"])
 
 
 class OllamaShared(Strict):
@@ -178,6 +204,7 @@ class OllamaChat(OllamaShared):
             ApiError: a tool is not one.
         """
         messages = [message.document() for message in self.messages]
+        _add_ids(messages)
         return validated(ChatRequest, {**self.fields(), **self.thinking(), "messages": messages, "tools": self.tools})
 
 

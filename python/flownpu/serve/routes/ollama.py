@@ -85,8 +85,8 @@ def ollama_routes(service: Service) -> APIRouter:
         chat = await unless_gone(connection, begin)
         documents = _documents(chat, request.model, part)
         if request.stream is not False:
-            return line_stream(documents)
-        return JSONResponse(await unless_gone(connection, _whole(documents)))
+            return line_stream(documents, chat.headers)
+        return JSONResponse(await unless_gone(connection, _whole(documents)), headers=chat.headers)
 
     return router
 

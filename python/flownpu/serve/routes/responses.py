@@ -31,8 +31,8 @@ def responses_routes(service: Service) -> APIRouter:
     async def responses(request: ResponsesRequest, connection: Request) -> Response:
         chat = await unless_gone(connection, begun(service, request))
         if request.stream:
-            return event_stream(_events(chat, request), end=None)
-        return JSONResponse(await unless_gone(connection, response(chat, request)))
+            return event_stream(_events(chat, request), chat.headers, end=None)
+        return JSONResponse(await unless_gone(connection, response(chat, request)), headers=chat.headers)
 
     return router
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 NEIGHBOURS = 4  # one client of so many is well-behaved
 SLOWEST = 12  # answers that a report names
 WARM_UP = 0.2  # share of the time after which memory should no longer grow: until then each kind has come, caches fill
+LOG_KEPT = 1 << 20  # bytes of the log that a report keeps
 LOG_BYTES = 2000  # for each request, on average: a line or two, and a reason
 
 
@@ -74,6 +75,8 @@ class Report:
     refusals: int = 0
     """How often neighbours were told to come again."""
     requests: int = 0
+    log: str = ""
+    """The end of what the server wrote."""
 
     def count(self, request: Request, status: str, seconds: float, client: int, number: int) -> None:
         """Adds an answer."""
@@ -157,6 +160,7 @@ class Campaign:
                 break
             await asyncio.sleep(0.2)
         size = self.server.log.stat().st_size
+        self.report.log = self.server.log.read_text(encoding="utf-8", errors="replace")[-LOG_KEPT:]
         if size > LOG_BYTES * max(self.report.requests, 100):
             self.report.findings.append(Finding(f"the log has {size} bytes after {self.report.requests} requests"))
 

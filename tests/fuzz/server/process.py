@@ -71,7 +71,8 @@ def served(command: tuple[str, ...]) -> Iterator[Served]:
     Raises:
         FlowNPUError: it does not start.
     """
-    limited = ("sh", "-c", 'ulimit -v "$0" && exec nice "$@"', str(ADDRESS_SPACE >> 10), *command)
-    with running(Server("the server", limited)) as (service, process):
+    # With PYTHONFAULTHANDLER a process that crashes writes where it was.
+    limited = ("env", "PYTHONFAULTHANDLER=1", "sh", "-c", 'ulimit -v "$0" && exec nice "$@"', str(ADDRESS_SPACE >> 10))
+    with running(Server("the server", (*limited, *command))) as (service, process):
         assert process is not None
         yield Served(int(service.url.rpartition(":")[2].partition("/")[0]), process)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A campaign's report: tables to read, report.json, and the offending requests, one a line, in findings.jsonl."""
+"""A campaign's report: tables to read, and report.json, log.txt and findings.jsonl with one offending request a line."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def write(report: Report, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(finding.document()) for finding in report.findings]
     (folder / FINDINGS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (folder / "log.txt").write_text(report.log, encoding="utf-8")
     document = {
         "requests": report.requests,
         "refusals_of_neighbours": report.refusals,

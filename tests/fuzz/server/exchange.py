@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import http.client
 import io
 import time
@@ -100,29 +101,28 @@ async def exchange(port: int, request: Request, seconds: float) -> Reply:
         TimeoutError: there was no end of the answer within `seconds`.
         OSError: nothing listens on the port.
     """
-    begin = time.monotonic()
+    begin, received, left = time.monotonic(), b"", False
     async with asyncio.timeout(seconds):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        sending = asyncio.create_task(_send(writer, request))
         try:
-            sent = await _send(writer, request)
-            received, left = b"", not sent
-            while sent:
-                piece = await _read(reader)
+            if request.manner == "cut":
+                await sending
+                left = True
+            while not left and (piece := await _read(reader)):
                 received += piece
                 left = request.manner == "leave" and len(received) >= request.bytes_
-                if left or not piece:
-                    break
         finally:
+            sending.cancel()
             writer.transport.abort()
     return _parse(request.method, received, time.monotonic() - begin, left)
 
 
-async def _send(writer: asyncio.StreamWriter, request: Request) -> bool:
-    """Whether all of the request was sent: if so, an answer is awaited."""
-    try:
+async def _send(writer: asyncio.StreamWriter, request: Request) -> None:
+    body = request.body[: request.bytes_] if request.manner == "cut" else request.body
+    size = max(1, -(-len(body) // PIECES)) if request.manner == "slow" else 1 << 16
+    with contextlib.suppress(ConnectionError):  # the server has answered, and reads no more
         writer.write(request.head())
-        body = request.body[: request.bytes_] if request.manner == "cut" else request.body
-        size = max(1, -(-len(body) // PIECES)) if request.manner == "slow" else 1 << 16
         for at in range(0, len(body), size):
             piece = body[at : at + size]
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if request.declared == -1 else piece)
@@ -131,9 +131,6 @@ async def _send(writer: asyncio.StreamWriter, request: Request) -> bool:
         if request.declared == -1 and request.manner != "cut":
             writer.write(b"0\r\n\r\n")
         await writer.drain()
-    except ConnectionError:  # the server has answered, and reads no more
-        return True
-    return request.manner != "cut"
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:

@@ -171,7 +171,7 @@ def headers(random: Random) -> Request:
         ("Authorization", random.choice(("Bearer x", "Bearer \xe9", "Basic !!!", ""))),
         ("Content-Encoding", "gzip"), ("Expect", "100-continue"), ("Transfer-Encoding", "gzip, chunked"),
         ("Content-Length", random.choice(("-1", "1e3", "99999999999999999999", "0x10", "5, 6"))),
-        ("Connection", random.choice(("Upgrade", "keep-alive, close"))), ("Upgrade", "h2c"),
+        ("Connection", random.choice(("Upgrade, close", "keep-alive, close"))), ("Upgrade", "h2c"),
         ("Accept", "a/b" * 500), ("X-" + "a" * 50, "b" * random.choice((10, 5000, 100_000))), ("Bad Name", "x"),
         ("X-Line", "a\r\nX-Other: b"), ("X-Nul", "a\0b"), ("Range", "bytes=0-1"), ("Cookie", "a=" + "b" * 4000),
         ("Access-Control-Request-Method", "POST"),

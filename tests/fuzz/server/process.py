@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ADDRESS_SPACE = 6 << 30
 """Bytes of address space of each process: a request that would fill the memory ends its model's process instead."""
-_EVERY = 0.5  # seconds between two looks
+_EVERY = 0.25  # seconds between two looks
 COMMAND = "import sys; from flownpu.cli import main; sys.exit(main())"
 
 

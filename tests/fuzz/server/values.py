@@ -34,7 +34,11 @@ RAW_NUMBERS = {
     "@zero@": b"-0",
     "@leading@": b"01",
 }
-_NUMBERS = (0, -1, 1, 2**31, 2**53 + 1, -(2**63), 2**64, 10**30, 1e308, -1e-320, 0.5, float("nan"), float("inf"), -0.0)
+_USUAL = (0, 1, 1, 2, 5, 0.5, 1.0, 0.9)
+_NUMBERS = (
+    -1, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 2**64, 10**30, 1e308, -1e-320, 1e-320, float("nan"), float("inf"),
+    -0.0,
+)  # fmt: skip
 
 
 def text(random: Random, most: int = 2000) -> str:
@@ -50,9 +54,11 @@ def text(random: Random, most: int = 2000) -> str:
 def number(random: Random) -> Any:
     """A number, or the text that stands for one of RAW_NUMBERS."""
     kind = random.random()
-    if kind < 0.2:
+    if kind < 0.3:
+        return random.choice(_USUAL)
+    if kind < 0.4:
         return random.choice(list(RAW_NUMBERS))
-    if kind < 0.5:
+    if kind < 0.6:
         return random.randint(-(10 ** random.randint(1, 40)), 10 ** random.randint(1, 40))
     return random.choice(_NUMBERS)
 

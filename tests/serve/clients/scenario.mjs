@@ -19,7 +19,7 @@ export const address = process.argv[2];
 export const model = "topics";
 export const prompt = "Tell me about loops.";
 export const short = 24;
-export const long = 400;
+export const long = 900;
 const leftAfter = 3;
 
 const Address = z.object({ city: z.enum(["Ulm", "Köln"]), number: z.int().min(1).max(99) }).meta({ id: "Address" });
@@ -31,6 +31,8 @@ const Item = z.object({
 });
 // "Address" is used twice: zod writes it once, and refers to it.
 export const Order = z.object({ customer: Person, items: z.array(Item).min(1).max(2) });
+
+export const Echo = z.object({ words: z.array(z.literal("loop")).min(150).max(200) });
 
 export async function first(stream) {
   let pieces = 0;

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -45,33 +46,39 @@ def _only_loopback(event: str, arguments: tuple[Any, ...]) -> None:
 
 sys.addaudithook(_only_loopback)
 
-from pydantic import BaseModel, Field  # noqa: E402 after the hook
+from pydantic import BaseModel, ConfigDict, Field  # noqa: E402 after the hook
 
 ADDRESS = sys.argv[1] if len(sys.argv) > 1 else ""
 """The server's, without a path."""
 MODEL = "topics"
 PROMPT = "Tell me about loops."
-SHORT, LONG = 24, 400
-"""Tokens of an answer that is read, and of one that is left."""
+SHORT, LONG = 24, 900
+"""Most tokens of an answer in words, and of JSON."""
 LEFT_AFTER = 3
 """Pieces after which a client leaves a stream."""
 
 
-class Address(BaseModel):
+class Strict(BaseModel):
+    """Has no other fields than its own, and says so in its schema."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Address(Strict):
     """Where somebody lives."""
 
     city: Literal["Ulm", "Köln"]
     number: int = Field(ge=1, le=99)
 
 
-class Person(BaseModel):
+class Person(Strict):
     """Who orders."""
 
     name: Literal["Ada", "Grace"]
     home: Address
 
 
-class Item(BaseModel):
+class Item(Strict):
     """What is ordered."""
 
     name: Literal["bread", "salt"]
@@ -79,11 +86,20 @@ class Item(BaseModel):
     sent_to: Address | None = None
 
 
-class Order(BaseModel):
+class Order(Strict):
     """An order: classes in classes, which become $defs and $ref."""
 
     customer: Person
     items: list[Item] = Field(min_length=1, max_length=2)
+
+
+class Echo(Strict):
+    """What takes long to write, so that a client can leave in the middle of it."""
+
+    words: list[Literal["loop"]] = Field(min_length=150, max_length=200)
+
+
+ECHO = {"type": "json_schema", "json_schema": {"name": "Echo", "schema": Echo.model_json_schema(), "strict": True}}
 
 
 def order(customer: Person, items: list[Item]) -> str:
@@ -119,5 +135,6 @@ def run(**scenarios: Callable[[], Any]) -> None:
         try:
             results[name] = play()
         except Exception as error:  # noqa: BLE001 whatever it is, the test says it
+            traceback.print_exc()
             results[name] = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps({"results": results, "reached": _reached}))

@@ -94,7 +94,7 @@ CLIENTS = (
     Client("with_ollama", None, ("offered", *SHARED)),
     Client("with_llm", "clients", ("offered", *SHARED)),
     Client("with_pydantic_ai", "clients", (*CALLED, "offered", *SHARED)),
-    Client("with_instructor", "instructor", (*CALLED, "structured", "leave")),
+    Client("with_instructor", "instructor", (*CALLED, "structured")),
     Client("with_langchain", "clients", (*CALLED, "structured_response", *SHARED)),
     Client("with_litellm", "clients", ("tool", "offered", *SHARED)),
     Client("with_openai.mjs", "npm-clients", (*CALLED, "structured_response", *SHARED)),
@@ -105,7 +105,7 @@ CLIENTS = (
 
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Server], topics: Path) -> Server:
-    return start_server(topics, "--context", 1024, "--max-output", 400)
+    return start_server(topics, "--context", 1024)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The AI SDK with its provider for servers of OpenAI's API: tools and objects of zod's schemas, and streams.
 
-import { Order, address, first, long, model, prompt, run, short } from "./scenario.mjs";
+import { Echo, Order, address, first, long, model, prompt, run, short } from "./scenario.mjs";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { Output, generateText, streamText, tool as toolOf } from "ai";
 
@@ -37,8 +37,9 @@ async function stream() {
 
 async function leave() {
   const controller = new AbortController();
-  const answer = streamText({ ...asked, maxOutputTokens: long, abortSignal: controller.signal });
-  const pieces = await first(answer.textStream);
+  const output = Output.object({ schema: Echo });
+  const answer = streamText({ ...asked, maxOutputTokens: long, output, abortSignal: controller.signal });
+  const pieces = await first(answer.partialOutputStream);
   controller.abort();
   return pieces;
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.serve.clients.scenario import ADDRESS, LONG, MODEL, PROMPT, SHORT, Order, first, order, run
+from tests.serve.clients.scenario import ADDRESS, ECHO, LONG, MODEL, PROMPT, SHORT, Order, first, order, run
 
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool as as_tool
@@ -53,7 +53,7 @@ def stream() -> Any:
 
 
 def leave() -> Any:
-    chunks = model().stream(PROMPT)
+    chunks = model().bind(response_format=ECHO).stream(PROMPT)
     read = first(chunks)
     chunks.close()
     return len(read)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.serve.clients.scenario import ADDRESS, LONG, MODEL, PROMPT, SHORT, TOOL, Order, first, run
+from tests.serve.clients.scenario import ADDRESS, ECHO, LONG, MODEL, PROMPT, SHORT, TOOL, Order, first, run
 
 import litellm
 
@@ -43,7 +43,7 @@ def stream() -> Any:
 
 
 def leave() -> Any:
-    chunks = ask("openai", stream=True)
+    chunks = ask("openai", response_format=ECHO, stream=True)
     read = first(chunks)
     chunks.completion_stream.close()
     return len(read)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.serve.clients.scenario import ADDRESS, LONG, MODEL, PROMPT, SHORT, Order, first, order, run
+from tests.serve.clients.scenario import ADDRESS, LONG, MODEL, PROMPT, SHORT, Echo, Order, first, order, run
 
 import llm
 from llm.default_plugins.openai_models import Chat
@@ -34,7 +34,7 @@ def stream() -> Any:
 
 
 def leave() -> Any:
-    pieces = iter(model.prompt(PROMPT, **options(LONG)))
+    pieces = iter(model.prompt(PROMPT, schema=Echo, **options(LONG)))
     read = first(pieces)
     pieces.close()
     return len(read)

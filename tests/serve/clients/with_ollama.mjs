@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The client of Ollama for JavaScript: a schema as format, tools, and streams.
 
-import { Order, address, first, long, model, prompt, run, short } from "./scenario.mjs";
+import { Echo, Order, address, first, long, model, prompt, run, short } from "./scenario.mjs";
 import { Ollama } from "ollama";
 import { z } from "zod";
 
@@ -30,7 +30,8 @@ async function stream() {
 }
 
 async function leave() {
-  const parts = await client.chat({ model, messages, options: options(long), stream: true });
+  const format = z.toJSONSchema(Echo);
+  const parts = await client.chat({ model, messages, format, options: options(long), stream: true });
   const pieces = await first(parts);
   parts.abort();
   return pieces;

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.serve.clients.scenario import ADDRESS, LONG, MODEL, PROMPT, SHORT, TOOL, Order, first, order, run
+from tests.serve.clients.scenario import ADDRESS, LONG, MODEL, PROMPT, SHORT, TOOL, Echo, Order, first, order, run
 
 import ollama
 
@@ -37,7 +37,7 @@ def stream() -> Any:
 
 
 def leave() -> Any:
-    parts = client.chat(MODEL, MESSAGES, options=options(LONG), stream=True)
+    parts = client.chat(MODEL, MESSAGES, format=Echo.model_json_schema(), options=options(LONG), stream=True)
     pieces = first(parts)
     parts.close()
     return len(pieces)

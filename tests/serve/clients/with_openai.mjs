@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The client of OpenAI for JavaScript: its helpers for zod's schemas, and streams.
 
-import { Order, address, first, long, model, prompt, run, short } from "./scenario.mjs";
+import { Echo, Order, address, first, long, model, prompt, run, short } from "./scenario.mjs";
 import OpenAI from "openai";
 import { zodFunction, zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 
@@ -47,7 +47,9 @@ async function stream() {
 }
 
 async function leave() {
-  return first(await client.chat.completions.create({ ...asked, max_tokens: long, stream: true }));
+  const form = zodResponseFormat(Echo, "echo");
+  const answer = { ...asked, max_tokens: long, response_format: form, stream: true };
+  return first(await client.chat.completions.create(answer));
 }
 
 await run({ tool, tool_in_a_stream, structured, structured_response, stream, leave });

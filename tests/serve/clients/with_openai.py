@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.serve.clients.scenario import ADDRESS, LONG, MODEL, PROMPT, SHORT, TOOL, Order, first, order, run
+from tests.serve.clients.scenario import ADDRESS, ECHO, LONG, MODEL, PROMPT, SHORT, TOOL, Order, first, order, run
 
 import openai
 
@@ -48,7 +48,7 @@ def stream() -> Any:
 
 
 def leave() -> Any:
-    with client.chat.completions.create(**ASKED, max_tokens=LONG, stream=True) as chunks:
+    with client.chat.completions.create(**ASKED, max_tokens=LONG, response_format=ECHO, stream=True) as chunks:
         return len(first(chunks))
 
 

@@ -6,46 +6,43 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.serve.clients.scenario import ADDRESS, LEFT_AFTER, LONG, MODEL, PROMPT, SHORT, Order, order, run
+from tests.serve.clients.scenario import ADDRESS, LEFT_AFTER, LONG, MODEL, PROMPT, SHORT, Echo, Order, order, run
 
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=f"{ADDRESS}/v1", api_key="none"))
 
-
-def settings(tokens: int = LONG) -> Any:
-    return {"temperature": 0, "max_tokens": tokens}
+def agent(tokens: int = LONG, **fields: Any) -> Agent[None, Any]:
+    """An agent with a client of its own, because a client belongs to one event loop."""
+    model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=f"{ADDRESS}/v1", api_key="none"))
+    return Agent(model, model_settings={"temperature": 0, "max_tokens": tokens}, **fields)
 
 
 def tool() -> Any:
-    agent = Agent(model, output_type=ToolOutput(Order, name="order"), model_settings=settings())
-    return {"arguments": agent.run_sync(PROMPT).output.model_dump(mode="json")}
+    made = agent(output_type=ToolOutput(Order, name="order"))
+    return {"arguments": made.run_sync(PROMPT).output.model_dump(mode="json")}
 
 
 def tool_in_a_stream() -> Any:
     async def ask() -> Any:
-        agent = Agent(model, output_type=ToolOutput(Order, name="order"), model_settings=settings())
-        async with agent.run_stream(PROMPT) as result:
+        async with agent(output_type=ToolOutput(Order, name="order")).run_stream(PROMPT) as result:
             return (await result.get_output()).model_dump(mode="json")
 
     return {"arguments": asyncio.run(ask())}
 
 
 def offered() -> Any:
-    agent = Agent(model, tools=[order], model_settings=settings(SHORT))
-    return agent.run_sync(PROMPT).output
+    return agent(SHORT, tools=[order]).run_sync(PROMPT).output
 
 
 def structured() -> Any:
-    agent = Agent(model, output_type=NativeOutput(Order), model_settings=settings())
-    return agent.run_sync(PROMPT).output.model_dump(mode="json")
+    return agent(output_type=NativeOutput(Order)).run_sync(PROMPT).output.model_dump(mode="json")
 
 
 def stream() -> Any:
     async def ask() -> Any:
-        async with Agent(model, model_settings=settings(SHORT)).run_stream(PROMPT) as result:
+        async with agent(SHORT).run_stream(PROMPT) as result:
             return await result.get_output()
 
     return asyncio.run(ask())
@@ -54,8 +51,8 @@ def stream() -> Any:
 def leave() -> Any:
     async def ask() -> Any:
         read = 0
-        async with Agent(model, model_settings=settings()).run_stream(PROMPT) as result:
-            async for _ in result.stream_text(delta=True, debounce_by=None):
+        async with agent(output_type=NativeOutput(Echo)).run_stream(PROMPT) as result:
+            async for _ in result.stream_response(debounce_by=None):
                 read += 1
                 if read == LEFT_AFTER:
                     await result.cancel()

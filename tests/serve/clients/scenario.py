@@ -5,16 +5,13 @@ A script's results are one JSON object on stdout: those of its scenarios by name
 beside the loopback address.
 """
 
-from __future__ import annotations
-
+# No postponed annotations: Ollama's client reads those of `order`.
 import json
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 # Before a client is imported: none may report its use, nor fetch prices, models or tokenizers.
 os.environ |= {

@@ -16,12 +16,12 @@ ASKED: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content"
 
 def tool() -> Any:
     choice = {"type": "function", "function": {"name": "order"}}
-    tools = [openai.pydantic_function_tool(Order, name="order"), {"type": "function", "function": {"name": "stop"}}]
-    message = client.chat.completions.create(**ASKED, tools=tools, tool_choice=choice).choices[0].message
+    tools = [openai.pydantic_function_tool(Order, name="order"), {"type": "function", "function": {"name": "stop", "strict": True}}]
+    message = client.chat.completions.parse(**ASKED, tools=tools, tool_choice=choice).choices[0].message
     (call,) = message.tool_calls
-    arguments = Order.model_validate_json(call.function.arguments)
+    arguments = call.function.parsed_arguments
     result = {"role": "tool", "tool_call_id": call.id, "content": order(arguments.customer, arguments.items)}
-    messages = [*ASKED["messages"], message.model_dump(exclude_none=True), result]
+    messages = [*ASKED["messages"], message, result]
     after = client.chat.completions.create(**ASKED | {"messages": messages}, tools=tools, max_tokens=8)
     return {"arguments": json.loads(call.function.arguments), "after": after.choices[0].message.content}
 

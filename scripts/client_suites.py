@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs third-party suites that test servers, and Ray, for the tests; each into an environment of its own.
+"""Installs third-party clients and suites that test servers, and Ray, for the tests; each into a folder of its own.
 
-    python -m scripts.client_suites [compatcanary] [lm-eval] [ray]
+    python -m scripts.client_suites [compatcanary] [clients] [instructor] [npm-clients] [lm-eval] [ray]
 
 Without names it installs compatcanary, which is small enough for every run of the tests. lm-eval and Ray take some
 770 MB each. They are put into the cache folder of `flownpu bench --against` ($XDG_CACHE_HOME/flownpu/peers).
@@ -15,18 +15,37 @@ from flownpu.errors import FlowNPUError
 from flownpu.peers.environment import MARKER, cache_folder, finished_folder, make_environment, run
 
 ENVIRONMENTS = {
+    "clients": (
+        "langchain-openai==1.7.4",
+        "litellm==1.110.2",
+        "llm==0.36",
+        "ollama==0.6.3",
+        "openai==3.57.0",
+        "pydantic-ai-slim[openai]==2.38.0",
+    ),
+    # It wants an openai below 3.4.
+    "instructor": ("instructor==1.17.0", "openai==3.3.0"),
     "lm-eval": ("lm-eval[api]==0.4.13",),
     "ray": ("ray[data,serve]==2.60.0", "openai==3.57.0"),
 }
-COMPATCANARY = "compatcanary@0.2.2"
+PACKAGES = {
+    "compatcanary": ("compatcanary@0.2.2",),
+    "npm-clients": (
+        "@ai-sdk/openai-compatible@3.0.92",
+        "ai@7.0.173",
+        "ollama@0.6.4",
+        "openai@7.59.0",
+        "zod@4.6.7",
+    ),
+}
 
 
-def compatcanary() -> Path | None:
-    """The script of compatcanary's command line, for node; None: it or node is not installed."""
-    folder = cache_folder() / "compatcanary"
+def modules_of(name: str) -> Path | None:
+    """The folder node_modules of one of PACKAGES; None: it or node is not installed."""
+    folder = cache_folder() / name
     if not (folder / MARKER).is_file() or shutil.which("node") is None:
         return None
-    return folder / "node_modules" / "compatcanary" / "src" / "cli.js"
+    return folder / "node_modules"
 
 
 def python_of(name: str) -> Path | None:
@@ -49,15 +68,15 @@ def install(name: str) -> None:
     if name in ENVIRONMENTS:
         make_environment(name, ENVIRONMENTS[name], say=print)
         return
-    if name != "compatcanary":
-        raise FlowNPUError(f"expected some of compatcanary, {', '.join(ENVIRONMENTS)}, got {name!r}")
+    if name not in PACKAGES:
+        raise FlowNPUError(f"expected some of {', '.join([*PACKAGES, *ENVIRONMENTS])}, got {name!r}")
     npm = shutil.which("npm")
     if npm is None:
-        raise FlowNPUError("compatcanary needs Node.js and npm (Debian: apt install npm)")
-    with finished_folder(cache_folder() / "compatcanary", COMPATCANARY) as folder:
+        raise FlowNPUError(f"{name} needs Node.js and npm (Debian: apt install npm)")
+    with finished_folder(cache_folder() / name, PACKAGES[name]) as folder:
         if folder is not None:
             quiet = ["--no-audit", "--no-fund", "--no-update-notifier", "--no-package-lock", "--ignore-scripts"]
-            run([npm, "install", "--prefix", folder, *quiet, COMPATCANARY], folder.with_suffix(".log"))
+            run([npm, "install", "--prefix", folder, *quiet, *PACKAGES[name]], folder.with_suffix(".log"))
 
 
 def main() -> int:

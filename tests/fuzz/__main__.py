@@ -108,6 +108,33 @@ def damage(
 
 
 @app.command()
+def server(
+    time_: Annotated[float, typer.Option("--seconds", help="How long.")] = 60.0,
+    clients: Annotated[int, typer.Option("--clients", help="Of which one in four asks what is right.")] = 32,
+    seed: Seed = 1, output: Output = FOUND,
+    kinds: Annotated[list[str] | None, typer.Option("--kind", help="Kinds of requests; all, if none is named.")] = None,
+    without: Annotated[list[str] | None, typer.Option("--without", help="Kinds of requests to leave out.")] = None,
+    again: Annotated[Path | None, typer.Option("--again", help="Only the requests of this findings.jsonl.")] = None,
+) -> None:  # fmt: skip
+    """Hostile requests to `flownpu serve`, beside clients that must get their answers, right and in time."""
+    from tests.fuzz.server import command, report
+    from tests.fuzz.server.kinds import KINDS
+
+    chosen = [name for name in kinds or KINDS if name not in (without or ())]
+    if unknown := set(chosen) - set(KINDS):
+        raise typer.BadParameter(f"expected some of {', '.join(KINDS)}, got {', '.join(unknown)}")
+    start = command.command_of(output / "models")
+    if again is not None:
+        found = command.replay(start, report.saved_requests(again))
+    else:
+        found = command.attack(start, command.Attack(time_, clients, seed, chosen))
+        report.write(found, output / "server")
+    report.show(found, console)
+    if found.findings:
+        raise typer.Exit(1)
+
+
+@app.command()
 def replay(
     model: Annotated[Path, typer.Argument(help="A .onnx file that was saved here.")],
     sanitize: Sanitize = False, library: Library = None, seconds: Seconds = 60.0,

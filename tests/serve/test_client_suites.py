@@ -22,10 +22,10 @@ def server(start_server, topics):
 
 def test_compatcanary(server):
     """Seven probes pass: models, chat, a stream, a tool that must be called, a schema, responses and their stream."""
-    program = client_suites.compatcanary()
-    if program is None:
+    modules = client_suites.modules_of("compatcanary")
+    if modules is None:
         pytest.skip(client_suites.reason("compatcanary"))
-    command = ["node", program, "scan", "--base-url", f"{server.address}/v1", "--model", "topics", "--format", "json"]
+    command = ["node", modules / "compatcanary" / "src" / "cli.js", "scan", "--base-url", f"{server.address}/v1", "--model", "topics", "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)

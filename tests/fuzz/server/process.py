@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server under test: a process with a limit of memory, which is watched and always ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+
+from flownpu.bench.servers import PORT, Server, resident, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import psutil
+
+ADDRESS_SPACE = 6 << 30
+"""Bytes of address space of each process: a request that would fill the memory ends its model's process instead."""
+_EVERY = 0.25  # seconds between two looks
+COMMAND = "import sys; from flownpu.cli import main; sys.exit(main())"
+
+
+def flownpu_serve(models: dict[str, Path], *arguments: object) -> tuple[str, ...]:
+    """The command that serves these models."""
+    named = [f"{name}={folder}" for name, folder in models.items()]
+    return (sys.executable, "-c", COMMAND, "serve", *named, "--port", PORT, *map(str, arguments))
+
+
+@dataclass
+class Served:
+    """A server that runs. `memory` are pairs of seconds since its start and resident bytes of all its processes."""
+
+    port: int
+    process: psutil.Process
+    begin: float = field(default_factory=time.monotonic)
+    memory: list[tuple[float, int]] = field(default_factory=list)
+
+    async def watch(self) -> None:
+        """Looks at the memory until it is cancelled."""
+        while True:
+            self.memory.append((time.monotonic() - self.begin, await asyncio.to_thread(resident, self.process)))
+            await asyncio.sleep(_EVERY)
+
+    @property
+    def log(self) -> Path:
+        """The file of what it writes, while it runs."""
+        return Path(f"/proc/{self.process.pid}/fd/2")
+
+    def open_files(self) -> int:
+        """Files, pipes and connections of the server's own process."""
+        return int(self.process.num_fds())
+
+    async def requests(self) -> int:
+        """Requests that it computes or keeps waiting, as its metrics say."""
+        async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
+            text = (await client.get(f"http://127.0.0.1:{self.port}/metrics")).text
+        return sum(int(float(count)) for count in re.findall(r"^flownpu_requests\{.*\} (\S+)$", text, re.MULTILINE))
+
+
+@contextlib.contextmanager
+def served(command: tuple[str, ...]) -> Iterator[Served]:
+    """Starts a server, and ends it with all its processes.
+
+    Raises:
+        FlowNPUError: it does not start.
+    """
+    # With PYTHONFAULTHANDLER a process that crashes writes where it was.
+    limited = ("env", "PYTHONFAULTHANDLER=1", "sh", "-c", 'ulimit -v "$0" && exec nice "$@"', str(ADDRESS_SPACE >> 10))
+    with running(Server("the server", (*limited, *command))) as (service, process):
+        assert process is not None
+        yield Served(int(service.url.rpartition(":")[2].partition("/")[0]), process)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients that others wrote, as they are installed: nested tools, JSON of nested schemas, streams, and leaving one.
+
+Each client's script runs once, with the packages of `python -m scripts.client_suites`, in the environment that
+`scripts/client_suites.py` describes; OpenAI's and Ollama's of Python are in the tests' own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+
+from scripts import client_suites
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.serve.conftest import Server
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+TOKENS = 24
+
+# The order that scenario.py and scenario.mjs describe, by hand.
+ADDRESS = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Ulm", "Köln"]}, "number": {"type": "integer", "minimum": 1, "maximum": 99}},
+    "required": ["city", "number"],
+    "additionalProperties": False,
+}
+ITEM = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["bread", "salt"]},
+        "amount": {"type": "integer", "minimum": 1, "maximum": 9},
+        "sent_to": {"anyOf": [ADDRESS, {"type": "null"}]},
+    },
+    "required": ["name", "amount"],
+    "additionalProperties": False,
+}
+ORDER = {
+    "type": "object",
+    "properties": {
+        "customer": {
+            "type": "object",
+            "properties": {"name": {"enum": ["Ada", "Grace"]}, "home": ADDRESS},
+            "required": ["name", "home"],
+            "additionalProperties": False,
+        },
+        "items": {"type": "array", "items": ITEM, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["customer", "items"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True)
+class Client:
+    """A script, the suite that it needs (none: the tests' own environment), and its scenarios."""
+
+    script: str
+    suite: str | None
+    scenarios: tuple[str, ...]
+
+    def command(self, folder: Path) -> list[str | Path] | None:
+        """What runs the script; scripts of npm are copied to a folder beside their packages. None: not installed."""
+        if not self.script.endswith(".mjs"):
+            python = sys.executable if self.suite is None else client_suites.python_of(self.suite)
+            return None if python is None else [python, "-m", f"tests.serve.clients.{self.script}"]
+        modules = client_suites.modules_of(str(self.suite))
+        if modules is None:
+            return None
+        for name in ("scenario.mjs", self.script):
+            shutil.copy(HERE / name, folder)
+        (folder / "node_modules").symlink_to(modules)
+        return ["node", folder / self.script]
+
+
+CALLED = ("tool", "tool_in_a_stream")
+SHARED = ("structured", "stream", "leave")
+CLIENTS = (
+    Client("with_openai", None, (*CALLED, "structured_response", *SHARED)),
+    Client("with_ollama", None, ("offered", *SHARED)),
+    Client("with_llm", "clients", ("offered", *SHARED)),
+    Client("with_pydantic_ai", "clients", (*CALLED, "offered", *SHARED)),
+    Client("with_instructor", "instructor", (*CALLED, "structured")),
+    Client("with_langchain", "clients", (*CALLED, "structured_response", *SHARED)),
+    Client("with_litellm", "clients", ("tool", "offered", *SHARED)),
+    Client("with_openai.mjs", "npm-clients", (*CALLED, "structured_response", *SHARED)),
+    Client("with_ollama.mjs", "npm-clients", ("offered", *SHARED)),
+    Client("with_ai_sdk.mjs", "npm-clients", (*CALLED, *SHARED)),
+)
+
+
+@pytest.fixture(scope="module")
+def server(start_server: Callable[..., Server], topics: Path) -> Server:
+    return start_server(topics, "--context", 1024)
+
+
+@pytest.fixture(scope="module")
+def play(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Client], dict[str, Any]]:
+    """The results of a client's script, which runs once."""
+
+    @cache
+    def play(client: Client) -> dict[str, Any]:
+        command = client.command(tmp_path_factory.mktemp("client"))
+        if command is None:
+            pytest.skip(client_suites.reason(str(client.suite)))
+        home = tmp_path_factory.mktemp("home")
+        # A home of its own: keys and settings of whoever runs the tests are none of the client's business.
+        environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": "", "LLM_USER_PATH": str(home)}
+        before = cancelled(server)
+        done = subprocess.run(
+            [*command, server.address], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        assert document["reached"] == []
+        return document["results"] | {"cancelled": wait_for_change(server, before) - before}
+
+    return play
+
+
+def cancelled(server: Server) -> int:
+    """Answers that ended because their clients had left."""
+    with server.http() as http:
+        lines = http.get("/metrics").text.splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith('flownpu_answers_total{end="cancelled"'))
+
+
+def wait_for_change(server: Server, before: int) -> int:
+    """The server hears of a client's leaving soon, but not at once."""
+    end = time.monotonic() + 10
+    while (now := cancelled(server)) == before and time.monotonic() < end:
+        time.sleep(0.05)
+    return now
+
+
+@pytest.fixture(scope="module")
+def written(server: Server) -> str:
+    """What the model writes, as the API's bytes have it."""
+    body = {"model": "topics", "messages": [{"role": "user", "content": "Tell me about loops."}], "temperature": 0}
+    with server.http() as http:
+        answer = http.post("/v1/chat/completions", json=body | {"max_tokens": TOKENS}).json()
+    text = answer["choices"][0]["message"]["content"]
+    assert answer["usage"]["completion_tokens"] == TOKENS
+    return str(text)
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(client, scenario, id=f"{client.script.removeprefix('with_')}-{scenario}")
+        for client in CLIENTS
+        for scenario in client.scenarios
+    ]
+
+
+@pytest.mark.parametrize(("client", "scenario"), cases())
+def test_client_gets_what_it_asks_for(
+    play: Callable[[Client], dict[str, Any]], written: str, client: Client, scenario: str
+) -> None:
+    results = play(client)
+    result = results[scenario]
+    assert not (isinstance(result, dict) and "error" in result), result["error"]
+    match scenario:
+        case "tool" | "tool_in_a_stream":
+            jsonschema.validate(result["arguments"], ORDER)
+            assert result.get("after", "text")
+        case "structured" | "structured_response":
+            for one in result if isinstance(result, list) else [result]:
+                jsonschema.validate(one, ORDER)
+        case "stream":
+            assert all(text == written for text in (result if isinstance(result, list) else [result]))
+        case "offered":
+            # The small model makes no calls by itself: it answers in words, which the tools' description changes.
+            assert result
+        case "leave":
+            assert result == 3
+            assert results["cancelled"] >= 1

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llm: its models of OpenAI's API, with schemas, tools and streams."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.serve.clients.scenario import ADDRESS, LONG, MODEL, PROMPT, SHORT, Echo, Order, first, order, run
+
+import llm
+from llm.default_plugins.openai_models import Chat
+
+model = Chat(MODEL, key="none", api_base=f"{ADDRESS}/v1", supports_schema=True, supports_tools=True)
+model.key = "none"
+
+
+def options(tokens: int) -> dict[str, Any]:
+    return {"temperature": 0, "max_tokens": tokens}
+
+
+def offered() -> Any:
+    """It cannot say that a call must be made."""
+    tool = llm.Tool("order", "Orders something.", Order.model_json_schema(), order)
+    return model.prompt(PROMPT, tools=[tool], **options(SHORT)).text()
+
+
+def structured() -> Any:
+    return json.loads(model.prompt(PROMPT, schema=Order, **options(LONG)).text())
+
+
+def stream() -> Any:
+    return "".join(model.prompt(PROMPT, **options(SHORT)))
+
+
+def leave() -> Any:
+    pieces = iter(model.prompt(PROMPT, schema=Echo, **options(LONG)))
+    read = first(pieces)
+    pieces.close()
+    return len(read)
+
+
+run(offered=offered, structured=structured, stream=stream, leave=leave)

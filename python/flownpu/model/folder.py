@@ -255,18 +255,19 @@ def chat_templates(folder: Path) -> dict[str, str]:
 def _templates_in(path: Path) -> dict[str, str]:
     """The templates in a JSON file: a text, or a list of objects with their names."""
     value = read_json(path).get("chat_template")
-    if isinstance(value, list):
-        found = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
-        wrong = len(found) != len(value)
-    else:
-        found = {} if value is None else {"default": value}
-        wrong = False
-    if wrong or not all(isinstance(text, str) for item in found.items() for text in item):
-        raise FlowNPUError(
-            f'{path}: expected chat_template to be a text, or a list of objects with "name" and "template", got '
-            f"{reprlib.repr(value)}"
-        )
-    return found
+    if value is None:
+        return {}
+    named: Any = value if isinstance(value, list) else [{"name": "default", "template": value}]
+    try:
+        found = {item["name"]: item["template"] for item in named}
+        if all(isinstance(text, str) for item in found.items() for text in item):
+            return found
+    except (KeyError, TypeError):
+        pass
+    raise FlowNPUError(
+        f'{path}: expected chat_template to be a text, or a list of objects with "name" and "template", got '
+        f"{reprlib.repr(value)}"
+    )
 
 
 def special_tokens(folder: Path) -> dict[str, str]:

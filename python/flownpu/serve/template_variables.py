@@ -15,7 +15,7 @@ from flownpu.serve.requests.openai import ChatRequest
 __all__ = ["template_variables"]
 
 SWITCHES = ("enable_thinking", "thinking")
-"""By these names templates read whether the model shall think: Qwen's, GLM's, SmolLM's; DeepSeek's, Granite's, Kimi's."""
+"""The names by which templates read whether the model shall think: Qwen's and GLM's; DeepSeek's and Granite's."""
 EFFORT = "reasoning_effort"
 """By this name templates read how long: gpt-oss', DeepSeek's."""
 USUAL_EFFORT = "medium"

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
 
 from flownpu.errors import FlowNPUError
 from flownpu.generate import template_process
 from flownpu.generate.chat_template import ChatTemplate
 from flownpu.generate.template_environment import variables
-from flownpu.model.folder import special_tokens
+from flownpu.model.folder import CLASS_TOKENS, special_tokens
 from tests.generate.template_table import ASK, FEATURES, TOKENS, TOOLS, by_transformers, called, compare, result, said
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
@@ -248,11 +249,15 @@ def test_a_folder_is_read_as_transformers_reads_it(folder, settings, files):
         assert own.render([ASK], tools) == expected
 
 
-def test_special_tokens_are_those_of_transformers(folder):
-    path, _ = folder
-    expected = AutoTokenizer.from_pretrained(path).special_tokens_map
-    assert special_tokens(path) == expected | special_tokens(path)
-    assert expected.items() <= special_tokens(path).items()
+@pytest.mark.parametrize("given", [{}, {"bos_token": None}, {"eos_token": "<end>"}])
+@pytest.mark.parametrize("kind", ["LlamaTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend", *CLASS_TOKENS])
+def test_special_tokens_are_those_of_transformers(tmp_path, kind, given):
+    tokens = {text: at for at, text in enumerate(["<unk>", "<s>", "</s>", "a"])}
+    Tokenizer(models.BPE(tokens, [], unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))  # noqa: S106
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind, **given}))
+    expected = AutoTokenizer.from_pretrained(tmp_path).special_tokens_map
+    names = ("bos_token", "eos_token")
+    assert {name: special_tokens(tmp_path).get(name) for name in names} == {name: expected.get(name) for name in names}
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ class _Host:
         self._requests: dict[int, Request | None] = {}
         """What is asked, by number; None while its prompt is written."""
         self._cancelled: set[int] = set()
-        """Of those, what is to be dropped when its prompt is written."""
+        """Those of them that are dropped when their prompt is written."""
         self._lock = Lock()  # guards these and sending: other threads send, too
         self._prompts = ThreadPoolExecutor(PROMPTS, "prompt")
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-
 from flownpu.errors import FlowNPUError, check_text, require
 from flownpu.generate.chat_template import ChatTemplate
 from flownpu.generate.image_prompts import ImageProcessor, expand_images
@@ -230,7 +229,10 @@ class LanguageModel:
         return self.tokenizer.tokens_of_text(self._expanded(text))
 
     def tokens_of_messages(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> Tokens:
         """The tokens of a conversation in the model's chat template, up to where the model's next reply begins.
 
@@ -240,7 +242,8 @@ class LanguageModel:
             variables: what else the template may read, such as {"enable_thinking": False}.
 
         Raises:
-            FlowNPUError: the template does not take the conversation, see `ChatTemplate.render`; or a text is not UTF-8.
+            FlowNPUError: the template does not take the conversation, see `ChatTemplate.render`; or a text is not
+                UTF-8.
         """
         for message in messages:
             check_text(text_of(message.get("content")))

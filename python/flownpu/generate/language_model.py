@@ -253,7 +253,8 @@ class LanguageModel:
             variables: what else the template may read, such as {"enable_thinking": False}.
 
         Raises:
-            FlowNPUError: the template does not take the conversation, see `ChatTemplate.render`; a text is not UTF-8.
+            FlowNPUError: the template does not take the conversation, see `ChatTemplate.render`; or a text is not
+                UTF-8.
         """
         for message in messages:
             check_text(text_of(message.get("content")))

@@ -49,7 +49,7 @@ STRONG = [
 
 
 def reference(penalties, logits, prompt, new, temperature):
-    """Logits float64 [V] in which tokens that cannot be chosen are -inf, as the libraries that name the fields compute."""
+    """Logits float64 [V] in which tokens that cannot be chosen are -inf, as libraries compute them."""
     row = np.array(logits, np.float64).reshape(-1)
     for token, value in penalties.bias:
         row[token] += value

@@ -311,7 +311,7 @@ def test_grammar_that_repeats_a_run_without_end_ends_with_its_request(worker: En
     bad = ask(worker, TEXTS[2], 60, guidance=Guidance(f"start: /[a-z]{{40}}/ object\nobject: %json {schema}"))
     good, other = ask(worker, TEXTS[0], 60), ask(worker, TEXTS[1], 200, guidance=guided)
     assert (good.text, other.text) == (alone, numbers)
-    with pytest.raises(FlowNPUError, match="cannot follow the grammar: .* row has"):
+    with pytest.raises(FlowNPUError, match=r"cannot follow the grammar: .* row has"):
         bad.end()
     assert len(bad.events) > 3
 

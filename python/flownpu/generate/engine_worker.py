@@ -306,9 +306,7 @@ class EngineWorker:
             self._fail_all(RuntimeError("GenAI's engine repeats its run without end, and does not say why"))
             return
         guilty = self._errors_of_grammars(guided) if len(guided) > 1 else []
-        unknown = FlowNPUError(
-            "GenAI's guidance cannot go on with the grammar of the schema or the tools: simplify them"
-        )
+        unknown = FlowNPUError("GenAI's guidance cannot go on with the schema or the tools: simplify them")
         for turn, error in guilty or [(guided[-1], unknown)]:
             self._end(turn, turn.finished(turn.ending) if turn.ending else Failed(error))
 

@@ -50,7 +50,7 @@ class Bounds:
 
 @dataclass
 class Finding:
-    """What was wrong, with which request; `client` and `number` say where in the stream it is. None: with no single one."""
+    """What was wrong, and with which request (None: no single one), whose place in the stream is client and number."""
 
     fault: str
     request: Request | None = None
@@ -65,7 +65,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """What a campaign saw. `statuses` are counted by kind; "left": the client went away, "late": there was no answer."""
+    """What a campaign saw. Statuses by kind; "left": the client went away, "late": there was no answer."""
 
     statuses: dict[str, Counter[str]] = field(default_factory=dict)
     slowest: list[tuple[float, str, str, int, int]] = field(default_factory=list)
@@ -176,5 +176,3 @@ class Campaign:
         if late - early > self.bounds.growth:
             told = f"{early >> 20} to {late >> 20} MiB, by more than {self.bounds.growth >> 20}"
             self.report.findings.append(Finding(f"memory grew from {told}"))
-
-

@@ -43,7 +43,10 @@ def questions(seeing: bool) -> list[Request]:
             (bodies.COMPLETIONS, greedy | {"prompt": 'The "for" statement is used to', "stream": True}),
             (bodies.OLLAMA_CHAT, {"model": model, "messages": message, "options": options}),
             (bodies.OLLAMA_GENERATE, {"model": model, "prompt": "Strings are", "raw": True, "options": options}),
-            (bodies.RESPONSES, {"model": model, "input": "What are strings?", "temperature": 0, "max_output_tokens": 16}),
+            (
+                bodies.RESPONSES,
+                {"model": model, "input": "What are strings?", "temperature": 0, "max_output_tokens": 16},
+            ),
         ]
     if seeing:
         url = f"data:image/png;base64,{bodies.PICTURE}"
@@ -54,22 +57,25 @@ def questions(seeing: bool) -> list[Request]:
     return [Request("neighbour", "POST", path, headers, values.body(document)) for path, document in asked]
 
 
+NONE = Answer()
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """A neighbour's answer; `fault` says what is wrong with it, "" nothing, and `refusals` how often it was sent away."""
+    """A neighbour's answer; `fault` says what is wrong with it, `refusals` how often it was sent away."""
 
     reply: Reply | None
     seconds: float
     refusals: int = 0
     fault: str = ""
-    answer: Answer = Answer()
+    answer: Answer = NONE
 
 
 async def ask(port: int, request: Request, seconds: float) -> Outcome:
     """Asks until there is an answer, as clients do that are told to come again."""
     begin, refusals, reply = time.monotonic(), 0, None
 
-    def outcome(fault: str = "", answer: Answer = Answer()) -> Outcome:  # noqa: B008 it is immutable
+    def outcome(fault: str = "", answer: Answer = NONE) -> Outcome:
         return Outcome(reply, time.monotonic() - begin, refusals, fault, answer)
 
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A campaign's report: tables to read, and report.json, log.txt and findings.jsonl with one offending request a line."""
+"""A campaign's report: tables, report.json, log.txt, and findings.jsonl with one offending request a line."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from tests.fuzz.server.exchange import Reply, Request, exchange
 if TYPE_CHECKING:
     from random import Random
 
+# What is another text in each request: a schema with it is a new one, which no earlier request has made cheap.
+_FRESH = "@fresh@"
 _SCHEMA = {
     "type": "object",
     "properties": {"kind": {"enum": ["for", "while"]}, "count": {"type": "integer", "minimum": 0, "maximum": 9}},
@@ -27,7 +30,7 @@ _LONGEST_WAIT = 2.0  # seconds, whatever Retry-After says: the sooner it asks ag
 def questions(seeing: bool) -> list[Request]:
     """Questions to every route and model; `seeing`: to the one that takes images as well."""
     message = [{"role": "user", "content": "Tell me about loops."}]
-    schema = {"type": "json_schema", "json_schema": {"name": "loop", "schema": _SCHEMA}}
+    schema = {"type": "json_schema", "json_schema": {"name": "loop", "schema": {"title": _FRESH, **_SCHEMA}}}
     tools = [{"type": "function", "function": {"name": "find", "parameters": _SCHEMA}}]
     options = {"temperature": 0, "num_predict": 12}
     asked: list[tuple[str, dict[str, Any]]] = []
@@ -81,7 +84,8 @@ async def ask(port: int, request: Request, seconds: float) -> Outcome:
     try:
         async with asyncio.timeout(seconds):
             while True:
-                reply = await exchange(port, request, seconds)
+                body = request.body.replace(_FRESH.encode(), uuid.uuid4().hex.encode())
+                reply = await exchange(port, replace(request, body=body), seconds)
                 if reply.status not in {429, 503}:
                     break
                 refusals += 1

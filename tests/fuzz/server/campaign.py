@@ -45,7 +45,7 @@ class Bounds:
 
     in_time: float = 60.0
     late: float = 75.0
-    growth: int = 256 << 20
+    growth: int = 512 << 20
     peak: int = 4 << 30
 
 

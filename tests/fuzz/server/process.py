@@ -69,8 +69,9 @@ class Served:
         parts: Counter[str] = Counter()
         for each in (self.process, *self.process.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess, IndexError):
-                # The module that it runs tells a process from the others; models' processes run the same one.
-                parts[f"{each.cmdline()[-1][-40:]} {each.pid}"] += each.memory_info().rss
+                command = each.cmdline()
+                module = command[command.index("-m") + 1] if "-m" in command else command[0]
+                parts[f"{module} {each.pid}"] += each.memory_info().rss
         return dict(parts)
 
     @property

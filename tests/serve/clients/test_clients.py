@@ -206,3 +206,21 @@ def test_client_gets_what_it_asks_for(
         case "leave":
             assert result == 3
             assert results["cancelled"] >= 1
+
+
+@pytest.mark.parametrize(("host", "code"), [("192.0.2.1", 3), ("example.invalid", 3), ("127.0.0.1", 1)])
+@pytest.mark.parametrize("language", ["Python", "JavaScript"])
+def test_client_that_reaches_for_another_host_is_ended(language: str, host: str, code: int) -> None:
+    """This machine may be asked, though nobody listens on the port."""
+    if language == "Python":
+        hooked = "import sys; from tests.serve.clients.loopback import only_loopback; sys.addaudithook(only_loopback)"
+        ask = f"import urllib.request; urllib.request.urlopen('http://{host}:64999/')"
+        command = [sys.executable, "-c", f"{hooked}; {ask}"]
+    elif shutil.which("node") is None:
+        pytest.skip("Node.js is not installed (Debian: apt install nodejs)")
+    else:
+        command = ["node", "--import", str(HERE / "loopback.mjs"), "-e", f"await fetch('http://{host}:64999/')"]
+    environment = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert (f"a client tried to reach {host}" in done.stderr) == (code == 3)

@@ -4,11 +4,15 @@
 import importlib
 from types import ModuleType
 
-__all__ = ["FlowNPUError", "MissingDependencyError", "check_text", "require"]
+__all__ = ["ContextLengthError", "FlowNPUError", "MissingDependencyError", "check_text", "require"]
 
 
 class FlowNPUError(RuntimeError):
     """An error that the user can correct. Its message is complete: the command line prints it and nothing else."""
+
+
+class ContextLengthError(FlowNPUError):
+    """A prompt leaves no room for an answer in the context."""
 
 
 class MissingDependencyError(FlowNPUError):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from flownpu.generate.conversation import Conversation
+from flownpu.generate.guidance import Guidance
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 from flownpu.generate.speculative.model import Speculation
 from tests.generate.conftest import Scripted, scripted, steady
@@ -52,7 +53,7 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(
     looking: LanguageModel, plain: LanguageModel, generate: Callable[..., list[int]]
 ) -> None:
     """A grammar makes the small model repeat itself."""
-    prompt, guidance = plain.tokens_of_text("The statement"), ("regex", "(one two three four\\. ){8}")
+    prompt, guidance = plain.tokens_of_text("The statement"), Guidance("start: /(one two three four\\. ){8}/")
     generator = looking.generator(256, GREEDY, guidance=guidance)
     found = generate(generator, prompt, 50)
     assert found == generate(plain.generator(256, GREEDY, guidance=guidance), prompt, 50)
@@ -98,7 +99,7 @@ def test_the_end_of_a_text_among_candidates(
     (end, *_) = sorted(plain.ending_tokens)
     prompt, more = plain.tokens_of_text(held_out[:300]), plain.tokens_of_text(held_out[300:400])
     # A constraint that has the text end after four letters.
-    guidance = ("regex", "[a-z]{4}")
+    guidance = Guidance("start: /[a-z]{4}/")
     expected_generator = plain.generator(512, GREEDY, guidance=guidance)
     expected = generate(expected_generator, prompt, 20)
     assert expected[-1] in plain.ending_tokens
@@ -112,10 +113,13 @@ def test_the_end_of_a_text_among_candidates(
 
 @pytest.mark.parametrize(
     "guidance",
-    [("regex", "([a-z]+ ){12}"), ("json_schema", '{"type": "array", "items": {"enum": ["abc", "b"]}, "minItems": 8}')],
+    [
+        Guidance("start: /([a-z]+ ){12}/"),
+        Guidance('start: %json {"type": "array", "items": {"enum": ["abc", "b"]}, "minItems": 8}'),
+    ],
 )
 def test_guidance(
-    guidance: tuple[str, str], plain: LanguageModel, looking: LanguageModel, generate: Callable[..., list[int]]
+    guidance: Guidance, plain: LanguageModel, looking: LanguageModel, generate: Callable[..., list[int]]
 ) -> None:
     prompt = plain.tokens_of_text("The statement is used to")
     expected = generate(plain.generator(256, GREEDY, guidance=guidance), prompt, 40)

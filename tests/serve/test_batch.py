@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flownpu batch`: all lines are answered, none twice, whatever interrupts it."""
 
+import asyncio
+import io
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -11,6 +14,11 @@ import time
 import pytest
 
 from flownpu.cli import main
+from flownpu.errors import FlowNPUError
+from flownpu.serve.batch import Batch, _Target, run_batch
+from flownpu.serve.errors import ApiError, invalid
+from flownpu.serve.service import Service
+from flownpu.serve.settings import ServerSettings
 from tests.serve.conftest import COMMAND
 
 LINES = 12
@@ -86,7 +94,7 @@ def test_an_interrupted_batch_goes_on(source, run, topics, tmp_path):
     whole = target.read_bytes()
     before = read(target) if whole.endswith(b"\n") else [json.loads(text) for text in whole.splitlines()[:-1]]
     with target.open("ab") as file:
-        file.write(b'{"id": "half a li')
+        file.write(b'{"id": "batch_req_0a1b2c')
     code, err, _ = run(source)
     after = read(target)
     assert code == 0
@@ -119,26 +127,192 @@ def test_a_full_disk_leaves_whole_lines(source, run, topics, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("content", "message"),
     [
-        ("", "is empty"),
-        ("{", "line 1 is not JSON"),
-        ('{"body": {}}\n', 'a text "custom_id"'),
-        ('{"custom_id": "a"}\n\n{"custom_id": "a"}\n', "line 3: a line before it has the custom_id 'a'"),
+        (b"", "is empty"),
+        (b"{", "line 1 is not JSON: Expecting property name enclosed in double quotes at character 2"),
+        (b'{"body": {}}\n', 'line 1: expected an object with a text "custom_id"'),
+        (b'{"custom_id": "a"}\n\n{"custom_id": "a"}\n', "line 3: a line before it has the custom_id 'a'"),
+        (b'{"custom_id": "a"}\n{"custom_id": "caf\xe9"}\n', "line 2 is not UTF-8: the byte 0xe9 comes after"),
+        ('{"custom_id": "a"}\n'.encode("utf-16"), "line 1 is UTF-16: expected UTF-8"),
+        ('{"custom_id": "a"}\n'.encode("utf-16-be"), "line 1 is UTF-16: expected UTF-8"),
+        (b'{"custom_id": ' + b"[" * 100_000, "line 1 is nested too deeply"),
+        (b'{"custom_id": "a", "body": ' + b"[" * 150 + b"]" * 150 + b"}", "line 1 is nested too deeply"),
+        (rb'{"custom_id": "\ud800"}', r"line 1 is not text: \ud800 is half of a surrogate pair"),
+        (rb'{"custom_id": "a", "body": {"metadata": {"\udc00": 1}}}', r"line 1 is not text: \udc00 is half"),
+        (b'{"custom_id": "a", "body": ' + b"7" * 5000 + b"}", "line 1 is not JSON that is read here: an integer has"),
+        (b'{"custom_id": "a", "body": NaN}', "line 1 is not JSON: NaN is no number"),
     ],
 )
-def test_a_source_that_is_none(run, tmp_path, text, message):
-    (tmp_path / "in.jsonl").write_text(text)
+def test_source_of_other_contents_is_refused_with_its_line(run, tmp_path, content, message):
+    (tmp_path / "in.jsonl").write_bytes(content)
     code, err, target = run(tmp_path / "in.jsonl")
     assert code == 1
     assert message in err
     assert not target.exists()
 
 
-def test_a_target_that_is_something_else_is_left(run, source, tmp_path):
+def test_source_with_byte_order_mark_is_answered(run, tmp_path):
+    """As Windows' editors write it, with their line ends; and with no line end behind the last line."""
+    text = "\r\n".join(json.dumps(line(number), ensure_ascii=False) for number in range(2))
+    (tmp_path / "in.jsonl").write_bytes(text.encode("utf-8-sig"))
+    assert run(tmp_path / "in.jsonl")[0] == 0
+
+
+FOREIGN = [
+    b"Notes.\nMore notes.",
+    b'{"my": "notes, one line without a line break"}',
+    b'{"id": "mine", "custom_id": "a"',
+    json.dumps(line(0)).encode() + b"\n",  # requests, not answers
+    b'{"custom_id": ["a"], "response": {}}\n',
+    b"[" * 100_000,
+    b"\0" * 100,
+    b"\xff\xfe",
+]
+
+
+@pytest.mark.parametrize("content", FOREIGN, ids=[content[:20] for content in FOREIGN])
+def test_target_of_other_contents_is_left(run, source, tmp_path, content):
     target = tmp_path / "notes.txt"
-    target.write_text("Notes.\nMore notes.")
+    target.write_bytes(content)
     code, err, _ = run(source, target)
     assert code == 1
     assert "something else than answers of a batch" in err
-    assert target.read_text() == "Notes.\nMore notes."
+    assert target.read_bytes() == content
+
+
+@pytest.mark.parametrize("link", [None, "symlink_to", "hardlink_to"])
+def test_target_that_is_the_source_is_left(run, tmp_path, link):
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps(line(0)))
+    target = source
+    if link is not None:
+        target = tmp_path / "linked.jsonl"
+        getattr(target, link)(source)
+    code, err, _ = run(source, target)
+    assert code == 1
+    assert "is the file of the requests" in err
+    assert source.read_text() == json.dumps(line(0))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such devices and pipes")
+@pytest.mark.parametrize("kind", ["/dev/full", "/dev/zero", "pipe", "folder"])
+def test_files_that_are_none_are_refused_at_once(run, source, tmp_path, kind):
+    """A device without an end was read for ever, and a pipe is empty when it is read once more."""
+    place = pathlib.Path(kind)
+    if kind == "pipe":
+        place = tmp_path / "pipe"
+        os.mkfifo(place)
+    elif kind == "folder":
+        place = tmp_path
+    for files in ((source, place), (place, tmp_path / "out.jsonl")):
+        code, err, _ = run(*files)
+        assert code == 1
+        assert f"{place} is no file" in err
+
+
+@pytest.mark.parametrize("rest", [b'{"id": "batch_r', b'{"id": "batch_req_0a", "custom_id"\0\0\0', b"\0\0\0\0"])
+def test_answers_of_which_the_last_is_cut_short_are_kept(tmp_path, rest):
+    """What a power cut leaves: part of a line, or zeros where the file system had not written yet."""
+    answer = b'{"id": "batch_req_0", "custom_id": "a", "response": {"body": {}}}\n'
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(answer + rest)
+    assert opened(path) == {"a"}
+    assert path.read_bytes() == answer
+
+
+def test_answer_without_its_line_end_is_kept(tmp_path):
+    answer = b'{"id": "batch_req_0", "custom_id": "a", "response": {"body": {}}}'
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(answer)
+    assert opened(path) == {"a"}
+    assert path.read_bytes() == answer + b"\n"
+
+
+def opened(path):
+    """The custom_ids of the answers in a target."""
+    with path.open("a+b", buffering=0) as file:
+        file.seek(0)
+        return _Target(path, file).names
+
+
+def test_answers_are_read_in_blocks(tmp_path):
+    path = tmp_path / "out.jsonl"
+    path.write_text("".join(json.dumps({"custom_id": str(n), "response": "x" * 10_000}) + "\n" for n in range(100)))
+    reads = []
+
+    class Counted(io.FileIO):
+        def readinto(self, buffer):
+            reads.append(len(buffer))
+            return super().readinto(buffer)
+
+        def read(self, size=-1):
+            reads.append(size)
+            return super().read(size)
+
+    with Counted(path, "a+b") as file:
+        file.seek(0)
+        assert len(_Target(path, file).names) == 100
+    assert len(reads) < path.stat().st_size / 1000
+
+
+class Failing(Service):
+    """A service whose model fails: always for the request "always", and the first time for all others."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.asked = []
+
+    async def complete(self, request):
+        first = request.prompt not in self.asked
+        self.asked.append(request.prompt)
+        if request.prompt == "mistake":
+            raise KeyError("a bug")
+        if first or request.prompt == "always":
+            raise ApiError(500, "the model's process was ended by signal 9", code="model_failed")
+        raise invalid("answered")
+
+
+def test_request_that_fails_alone_gets_the_error_as_its_answer(tmp_path, monkeypatch):
+    prompts = ["always", "mistake", "other", "another"]
+    items = [line(n, url="/v1/completions", body={"model": "m", "prompt": text}) for n, text in enumerate(prompts)]
+    batch = Batch(write(tmp_path / "in.jsonl", items), tmp_path / "out.jsonl")
+    monkeypatch.setattr("flownpu.serve.batch.Service", Failing)
+    progress = asyncio.run(run_batch(batch, ServerSettings({}), lambda _: None))
+    assert (progress.answered, progress.refused) == (4, 4)
+    answers = {item["custom_id"]: item["response"] for item in read(batch.target)}
+    assert [answers[f"request-{number}"]["status_code"] for number in range(4)] == [500, 500, 400, 400]
+    assert "signal 9" in answers["request-0"]["body"]["error"]["message"]
+    assert answers["request-1"]["body"]["error"]["type"] == "server_error"
+    before = batch.target.read_bytes()
+    assert asyncio.run(run_batch(batch, ServerSettings({}), lambda _: None)).answered == 0
+    assert batch.target.read_bytes() == before
+
+
+def test_batch_whose_model_cannot_be_loaded_ends_without_answers(source, tmp_path, monkeypatch):
+    class Unloaded(Service):
+        async def chat(self, _request):
+            raise ApiError(503, "the model topics cannot be loaded", code="model_not_loaded")
+
+    monkeypatch.setattr("flownpu.serve.batch.Service", Unloaded)
+    with pytest.raises(FlowNPUError, match="cannot be loaded"):
+        asyncio.run(run_batch(Batch(source, tmp_path / "out.jsonl"), ServerSettings({}), lambda _: None))
+    assert (tmp_path / "out.jsonl").read_bytes() == b""
+
+
+def test_batch_that_is_told_to_end_ends(topics, tmp_path):
+    """SIGTERM while answers are computed: the exit code says so, and the file has whole lines."""
+    target = tmp_path / "out.jsonl"
+    endless = [line(n, body=line(n)["body"] | {"max_tokens": 4000}) for n in range(200)]
+    source = write(tmp_path / "in.jsonl", endless)
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "batch", source, target, "--model", topics, "--slots", "1"]
+    )
+    end = time.monotonic() + 60
+    while not target.exists() or not target.read_bytes().count(b"\n"):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    process.terminate()
+    assert process.wait(30) == 143
+    assert target.read_bytes().endswith(b"\n")
+    assert len(read(target)) < 200

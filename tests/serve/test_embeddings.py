@@ -61,6 +61,7 @@ def test_clients_of_ollama(server: Server, expected: np.ndarray) -> None:
     assert {model.model for model in client.list().models} == {"embeds", "topics"}
     with pytest.raises(ollama.ResponseError, match=r"input\.1 is longer than the 64 tokens that the model takes"):
         client.embed(model="embeds", input=["x", "word " * 200], truncate=False)
+    assert len(client.embed(model="embeds", input=["x", "word " * 200]).embeddings) == 2
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,13 @@ def test_clients_of_ollama(server: Server, expected: np.ndarray) -> None:
 def test_what_is_refused(model: str, fields: dict[str, object], reason: str, server: Server) -> None:
     with pytest.raises(openai.APIStatusError, match=reason):
         server.openai().embeddings.create(model=model, **fields)
+
+
+def test_text_that_is_too_long_is_refused_as_openai_does(server: Server) -> None:
+    """An embedding of a text's beginning is another one than the client asked for."""
+    with pytest.raises(openai.BadRequestError, match=r"input\.1 is longer than the 64 tokens") as refused:
+        server.openai().embeddings.create(model="embeds", input=["x", "word " * 200])
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input")
 
 
 def test_it_does_not_chat(server: Server) -> None:

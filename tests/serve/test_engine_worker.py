@@ -15,8 +15,9 @@ import pytest
 from flownpu.errors import FlowNPUError
 from flownpu.generate import engine_worker
 from flownpu.generate.engine_worker import EngineWorker
+from flownpu.generate.guidance import Guidance
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
-from flownpu.generate.worker import Event, Failed, Finished, Guidance, Piece, Request, Started
+from flownpu.generate.worker import Event, Failed, Finished, Piece, Request, Started
 from tests.serve.conftest import FIXTURES
 
 EXACT = {"activations": "bf16"}
@@ -187,7 +188,7 @@ def test_each_has_its_own_choices(worker: EngineWorker) -> None:
         ask(worker, TEXTS[0], sampling=seeded),
         ask(worker, TEXTS[0], sampling=seeded),
         ask(worker, TEXTS[0], sampling=Sampling(temperature=1.5, top_k=100, seed=4)),
-        ask(worker, TEXTS[0], 12, guidance=Guidance("regex", "[0-9]{3} (yes|no)")),
+        ask(worker, TEXTS[0], 12, guidance=Guidance("start: /[0-9]{3} (yes|no)/")),
         ask(worker, TEXTS[0], 5),
     ]
     greedy, one, same, other, guided, short = (answer.text for answer in answers)
@@ -258,7 +259,7 @@ def test_interrupted_requests_go_on(
     monkeypatch.setattr(engine_worker, "_ROOM", 4)
     try:
         alone = [ask(worker, text, 90).text for text in TEXTS]
-        guided = Guidance("regex", "[0-9 ]{40}")
+        guided = Guidance("start: /[0-9 ]{40}/")
         numbers = ask(worker, TEXTS[1], 60, guidance=guided).text
         assert not interrupted
         answers = [ask(worker, text, 90) for text in TEXTS]
@@ -289,11 +290,54 @@ def test_cancelled_blocks_are_free_again(paged_topics: Path, genai: Any, tmp_pat
 
 def test_a_bad_request_harms_no_other(worker: EngineWorker) -> None:
     good = ask(worker, TEXTS[0])
-    with pytest.raises(FlowNPUError, match="regex is not one that GenAI's guidance understands"):
-        ask(worker, TEXTS[0], guidance=Guidance("regex", "[0-9")).end()
+    with pytest.raises(FlowNPUError, match="GenAI's guidance cannot follow the grammar"):
+        ask(worker, TEXTS[0], guidance=Guidance("start: /[0-9/")).end()
     with pytest.raises(FlowNPUError, match="shorten the prompt"):
         Answer(worker, Request(np.ones(1024, np.int32), 1, GREEDY)).end()
     assert good.text == ask(worker, TEXTS[0]).text
+
+
+def test_guidance_character_of_byte_tokens_is_written(worker: EngineWorker) -> None:
+    answers = [ask(worker, TEXTS[0], 40, guidance=Guidance(f'start: "{text}"')) for text in ("€", "漢字", "😀")]
+    assert [answer.text for answer in answers] == ["€", "漢字", "😀"]
+
+
+def test_grammar_that_repeats_a_run_without_end_ends_with_its_request(worker: EngineWorker) -> None:
+    """GenAI's engine then computes nobody's tokens, and does not say whose request it is: the one that began last."""
+    alone, guided = ask(worker, TEXTS[0], 40).text, Guidance("start: /[0-9 ]{30}/")
+    numbers = ask(worker, TEXTS[1], 40, guidance=guided).text
+    schema = json.dumps({"type": "object", "properties": {f"p{number}": True for number in range(1000)}})
+    bad: list[Answer] = []
+
+    def send_it() -> None:
+        if not bad:
+            bad.append(ask(worker, TEXTS[2], 40, guidance=Guidance(f"start: %json {schema}")))
+
+    good = Answer(worker, Request(worker.model.tokens_of_text(TEXTS[0]), 40, GREEDY), send_it)
+    other = ask(worker, TEXTS[1], 40, guidance=guided)
+    assert (good.text, other.text) == (alone, numbers)
+    with pytest.raises(FlowNPUError, match="cannot go on with the grammar"):
+        bad[0].end()
+
+
+def test_run_that_is_repeated_without_end_fails_where_no_grammar_is_to_blame(
+    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = ask(worker, TEXTS[0], 900)
+    blamed: list[int] = []
+    blame = EngineWorker._blame
+
+    def spy(self: EngineWorker) -> None:
+        blamed.append(len(self._turns))
+        blame(self)
+
+    monkeypatch.setattr(EngineWorker, "_blame", spy)
+    monkeypatch.setattr(engine_worker, "_REPEATS", -1)  # as if each run were one too many
+    with pytest.raises(RuntimeError, match="repeats its run without end"):
+        running.end()
+    monkeypatch.undo()
+    assert blamed == [1]
+    assert ask(worker, TEXTS[0]).text
 
 
 def test_a_failed_run_ends_its_requests_and_no_later_ones(

@@ -14,6 +14,7 @@ import threading
 import time
 
 import httpx
+import numpy as np
 import openai
 import psutil
 import pytest
@@ -117,8 +118,8 @@ def png(content):
         (chat(temperature=3), 400, "temperature: Input should be less than or equal to 2"),
         (chat(max_tokens=0), 400, "max_tokens"),
         (chat(n=50), 400, "n times the number of prompts"),
-        (chat(frequency_penalty=1), 400, "frequency_penalty"),
-        (chat(logit_bias={"7": -100}), 400, "logit_bias"),
+        (chat(frequency_penalty=3), 400, "frequency_penalty: Input should be less than or equal to 2"),
+        (chat(logit_bias={"4096": -100}), 400, "logit_bias: expected tokens from 0 to 4095, got 4096"),
         (chat(top_logprobs=2), 400, "top_logprobs wants logprobs"),
         (chat(messages=[{"role": "user", "content": "word " * 3000}]), 400, "the context holds 1024"),
         (image("https://example.com/x.png"), 400, "this server fetches nothing"),
@@ -136,18 +137,44 @@ def test_a_wrong_request_is_told_what_is_wrong(http, body, status, message):
     ("content", "kind", "message"),
     [
         (b'{"model": "topics", "messages": [', "application/json", "the body is not JSON"),
-        (b"[" * 200_000, "application/json", "parsing the body"),
-        (b"\xff\xfe", "application/json", "the body is not JSON"),
+        (b"[" * 200_000, "application/json", "the body is nested too deeply"),
+        (b"\xff\xfe", "application/json", "the body is UTF-16"),
         (b"", "application/json", "expected a JSON object"),
-        (json.dumps(chat()).encode(), "text/plain", "expected a JSON object"),
+        (b"a=b", "application/x-www-form-urlencoded", "the body is not JSON"),
         (b'"text"', "application/json", "expected a JSON object"),
     ],
-    ids=["cut short", "deep", "no UTF-8", "empty", "a web form's type", "no object"],
+    ids=["cut short", "deep", "no UTF-8", "empty", "a web form", "no object"],
 )
 def test_a_body_that_is_no_json(http, content, kind, message):
-    """A body with a web form's type is refused too: any page could make a browser send it unasked."""
     refused(http.post(CHAT, content=content, headers={"Content-Type": kind}), 400, message)
     assert answers(http)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (CHAT, chat(messages=[{"role": "user", "content": "word " * 3000}]), "messages"),
+        (CHAT, chat(messages=[{"role": "user", "content": "word " * 3000}], stream=True), "messages"),
+        ("/v1/completions", {"model": "topics", "prompt": "word " * 3000}, "prompt"),
+        ("/v1/completions", {"model": "topics", "prompt": [[5], [5] * 3000]}, "prompt"),
+        ("/v1/responses", {"model": "topics", "input": "word " * 3000}, "input"),
+    ],
+)
+def test_prompt_that_is_too_long_has_the_code_that_clients_look_for(http, path, body, field):
+    error = refused(http.post(path, json=body), 400, "the context holds 1024")
+    assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "context_length_exceeded", field)
+
+
+@pytest.mark.parametrize("prompt", [[2, -1], [2, 5000], [2, 10**30], [[2], [2, -1]]])
+def test_token_that_the_model_does_not_know_is_named(http, prompt):
+    wrong = next(token for token in np.hstack(prompt) if token not in range(4096))
+    message = f"the prompt: expected tokens from 0 to 4095, got {wrong}"
+    refused(http.post("/v1/completions", json={"model": "topics", "prompt": prompt}), 400, message)
+
+
+@pytest.mark.parametrize("fields", [{"top_k": 10**6}, {"top_k": 10**30}, {"top_k": 0}, {"top_p": 0}, {"top_p": 1e-300}])
+def test_sampling_at_its_bounds_is_answered(http, fields):
+    assert http.post(CHAT, json=chat(temperature=1, **fields)).status_code == 200
 
 
 def test_paths_and_methods_that_are_none(http):

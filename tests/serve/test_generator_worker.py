@@ -2,6 +2,7 @@
 """The worker over GenAI's generators: events, slots, what is kept of a conversation, and failures."""
 
 import gc
+import json
 import queue
 
 import numpy as np
@@ -9,16 +10,21 @@ import pytest
 
 from flownpu.errors import FlowNPUError
 from flownpu.generate.generator_worker import GeneratorWorker
+from flownpu.generate.guidance import Guidance
 from flownpu.generate.held_sequence import HeldSequence
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 from flownpu.generate.speculative.model import Speculation
 from flownpu.generate.stop_texts import StopTexts
-from flownpu.generate.worker import Failed, Finished, Guidance, Piece, Request, Started
+from flownpu.generate.worker import Failed, Finished, Piece, Request, Started
 
 GREEDY = Sampling(temperature=0)
 # JSON that is not complete before the limit of tokens.
-ENDLESS = Guidance("json_schema", '{"type": "array", "items": {"const": "abc"}, "minItems": 5000}')
-BAD = Guidance("lark_grammar", "start: (")
+ENDLESS = Guidance('start: %json {"type": "array", "items": {"const": "abc"}, "minItems": 5000}')
+BAD = Guidance("start: (")
+# After its first token, llguidance has more alternatives than it follows.
+TOO_MANY = Guidance(
+    f"start: %json {json.dumps({'type': 'object', 'properties': {f'p{i}': True for i in range(1000)}})}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +129,19 @@ def test_a_request_that_fails_harms_no_other(worker):
     others = Asked(worker, "Number", 30, guidance=ENDLESS)
     failed = Asked(worker, "Strings are", guidance=BAD).all()[-1]
     assert isinstance(failed.error, FlowNPUError)
+    failed = Asked(worker, "Strings are", guidance=TOO_MANY).all()[-1]
+    assert isinstance(failed.error, FlowNPUError)
+    assert "GenAI's guidance cannot follow the grammar" in str(failed.error)
     beyond = Asked(worker, np.array([10**6], dtype=np.int32)).all()[-1]  # no token of the model's
     assert isinstance(beyond, Failed)
     assert others.all()[-1].new_tokens == 30
+
+
+@pytest.mark.parametrize("text", ["€", "漢字", "😀", "Привет", "a – b", "é"])
+def test_guidance_character_of_any_bytes_is_written(worker, text):
+    """The model's tokenizer spells most of these with tokens of single bytes."""
+    assert Asked(worker, "Strings are", 40, guidance=Guidance(f'start: "{text}"')).text() == text
+    assert Asked(worker, "Strings are", 40, guidance=Guidance(f"start: /({text}|{text}x)!/")).text()[-1] == "!"
 
 
 def test_stop_texts_and_the_context_end_an_answer(worker, model):
@@ -161,7 +177,7 @@ def test_likelihoods_are_those_of_the_logits(worker, model):
         # A sum of 4096 terms of float64: its rounding is far below 1e-9. The logits are the same bits.
         assert abs(taken.logarithm - expected[token]) < 1e-9
         assert [one.token for one in alternatives] == np.argsort(-expected)[:2].tolist()
-        assert alternatives[0].text == model.text_of_token(alternatives[0].token)
+        assert [one.text for one in alternatives] == [model.tokenizer.text_of(one.token) for one in alternatives]
 
 
 def test_closing_ends_what_runs_and_what_waits(model):

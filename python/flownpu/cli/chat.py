@@ -40,6 +40,7 @@ def chat(
     seed: options.Seed = None,
     lookup: options.Lookup = False,
     draft: options.DraftFolder = None,
+    allow_control_tokens: options.AllowControlTokens = False,
     provider: options.ProviderOption = "flownpu",
     device: options.DeviceOption = None,
     activations: options.ActivationsOption = None,
@@ -52,7 +53,14 @@ def chat(
     several.
     """
     language_model = options.open_model(
-        model, provider, device, activations, threads, option, Speculation(lookup, draft)
+        model,
+        provider,
+        device,
+        activations,
+        threads,
+        option,
+        Speculation(lookup, draft),
+        allow_control_tokens=allow_control_tokens,
     )
     conversation = Conversation(
         language_model,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Activations", "AsJson", "Device", "DeviceOption", "ModelFolder", "Option", "Provider", "ProviderOption"]
 __all__ += ["ActivationsOption", "Seed", "Temperature", "Threads", "TopK", "TopP", "open_model", "provider_options"]
-__all__ += ["Context", "DraftFolder", "Lookup", "Slots", "served_models"]
+__all__ += ["AllowControlTokens", "Context", "DraftFolder", "Lookup", "Slots", "served_models"]
 
 
 # Who runs the model, where FlowNPU's provider runs it, and what matrix products round their activations to.
@@ -68,6 +68,13 @@ DraftFolder = Annotated[
 ]
 Context = Annotated[int, typer.Option(min=2, help="Tokens of a prompt and its answer: the size of the KV cache.")]
 Slots = Annotated[int, typer.Option(min=1, help="Answers computed at the same time, and conversations kept.")]
+AllowControlTokens = Annotated[
+    bool,
+    typer.Option(
+        "--allow-control-tokens",
+        help="Control tokens written in messages, such as <start_of_turn>, count; else they are plain text.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
@@ -79,6 +86,8 @@ def open_model(
     threads: int | None,
     option: list[str] | None,
     speculation: Speculation | None = None,
+    *,
+    allow_control_tokens: bool = False,
 ) -> LanguageModel:
     """Opens a model folder as the command line's options say.
 
@@ -86,7 +95,14 @@ def open_model(
         typer.BadParameter: an `--option` is not of the form KEY=VALUE.
     """
     options = provider_options(device, activations, option)
-    return LanguageModel(folder, provider=provider, options=options, threads=threads, speculation=speculation)
+    return LanguageModel(
+        folder,
+        provider=provider,
+        options=options,
+        threads=threads,
+        speculation=speculation,
+        allow_control_tokens=allow_control_tokens,
+    )
 
 
 def provider_options(
@@ -120,6 +136,8 @@ def served_models(
     context: int,
     slots: int,
     speculation: Speculation,
+    *,
+    allow_control_tokens: bool,
 ) -> "dict[str, ModelSettings]":
     """Models for a server, by name: NAME=FOLDER, or a folder, whose last part is the name.
 
@@ -142,5 +160,7 @@ def served_models(
             raise typer.BadParameter(f"two models have the name {name}: expected NAME=FOLDER to tell them apart")
         if not is_embedding_folder(folder):
             read_genai_config(folder)
-        named[name] = protocol.ModelSettings(folder, provider, given, threads, context, slots, speculation)
+        named[name] = protocol.ModelSettings(
+            folder, provider, given, threads, context, slots, speculation, allow_control_tokens
+        )
     return named

@@ -10,9 +10,10 @@ import typer
 
 from flownpu.cli import options
 from flownpu.cli.output import print_json, read_all_bytes, seconds_text, status, waiting
-from flownpu.generate.image_prompts import TOKENS_PER_IMAGE, mark_images, read_images
+from flownpu.generate.image_prompts import TOKENS_PER_IMAGE, place_images, read_images
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing, Tokens
 from flownpu.generate.speculative.model import Speculation
+from flownpu.generate.turns import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,7 @@ def run(
     seed: options.Seed = None,
     lookup: options.Lookup = False,
     draft: options.DraftFolder = None,
+    allow_control_tokens: options.AllowControlTokens = False,
     no_chat_template: Annotated[
         bool, typer.Option("--no-chat-template", help="Take the prompt as it is, not as a turn of a conversation.")
     ] = False,
@@ -58,7 +60,14 @@ def run(
     # Before the model is opened: what is wrong with an image is told at once, and its memory is free again.
     images = read_images(model, image) if image else []
     language_model = options.open_model(
-        model, provider, device, activations, threads, option, Speculation(lookup, draft)
+        model,
+        provider,
+        device,
+        activations,
+        threads,
+        option,
+        Speculation(lookup, draft),
+        allow_control_tokens=allow_control_tokens,
     )
     tokens = _tokens(language_model, prompt, len(images), chat_template=not no_chat_template)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
@@ -111,12 +120,11 @@ def summary(timing: Timing) -> str:
 
 
 def _tokens(language_model: LanguageModel, prompt: str, images: int, *, chat_template: bool) -> Tokens:
-    if language_model.takes_images:
-        prompt = mark_images(prompt, images)
+    content = place_images(prompt, images)
     # A model that has no template completes text: its prompt is taken as it is.
     if chat_template and language_model.has_chat_template:
-        return language_model.tokens_of_messages([{"role": "user", "content": prompt}])
-    return language_model.tokens_of_text(prompt)
+        return language_model.tokens_of_messages([{"role": "user", "content": content}])
+    return language_model.tokens_of_text(text_of(content))
 
 
 def _report(

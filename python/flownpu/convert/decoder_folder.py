@@ -51,7 +51,7 @@ def make_decoder_folder(
         decoder: what to write.
         weights: where the weights' values come from.
         options: see ModelOptions.
-        tokenizer: the contents of the tokenizer's files, by name.
+        tokenizer: the contents of the tokenizer's files, by path relative to the folder.
         source: the manifest's entries on the source, except its files.
         files: the source's files, whose checksums the manifest gets.
         pictures: the vision part; only for a decoder with an image token.
@@ -69,8 +69,9 @@ def make_decoder_folder(
         errors = write_model(folder, decoder, weights, options, generation=generation, progress=progress)
         vision = {"vision": pictures.write(folder, progress)} if pictures else {}
         for name, contents in tokenizer.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(contents)
-        written = sum(path.stat().st_size for path in folder.iterdir())
+        written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         counter = Stage(progress, "sum", written + sum(path.stat().st_size for path in files), "B")
         write_manifest(
             folder,

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flownpu.errors import FlowNPUError, check_text, require
+from flownpu.errors import FlowNPUError, check_text
 from flownpu.model.folder import MANIFEST, read_json
+from flownpu.model.tokenizer_file import open_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,12 +45,7 @@ class TextTokenizer:
             FlowNPUError: a file is missing or damaged.
             MissingDependencyError: tokenizers is not installed.
         """
-        tokenizers = require("tokenizers", extra="embed", purpose="flownpu embed")
-        path = folder / "tokenizer.json"
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises a plain Exception whatever is wrong with the file
-            raise FlowNPUError(f"{path}: cannot be read as a tokenizer ({error}): convert the model again") from error
+        self._tokenizer = open_tokenizer(folder, extra="embed", purpose="flownpu embed")
         settings = _settings(folder, "sentence_bert_config.json")
         self.longest = _longest(folder, settings)
         self._lowers = settings.get("do_lower_case") is True

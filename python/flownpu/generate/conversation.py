@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from flownpu.errors import FlowNPUError
 from flownpu.generate.held_sequence import HeldSequence
-from flownpu.generate.image_prompts import mark_images
+from flownpu.generate.image_prompts import place_images
 from flownpu.generate.language_model import LanguageModel, Message, Sampling, Timing
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Conversation:
     """The system message; empty: none."""
     messages: list[Message] = field(init=False)
     images: "list[PreparedImage]" = field(init=False)
-    """The images of all messages, in the order of their marks."""
+    """The images of all messages, in their order."""
     _held: HeldSequence = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Conversation:
             FlowNPUError: the conversation has outgrown its context, or the marks in the text are not one for each
                 image; the conversation stays as it was before this turn.
         """
-        content = mark_images(text, len(images)) if self.model.takes_images else text
+        content = place_images(text, len(images))
         messages = [*self.messages, {"role": "user", "content": content}]
         shown = [*self.images, *images]
         tokens = self.model.tokens_of_conversation(messages)

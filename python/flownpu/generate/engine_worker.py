@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from flownpu.errors import FlowNPUError, require
+from flownpu.errors import ContextLengthError, FlowNPUError, require
 from flownpu.generate.arrivals import Arrivals
+from flownpu.generate.guidance import blamed
 from flownpu.generate.language_model import LanguageModel
 from flownpu.generate.stop_texts import StopTexts
 from flownpu.generate.worker import Deliver, Failed, Finished, FinishReason, Piece, Request, Started
@@ -25,12 +26,17 @@ _SETTERS = {
     "top_k": "set_top_k",
     "top_p": "set_top_p",
     "random_seed": "set_seed",
+    "repetition_penalty": "set_repetition_penalty",
 }
 
 
 # Room for new tokens that a request which can be interrupted must find before it begins. It makes interruptions rare,
 # and a request whose limit is far above what it generates does not keep others waiting.
 _ROOM = 128
+
+# Runs in a row that GenAI's engine may want to repeat before a request is blamed. What can pass, such as memory that is
+# short for a moment, has passed by then; an error of a grammar repeats for ever.
+_REPEATS = 3
 
 
 @dataclass(eq=False)
@@ -100,6 +106,8 @@ class EngineWorker:
         self._arrivals = Arrivals()
         self._turns: list[_Turn] = []
         self._interrupted: list[_Turn] = []
+        self._repeats = 0
+        """Runs in a row that ended without tokens, to be repeated."""
         self._engine: Any = None
         self._refused: Exception | None = None
         ready = threading.Event()
@@ -214,8 +222,14 @@ class EngineWorker:
         request = turn.request
         if request.images:
             raise FlowNPUError("a paged model takes no images: send the request without them")
-        if turn.limit < 1:
+        if request.sampling.penalties and not request.sampling.penalties.only_repetition:
             raise FlowNPUError(
+                "a paged model takes repetition_penalty, and no frequency_penalty, presence_penalty, repeat_last_n, "
+                "logit_bias and min_p: ORT GenAI's engine, which computes it, gives tokens and no logits. Leave them "
+                "out, or serve the model converted without --paged"
+            )
+        if turn.limit < 1:
+            raise ContextLengthError(
                 f"the prompt is {len(request.tokens)} tokens long and the model's context holds {self.context_length}: "
                 "shorten the prompt so that a reply has room"
             )
@@ -234,20 +248,18 @@ class EngineWorker:
         genai_request = self._engine.create_request()
         options = self._genai.TurnOptions(genai_request)
         options.set_max_generated_tokens(turn.limit - len(turn.tokens))
-        for name, value in request.sampling.search_options().items():
+        repetition = request.sampling.penalties.repetition
+        penalised = {} if repetition is None else {"repetition_penalty": repetition}
+        for name, value in (request.sampling.search_options() | penalised).items():
             getattr(options, _SETTERS[name])(value)
         if request.guidance is not None:
-            options.set_guidance(request.guidance.kind, request.guidance.text)
+            options.set_guidance(*request.guidance.genai_grammar)
         tokens = np.concatenate([request.tokens, turn.tokens]).astype(np.int32)
         try:
             turn.number = genai_request.begin_turn(tokens, options)
         except RuntimeError as error:
             genai_request.close()
-            if request.guidance is None:
-                raise
-            raise FlowNPUError(
-                f"the {request.guidance.kind} is not one that GenAI's guidance understands: {error}"
-            ) from error
+            raise blamed(error) from error
         turn.genai_request = genai_request
         self._turns.append(turn)
 
@@ -275,6 +287,10 @@ class EngineWorker:
         if any(event.error_code in (codes.ENGINE_EXECUTION_FAILURE, codes.ENGINE_CONTRACT_FAILURE) for event in events):
             self._fail_all(self._cause())
             return
+        repeats = any(event.error_code == codes.RETRYABLE_EXECUTION for event in events)
+        self._repeats = self._repeats + 1 if repeats else 0
+        if self._repeats > _REPEATS:
+            self._blame()
         for event in events:
             turn = next((turn for turn in self._turns if turn.genai_request is event.request), None)
             if turn is not None:  # None: a request that has just ended, which may have got another token
@@ -282,6 +298,20 @@ class EngineWorker:
         # If all events say that there are no free blocks, no request can go on.
         if all(event.flags & self._genai.EngineEventFlags.CAPACITY_BLOCKED for event in events) and events:
             self._interrupt()
+
+    def _blame(self) -> None:
+        """Ends a request for which the engine repeats its run: it does not say for which, and computes none meanwhile.
+
+        Only an error of a grammar is known to repeat without end, so it is the request with a grammar that began last;
+        if it was not this one, the next one follows.
+        """
+        self._repeats = 0
+        turn = next((turn for turn in reversed(self._turns) if turn.request.guidance is not None), None)
+        if turn is None:
+            self._fail_all(RuntimeError("GenAI's engine repeats its run without end, and does not say why"))
+            return
+        reason = "GenAI's guidance cannot go on with the grammar of the schema or the tools: simplify them"
+        self._end(turn, turn.finished(turn.ending) if turn.ending else Failed(FlowNPUError(reason)))
 
     def _cause(self) -> Exception:
         """Why the engine has failed; it tells so only when the next request is created."""

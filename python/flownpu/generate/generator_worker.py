@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.generate.arrivals import Arrivals
+from flownpu.generate.guidance import blamed
 from flownpu.generate.held_sequence import HeldSequence
 from flownpu.generate.language_model import LanguageModel
+from flownpu.generate.penalties import ChangedLogits
 from flownpu.generate.stop_texts import StopTexts
 from flownpu.generate.worker import Deliver, Event, Failed, Finished, FinishReason, Likelihood, Piece, Request, Started
 
@@ -123,7 +125,7 @@ class GeneratorWorker:
         slot = min(free, key=lambda slot: slot.used)
         if not self._held_tokens(slot, request):
             # Frees the slot's KV cache before the next one is allocated.
-            slot.held = HeldSequence(self.model, self.context_length, request.sampling, _guidance(request))
+            slot.held = HeldSequence(self.model, self.context_length, request.sampling, request.guidance)
         return slot
 
     @staticmethod
@@ -134,7 +136,7 @@ class GeneratorWorker:
             return 0
         if (held.sampling.search_options(), held.guidance) != (
             request.sampling.search_options(),
-            _guidance(request),
+            request.guidance,
         ):
             return 0
         return held.common_tokens(request.tokens, request.images)
@@ -145,7 +147,7 @@ class GeneratorWorker:
             event = next(answer.events)
         except Exception as error:  # noqa: BLE001 whatever it is, it ends this request and no other
             answer.slot.held = None
-            answer.deliver(Failed(error))
+            answer.deliver(Failed(blamed(error)))
             self._end(answer)
             return
         answer.deliver(event)
@@ -170,11 +172,19 @@ class GeneratorWorker:
         stops = StopTexts(request.stop)
         limit = min(request.max_new_tokens, self.context_length - len(request.tokens))
         steps = self.model.steps(generator)
+        sampling = request.sampling
+        changed: ChangedLogits | None = None
+        if sampling.penalties:
+            changed = ChangedLogits(sampling.penalties, request.tokens, self.model.temperature(sampling))
         reason: FinishReason | None = None
         while reason is None:
             # Read before the step: guidance and sampling change the logits in place.
             logarithms = _logarithms(generator.get_logits()) if request.alternatives is not None else None
+            if changed is not None:
+                generator.set_logits(changed.of(generator.get_logits()))
             token, text = next(steps)
+            if changed is not None:
+                changed.add(token)
             answer.new_tokens += 1
             ended = token in self.model.ending_tokens
             text = stops.add("" if ended else text)
@@ -184,21 +194,25 @@ class GeneratorWorker:
                 reason = "length"
             if reason is not None:
                 text += stops.rest()
-            given = () if logarithms is None else (self._likelihoods(logarithms, token, request.alternatives or 0),)
+            given: tuple[tuple[Likelihood, ...], ...] = ()
+            if logarithms is not None:
+                most = request.alternatives or 0
+                given = (self._likelihoods(logarithms, token, most, begins=answer.new_tokens == 1),)
             yield Piece(text, 1, given)
         yield answer.finished(reason)
 
-    def _likelihoods(self, logarithms: "NDArray[np.float64]", token: int, alternatives: int) -> tuple[Likelihood, ...]:
+    def _likelihoods(
+        self, logarithms: "NDArray[np.float64]", token: int, alternatives: int, *, begins: bool
+    ) -> tuple[Likelihood, ...]:
         """The likelihoods of the token that was chosen, and of the `alternatives` likeliest tokens."""
         likeliest = np.argsort(-logarithms, kind="stable")[:alternatives].tolist()
+        known = self.model.tokenizer
         return tuple(
-            Likelihood(index, self.model.text_of_token(index), float(logarithms[index]))
-            for index in (token, *likeliest)
+            Likelihood(
+                one, known.text_of(one, begins=begins), known.bytes_of(one, begins=begins), float(logarithms[one])
+            )
+            for one in (token, *likeliest)
         )
-
-
-def _guidance(request: Request) -> tuple[str, str] | None:
-    return (request.guidance.kind, request.guidance.text) if request.guidance else None
 
 
 def _depends_on_seed(request: Request) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flownpu.generate.guidance import Guidance
 from flownpu.generate.language_model import LanguageModel, Sampling, Tokens
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ class HeldSequence:
     context: int
     """Tokens that the sequence may grow to."""
     sampling: Sampling
-    guidance: tuple[str, str] | None = None
-    """See `LanguageModel.generator`."""
+    guidance: Guidance | None = None
     generator: Any = field(default=None, init=False)
     """GenAI's generator; None: nothing is held."""
     images: "Sequence[PreparedImage]" = field(default=(), init=False)

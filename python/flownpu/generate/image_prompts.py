@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images in a prompt: where they stand in it, and how they reach ORT GenAI's generator.
 
-For the models that GenAI calls gemma3. A prompt marks the place of an image with `IMAGE`, like Gemma's chat template;
-each mark becomes the tokens that transformers' Gemma3Processor and GenAI's processor write there. The embeddings of
+For the models that GenAI calls gemma3. In a conversation an image is a part of a turn, as in transformers; Gemma's chat
+template marks its place with `IMAGE`, and so does a prompt that is given as text. Each mark becomes the tokens that
+transformers' Gemma3Processor and GenAI's processor write there. The embeddings of
 `TOKENS_PER_IMAGE` of these are replaced by the vision model's features.
 """
 
@@ -16,15 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flownpu.errors import FlowNPUError, require
+from flownpu.generate.turns import IMAGE, Content
 from flownpu.model.folder import read_genai_config, read_json
 
 if TYPE_CHECKING:
     from flownpu.generate.images import ImageSize, PreparedImage
+    from flownpu.generate.tokenizer import Tokenizer
 
-__all__ = ["IMAGE", "TOKENS_PER_IMAGE", "ImageProcessor", "expand_images", "mark_images"]
+__all__ = ["IMAGE", "TOKENS_PER_IMAGE", "ImageProcessor", "expand_images", "place_images"]
 __all__ += ["read_image_data", "read_images"]
 
-IMAGE = "<start_of_image>"
 SOFT = "<image_soft_token>"
 TOKENS_PER_IMAGE = 256
 """The fixed number in GenAI's gemma_image_processor.cpp."""
@@ -84,21 +86,26 @@ def image_size(folder: Path) -> "ImageSize":
     return size
 
 
-def mark_images(text: str, count: int) -> str:
-    """A user's text with a mark for each image: where the user put them, or before the text.
+def place_images(text: str, count: int) -> Content:
+    """What a user's turn says with images: they stand where the text has marks, or before the text.
+
+    Without images a mark is text like any other.
 
     Raises:
         FlowNPUError: the text has marks, but their number is not `count`.
     """
-    marks = text.count(IMAGE)
-    if marks == 0:
-        return IMAGE * count + text
-    if marks != count:
+    if count == 0:
+        return text
+    image = {"type": "image"}
+    first, *others = [{"type": "text", "text": part} for part in text.split(IMAGE)]
+    if not others:
+        return [*[image] * count, first]
+    if len(others) != count:
         raise FlowNPUError(
-            f"the text has {marks} places for images ({IMAGE}), and {count} images were given: mark a place for each, "
-            "or none, and they stand before the text"
+            f"the text has {len(others)} places for images ({IMAGE}), and {count} images were given: mark a place for "
+            "each, or none, and they stand before the text"
         )
-    return text
+    return [first, *(part for other in others for part in (image, other))]
 
 
 def expand_images(text: str) -> str:
@@ -112,14 +119,14 @@ class ImageProcessor:
     Args:
         genai: the module onnxruntime_genai.
         model: its Model, of type gemma3 with a vision model.
-        tokenizer: its Tokenizer.
+        tokenizer: the folder's.
         features: name of the vision model's output in genai_config.json.
     """
 
-    def __init__(self, genai: Any, model: Any, tokenizer: Any, features: str) -> None:
+    def __init__(self, genai: Any, model: Any, tokenizer: "Tokenizer", features: str) -> None:
         self._genai = genai
         self._processor = model.create_multimodal_processor()
-        self._soft_token = int(tokenizer.to_token_id(SOFT))
+        self._soft_token = tokenizer.token(SOFT)
         self._features = features
 
     def append(self, generator: Any, tokens: NDArray[np.int32], images: "Sequence[PreparedImage]") -> float | None:

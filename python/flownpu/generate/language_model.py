@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model folder opened in ORT GenAI: what `flownpu run`, `chat`, `bench` and `serve` share.
 
-Generator, tokenizer, sampling and chat template are GenAI's own; this module opens the model on the wanted provider,
-and measures times.
+Generator and sampling are GenAI's own; this module opens the model on the wanted provider, and measures times.
 """
 
 import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from flownpu.errors import FlowNPUError, check_text, require
+from flownpu.generate.chat_template import ChatTemplate
+from flownpu.generate.guidance import Guidance, blamed
 from flownpu.generate.image_prompts import ImageProcessor, expand_images
+from flownpu.generate.penalties import Penalties
 from flownpu.generate.speculative.compatibility import check_draft, check_verifies
 from flownpu.generate.speculative.generator import SpeculativeGenerator, Tally
 from flownpu.generate.speculative.model import DraftModel, Speculation, SpeculativeModel, VerifyingGraph
-from flownpu.model.folder import has_chat_template, most_tokens, read_genai_config
+from flownpu.generate.tokenizer import Tokenizer, Tokens
+from flownpu.generate.turns import Content, text_of
+from flownpu.model.folder import most_tokens, read_genai_config
 from flownpu.model.integrity import check_sizes
 from flownpu.registration import get_ep_name, register
 
@@ -32,9 +33,12 @@ __all__ = ["LanguageModel", "Message", "Sampling", "Timing", "Tokens"]
 
 CPU_PLACEMENT: dict[str, Any] = {"summary": "Every node runs on ONNX Runtime's own CPU provider."}
 
-Tokens = NDArray[np.int32]
-Message = dict[str, str]
-"""One turn of a conversation: its "role" ("user", "assistant", "system") and its "content", with marks for images."""
+LEAST_TOP_P = 1e-6
+"""Leaves the likeliest token alone, unless a million are as likely; GenAI 0.18 takes no notice of 0, nor of what is 0 in
+float32."""
+
+Message = dict[str, Content]
+"""One turn of a conversation: its "role" ("user", "assistant", "system") and its "content"."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +50,23 @@ class Sampling:
     top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
+    penalties: Penalties = field(default_factory=Penalties)
+    """Changes of the logits, which only the workers of a server make."""
 
     def search_options(self) -> dict[str, float | int | bool]:
         """The options of GenAI's search."""
+        # `ChangedLogits` penalises repetitions in the model's stead.
+        own: dict[str, float | int | bool] = {} if self.penalties.repetition is None else {"repetition_penalty": 1.0}
         if self.temperature == 0:
-            return {"do_sample": False}
+            return {"do_sample": False, **own}
         given: dict[str, float | int | bool | None] = {
             "temperature": self.temperature,
             "top_k": self.top_k,
-            "top_p": self.top_p,
+            "top_p": None if self.top_p is None else max(self.top_p, LEAST_TOP_P),
             "random_seed": self.seed,
         }
         options = {name: value for name, value in given.items() if value is not None}
-        return {"do_sample": True, **options} if options else {}
+        return {"do_sample": True, **options, **own} if options or self.penalties.min_p else own
 
 
 @dataclass
@@ -105,6 +113,8 @@ class LanguageModel:
         profile: prefix of the path to which ONNX Runtime writes its profile when the model is deleted; None: none is
             written.
         speculation: where candidates for the next tokens come from. The text is the same with and without them.
+        allow_control_tokens: whether control tokens that are written in the texts of a conversation count as such; else
+            they are plain text.
 
     Raises:
         FlowNPUError: the folder is missing or is not a GenAI model, or FlowNPU's options are given to another provider;
@@ -122,6 +132,7 @@ class LanguageModel:
         threads: int | None = None,
         profile: Path | None = None,
         speculation: Speculation | None = None,
+        allow_control_tokens: bool = False,
     ) -> None:
         self.folder = folder
         self.provider = provider
@@ -133,12 +144,16 @@ class LanguageModel:
         self.can_rewind = _can_rewind(configuration)
         search = configuration.get("search", {})
         self._samples = bool(search.get("do_sample", False))
+        self._temperature = float(search.get("temperature", 1.0))
         self._cache_grows = not search.get("past_present_share_buffer", False)
         self.dynamic_batching: dict[str, Any] | None = configuration.get("engine", {}).get("dynamic_batching")
         """GenAI's settings of a paged model, which only GenAI's engine runs; None: the model is not paged."""
-        self.has_chat_template = has_chat_template(folder)
+        self._template = ChatTemplate.of(folder)
+        self._template.start()  # it starts while the model loads
+        self.has_chat_template = bool(self._template)
         ending = settings.get("eos_token_id", [])
         self.ending_tokens = frozenset(ending if isinstance(ending, list) else [ending])
+        self.tokenizer = Tokenizer(folder, allow_control_tokens=allow_control_tokens)
         self._genai = require("onnxruntime_genai", extra="genai", purpose="Text generation")
         options = dict(options or {})
         graph = self._verifying_graph(configuration, options, speculation) if speculation else None
@@ -152,7 +167,6 @@ class LanguageModel:
             if graph is not None:
                 config.add_model_data(graph.filename, graph.content)
             self._model = self._genai.Model(config)
-            self._tokenizer = self._genai.Tokenizer(self._model)
             self.load_seconds = time.perf_counter() - started
             # "summary" in it is one line on which device computes which nodes, and why.
             self.placement = _placement(Path(scratch), settings["decoder"], in_memory=graph is not None)
@@ -160,7 +174,7 @@ class LanguageModel:
         self._image_processor: ImageProcessor | None = None
         if settings["type"] == "gemma3" and "vision" in settings:
             features = settings["vision"].get("outputs", {}).get("image_features", "image_features")
-            self._image_processor = ImageProcessor(self._genai, self._model, self._tokenizer, features)
+            self._image_processor = ImageProcessor(self._genai, self._model, self.tokenizer, features)
         self.speculative: SpeculativeModel | None = None
         """Makes the generators if the model decodes with candidates; else None."""
         if speculation and graph is not None:
@@ -219,41 +233,49 @@ class LanguageModel:
         return config
 
     def tokens_of_text(self, text: str) -> Tokens:
-        """The tokens of a text that begins a sequence, with the tokenizer's special ones, such as <bos>."""
-        self._tokenizer.update_options(add_special_tokens="true")
-        return self._encode(text)
+        """The tokens of a text that begins a sequence, with the tokenizer's special ones, such as <bos>.
 
-    def tokens_of_messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> Tokens:
+        The text is the whole prompt: control tokens that are written in it count.
+        """
+        return self.tokenizer.tokens_of_text(self._expanded(text))
+
+    def tokens_of_messages(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> Tokens:
         """The tokens of a conversation in the model's chat template, up to where the model's next reply begins.
 
         Args:
             messages: the turns; they may have more fields than a `Message`, for templates that read them.
             tools: functions that the model may call, as OpenAI's API describes them; for templates that write tools.
-        """
-        # The template writes the special tokens itself.
-        self._tokenizer.update_options(add_special_tokens="false")
-        for message in messages:
-            if isinstance(content := message.get("content"), str):
-                check_text(content)
-        given = {"tools": json.dumps(tools)} if tools else {}
-        text = self._tokenizer.apply_chat_template(json.dumps(messages), add_generation_prompt=True, **given)
-        return self._encode(text)
+            variables: what else the template may read, such as {"enable_thinking": False}.
 
-    def tokens_of_conversation(self, messages: list[Message]) -> Tokens:
+        Raises:
+            FlowNPUError: the template does not take the conversation, see `ChatTemplate.render`; or a text is not UTF-8.
+        """
+        for message in messages:
+            check_text(text_of(message.get("content")))
+        marked = self.tokenizer.mark_messages(messages)
+        try:
+            text = self._template.render(
+                marked, self.tokenizer.mark(tools), **self.tokenizer.mark(dict(variables or {}))
+            )
+        except FlowNPUError as error:  # a template may cite what it refuses
+            raise FlowNPUError(self.tokenizer.unmark(str(error))) from error
+        return self.tokenizer.tokens_of_marked(self._expanded(text))
+
+    def tokens_of_conversation(self, messages: Sequence[Mapping[str, Any]]) -> Tokens:
         """Like `tokens_of_messages`; for a model without a chat template, the tokens of the messages' lines."""
         if self.has_chat_template:
             return self.tokens_of_messages(messages)
-        return self.tokens_of_text("\n".join(message["content"] for message in messages))
+        marked = self.tokenizer.mark_messages(messages)
+        text = "\n".join(text_of(message.get("content")) for message in marked)
+        return self.tokenizer.tokens_of_marked(self._expanded(text), special_tokens=True)
 
-    def _encode(self, text: str) -> Tokens:
-        check_text(text)
-        if self._image_processor is not None:
-            text = expand_images(text)
-        return np.asarray(self._tokenizer.encode(text), dtype=np.int32)
-
-    def text_of_token(self, token: int) -> str:
-        """The text of a token by itself; part of a character becomes the replacement character, U+FFFD."""
-        return str(self._tokenizer.decode(np.array([token], dtype=np.int32)))
+    def _expanded(self, text: str) -> str:
+        return text if self._image_processor is None else expand_images(text)
 
     @property
     def takes_images(self) -> bool:
@@ -265,7 +287,7 @@ class LanguageModel:
         return self._image_processor is not None and self._image_processor.count_tokens(tokens) > 0
 
     def generator(
-        self, max_length: int, sampling: Sampling, *, min_length: int = 0, guidance: tuple[str, str] | None = None
+        self, max_length: int, sampling: Sampling, *, min_length: int = 0, guidance: Guidance | None = None
     ) -> Any:
         """A generator of one sequence: GenAI's, or with candidates a `SpeculativeGenerator`, which is used alike.
 
@@ -273,8 +295,7 @@ class LanguageModel:
             max_length: most tokens of the sequence, including the prompt.
             sampling: how tokens are chosen.
             min_length: tokens before which the sequence cannot end.
-            guidance: GenAI's name of a kind of grammar, such as "json_schema", and the grammar that the new text must
-                follow.
+            guidance: the grammar that the new text must follow.
 
         Raises:
             FlowNPUError: GenAI does not understand the guidance, or the model is paged.
@@ -296,18 +317,21 @@ class LanguageModel:
             reader_chooses=greedy,
         )
 
-    def _genai_generator(
-        self, model: Any, search_options: dict[str, Any], guidance: tuple[str, str] | None = None
-    ) -> Any:
+    def _genai_generator(self, model: Any, search_options: dict[str, Any], guidance: Guidance | None = None) -> Any:
         parameters = self._genai.GeneratorParams(model)
         parameters.set_search_options(**search_options)
         if guidance is None:
             return self._genai.Generator(model, parameters)
-        parameters.set_guidance(*guidance)
+        parameters.set_guidance(*guidance.genai_grammar)
         try:
             return self._genai.Generator(model, parameters)
         except RuntimeError as error:
-            raise FlowNPUError(f"the {guidance[0]} is not one that GenAI's guidance understands: {error}") from error
+            raise blamed(error) from error
+
+    def temperature(self, sampling: Sampling) -> float:
+        """By what GenAI divides the logits; 0 if it takes the likeliest token."""
+        options = sampling.search_options()
+        return float(options.get("temperature", self._temperature)) if options.get("do_sample", self._samples) else 0.0
 
     def engine(self) -> Any:
         """A GenAI engine, which computes many requests at a time; it may only be used on the calling thread.
@@ -323,8 +347,7 @@ class LanguageModel:
 
     def text_stream(self) -> Callable[[int], str]:
         """A function that takes a new sequence's tokens one by one, and returns the text that each adds."""
-        decode: Callable[[int], str] = self._tokenizer.create_stream().decode
-        return decode
+        return self.tokenizer.text_stream()
 
     def append(self, generator: Any, prompt: Tokens, images: "Sequence[PreparedImage]" = ()) -> float | None:
         """Computes a prompt's tokens; images, one for each mark, must come with the generator's first prompt.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from flownpu.generate.guidance import Guidance
 from flownpu.generate.language_model import LanguageModel, Sampling, Tokens
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ __all__ = [
     "Failed",
     "FinishReason",
     "Finished",
-    "Guidance",
     "Likelihood",
     "Piece",
     "Request",
@@ -30,15 +30,6 @@ __all__ = [
 ]
 
 FinishReason = Literal["stop", "length", "cancelled"]
-
-
-@dataclass(frozen=True)
-class Guidance:
-    """A schema, regular expression or grammar that the answer's text must follow."""
-
-    kind: Literal["json_schema", "regex", "lark_grammar"]
-    """GenAI's name of the kind."""
-    text: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +58,9 @@ class Likelihood:
 
     token: int
     text: str
-    """The text of the token by itself."""
+    """See `Tokenizer.text_of`."""
+    data: bytes
+    """What the token adds to the answer, see `Tokenizer.bytes_of`."""
     logarithm: float
 
 

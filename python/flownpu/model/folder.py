@@ -14,6 +14,8 @@ from flownpu.errors import FlowNPUError
 MANIFEST = "flownpu_manifest.json"
 # The file in which sentence-transformers says how hidden states become embeddings.
 MODULES = "modules.json"
+# The folder in which transformers puts chat templates beside the usual one, such as tool_use.jinja.
+MORE_TEMPLATES = "additional_chat_templates"
 # Where sentence-transformers puts the graph that optimum exports.
 EXPORTED_GRAPH = "onnx/model.onnx"
 
@@ -53,7 +55,8 @@ __all__ = [
     "EXPORTED_GRAPH",
     "MANIFEST",
     "MODULES",
-    "chat_template",
+    "MORE_TEMPLATES",
+    "chat_templates",
     "check_genai_config",
     "has_chat_template",
     "is_embedding_folder",
@@ -63,6 +66,8 @@ __all__ = [
     "other_graphs",
     "read_genai_config",
     "read_json",
+    "special_tokens",
+    "template_files",
 ]
 
 
@@ -213,21 +218,79 @@ def locate_graph(path: Path) -> tuple[Path, dict[str, Any]]:
 
 def has_chat_template(folder: Path) -> bool:
     """Whether the folder's tokenizer has a template to write a conversation by."""
-    return bool(chat_template(folder))
+    return any(chat_templates(folder).values())
 
 
-def chat_template(folder: Path) -> str:
-    """The Jinja template by which the folder's tokenizer writes a conversation; empty if there is none."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    for name in ("chat_template.json", "tokenizer_config.json"):
+def template_files(folder: Path) -> list[Path]:
+    """The files of a folder that hold nothing but a chat template."""
+    default = folder / "chat_template.jinja"
+    return [*([default] if default.is_file() else []), *sorted((folder / MORE_TEMPLATES).glob("*.jinja"))]
+
+
+def chat_templates(folder: Path) -> dict[str, str]:
+    """The Jinja templates by which the folder's tokenizer writes a conversation, by name; "default" is the usual one.
+
+    As transformers (5.23) finds them: files of their own come before tokenizer_config.json, and that before
+    chat_template.json, which processors of images have.
+
+    Raises:
+        FlowNPUError: a file is not UTF-8, or not JSON of the form that transformers reads.
+    """
+    found = {}
+    for path in template_files(folder):
+        name = path.stem if path.parent.name == MORE_TEMPLATES else "default"
+        try:
+            found[name] = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise FlowNPUError(
+                f"{path} is not in UTF-8: convert it (`iconv -f latin1 -t utf-8`); {error.reason} at {error.start}"
+            ) from error
+    for name in ("tokenizer_config.json", "chat_template.json"):
         path = folder / name
-        template = read_json(path).get("chat_template") if path.is_file() else None
-        if template:
-            # Several templates are a list of objects, each with its name.
-            return template if isinstance(template, str) else json.dumps(template)
-    return ""
+        if not found and path.is_file():
+            found = _templates_in(path)
+    return found
+
+
+def _templates_in(path: Path) -> dict[str, str]:
+    """The templates in a JSON file: a text, or a list of objects with their names."""
+    value = read_json(path).get("chat_template")
+    if isinstance(value, list):
+        found = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
+        wrong = len(found) != len(value)
+    else:
+        found = {} if value is None else {"default": value}
+        wrong = False
+    if wrong or not all(isinstance(text, str) for item in found.items() for text in item):
+        raise FlowNPUError(
+            f'{path}: expected chat_template to be a text, or a list of objects with "name" and "template", got '
+            f"{reprlib.repr(value)}"
+        )
+    return found
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The texts of a tokenizer's special tokens by name, such as "bos_token", which chat templates write.
+
+    As transformers (5.23) gives them to templates: special_tokens_map.json counts where tokenizer_config.json does not
+    list the added tokens.
+
+    Raises:
+        FlowNPUError: a file is not a JSON object.
+    """
+    path, older = folder / "tokenizer_config.json", folder / "special_tokens_map.json"
+    settings = read_json(path) if path.is_file() else {}
+    if "added_tokens_decoder" not in settings and older.is_file():
+        settings = settings | read_json(older)
+    more = settings.get("extra_special_tokens")
+    named = settings | (more if isinstance(more, dict) else {})
+    # A token is its text, or an object that has it as "content".
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
+    return {
+        name: text
+        for name, text in texts.items()
+        if isinstance(text, str) and (name.endswith("_token") or (isinstance(more, dict) and name in more))
+    }
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from flownpu.errors import FlowNPUError
+from flownpu.errors import ContextLengthError, FlowNPUError
 from flownpu.generate.worker import Event, Failed, Finished, Piece, Started
-from flownpu.serve.errors import ApiError, busy, invalid
+from flownpu.serve.errors import ApiError, busy, invalid, too_long
 from flownpu.serve.metrics import Metrics
 from flownpu.serve.processes.model_process import ModelProcess
 from flownpu.serve.processes.protocol import Question
@@ -115,6 +115,8 @@ class Answers:
         self._measure(index, event)
         if isinstance(event, Failed):
             if isinstance(event.error, FlowNPUError):
+                if isinstance(event.error, ContextLengthError):
+                    raise too_long(str(event.error), self.questions[index].parameter) from event.error
                 raise invalid(str(event.error)) from event.error
             raise ApiError(500, str(event.error), code="model_failed") from event.error
         return index, event

@@ -8,13 +8,13 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from flownpu import __version__
-from flownpu.serve.errors import ApiError, invalid
+from flownpu.serve.errors import ApiError, mistake
 from flownpu.serve.guards import BodyGuard, KeyGuard, error_response
+from flownpu.serve.requests.validation import told
 from flownpu.serve.routes.embeddings import embeddings_routes
 from flownpu.serve.routes.ollama import ollama_routes
 from flownpu.serve.routes.openai import openai_routes
@@ -46,7 +46,12 @@ def application(service: Service) -> FastAPI:
         app.add_middleware(KeyGuard, key=settings.api_key)
     if settings.origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=settings.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            # Browsers ask before a page of the internet may reach a server on this machine or its network.
+            allow_private_network=True,
         )
     if "*" not in settings.hosts:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(settings.hosts), www_redirect=False)
@@ -76,7 +81,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(request.url.path, told(error))
+        return error_response(request.url.path, told(error.errors(), error.body))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -88,27 +93,6 @@ def _add_error_handlers(app: FastAPI) -> None:
         return Response(status_code=CLIENT_GONE)
 
     @app.exception_handler(Exception)
-    async def mistake(request: Request, error: Exception) -> JSONResponse:
+    async def failure(request: Request, error: Exception) -> JSONResponse:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return error_response(request.url.path, ApiError(500, "the server made a mistake; its log says which"))
-
-
-def told(error: RequestValidationError | ValidationError) -> ApiError:
-    """One of the errors that pydantic found in a request, as a client is told it: without the values it sent."""
-    # Where a union is expected, each of its members reports why it does not match. The error at the deepest place comes
-    # from the member that matched most of the request.
-    first = max(error.errors(), key=lambda found: len(found["loc"]))
-    place = [str(part) for part in first["loc"] if part != "body"]
-    name = ".".join(part for part in place if part.isidentifier() or part.isdigit())
-    match first["type"]:
-        case "json_invalid":
-            return invalid(
-                f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}", code="invalid_json"
-            )
-        case "extra_forbidden":
-            return invalid(f"unknown field {name}", name, "unknown_field")
-        case "missing" if name:
-            return invalid(f"the field {name} is missing", name, "missing_field")
-    if not name:
-        return invalid("expected a JSON object as body, with the header Content-Type: application/json")
-    return invalid(f"{name}: {first['msg']}", name, "invalid_value")
+        return error_response(request.url.path, mistake())

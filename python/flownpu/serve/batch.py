@@ -3,36 +3,42 @@
 
 A line of the source is {"custom_id", "method": "POST", "url", "body"}, a line of the target {"id", "custom_id",
 "response": {"status_code", "request_id", "body"}, "error"}. The target grows by whole lines, in the order in which
-requests are answered; requests whose answers it holds already are not asked again.
+requests are answered; requests whose answers it holds already are not asked again. A request that fails is asked once
+more, alone; then the error is its answer.
 """
 
 import asyncio
+import io
 import json
+import logging
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
-
-from pydantic import ValidationError
+from typing import Any
 
 from flownpu.errors import FlowNPUError
-from flownpu.serve.application import told
-from flownpu.serve.errors import ApiError, invalid
+from flownpu.serve.errors import ApiError, invalid, mistake
 from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
+from flownpu.serve.requests.reading import read_document
 from flownpu.serve.requests.responses import ResponsesRequest
+from flownpu.serve.requests.validation import validated
 from flownpu.serve.routes.openai import chat_completion, completion
-from flownpu.serve.routes.responses import response
+from flownpu.serve.routes.responses import begun, response
 from flownpu.serve.service import Service
 from flownpu.serve.settings import ServerSettings
 from flownpu.system import lock
 
 __all__ = ["Batch", "BatchProgress", "run_batch"]
 
+log = logging.getLogger(__name__)
+
 AT_A_TIME = 64
 """Requests that are in flight at once: more than any model has slots, so that no slot idles."""
+BEGINNING = b'{"id": "batch_req_'
+"""How each line of a target begins: `_line` writes it, and a foreign file's last line does not have it."""
 
 
 @dataclass
@@ -67,12 +73,8 @@ class Batch:
             FlowNPUError: the source is empty, a line is no request, or two lines have the same custom_id.
         """
         names: set[str] = set()
-        for number, line in self._lines():
+        for number, item in self._items():
             place = f"{self.source}, line {number}"
-            try:
-                item = json.loads(line)
-            except ValueError as error:
-                raise FlowNPUError(f"{place} is not JSON: {error}") from error
             if not isinstance(item, dict) or not isinstance(item.get("custom_id"), str):
                 raise FlowNPUError(f'{place}: expected an object with a text "custom_id", as OpenAI\'s batches have it')
             if item["custom_id"] in names:
@@ -84,36 +86,50 @@ class Batch:
 
     def requests(self, without: set[str]) -> Iterator[dict[str, Any]]:
         """The source's requests, except those whose custom_id is in `without`."""
-        for _, line in self._lines():
-            item: dict[str, Any] = json.loads(line)
+        for _, item in self._items():
             if item["custom_id"] not in without:
                 yield item
 
-    def _lines(self) -> Iterator[tuple[int, str]]:
-        with self.source.open(encoding="utf-8") as file:
+    def check_files(self) -> None:
+        """Looks at what the two paths name, before either is opened.
+
+        Raises:
+            FlowNPUError: one is a device, a pipe or a folder, or both are the same file.
+        """
+        for path in (self.source, self.target):
+            if path.exists() and not path.is_file():
+                raise FlowNPUError(f"{path} is no file: a batch reads its files more than once")
+        if self.source.exists() and self.target.exists() and self.source.samefile(self.target):
+            raise FlowNPUError(f"{self.target} is the file of the requests: give another one for their answers")
+
+    def _items(self) -> Iterator[tuple[int, Any]]:
+        with self.source.open("rb") as file:
             for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line
+                if not line.strip():
+                    continue
+                try:
+                    yield number, read_document(line)
+                except FlowNPUError as error:
+                    raise FlowNPUError(f"{self.source}, line {number} is {error}") from error
 
 
 class _Target:
-    """The file of answers; it keeps whole lines only."""
+    """The file of answers; it keeps whole lines only. A file of something else is refused as it is."""
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
+    def __init__(self, path: Path, file: io.FileIO) -> None:
         self._path = path
         self._file = file
         self.names: set[str] = set()
-        end = 0
-        for line in file:
-            # The last line may be incomplete if the machine lost its power while it was written.
-            if not line.endswith(b"\n"):
+        end, last = 0, b"\n"
+        reader = io.BufferedReader(file)  # unbuffered, each byte is read by itself
+        for line in reader:
+            if self._is_cut_short(line):
                 break
-            end += len(line)
-            try:
-                self.names.add(json.loads(line)["custom_id"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise FlowNPUError(f"{path} holds something else than answers of a batch: give another file") from error
+            end, last = end + len(line), line
+        reader.detach()
         self._cut(end)
+        if not last.endswith(b"\n"):  # an editor took the last line's end
+            self._write(b"\n")
 
     def add(self, item: dict[str, Any]) -> None:
         """Writes a whole line, or nothing.
@@ -121,7 +137,40 @@ class _Target:
         Raises:
             FlowNPUError: it cannot be written, for instance because the disk is full.
         """
-        line = json.dumps(item, ensure_ascii=False).encode() + b"\n"
+        self._write(json.dumps(item, ensure_ascii=False).encode() + b"\n")
+        self.names.add(item["custom_id"])
+
+    def keep(self) -> None:
+        """Flushes what is written to the disk.
+
+        Raises:
+            FlowNPUError: it cannot be written: some file systems notice only now that a disk is full.
+        """
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _is_cut_short(self, line: bytes) -> bool:
+        """Whether it is the beginning of an answer, left by a power cut; adds the custom_id of a whole answer.
+
+        Raises:
+            FlowNPUError: it is neither.
+        """
+        try:
+            item = json.loads(line)
+            item["response"]  # a request has a custom_id, and no response
+            self.names.add(item["custom_id"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            rest = line.rstrip(b"\0")  # file systems may leave zeros where data were not written yet
+            if BEGINNING.startswith(rest[: len(BEGINNING)]) and not line.endswith(b"\n") and (rest or self.names):
+                return True
+            raise FlowNPUError(
+                f"{self._path} holds something else than answers of a batch: give another file"
+            ) from error
+        return False
+
+    def _write(self, line: bytes) -> None:
         end = self._file.tell()
         try:
             written = 0
@@ -129,15 +178,13 @@ class _Target:
                 written += self._file.write(line[written:])
         except OSError as error:
             self._cut(end)
-            raise FlowNPUError(
-                f"{self._path} cannot be written: {error.strerror}. What is answered so far is kept: the same command "
-                "goes on from there"
-            ) from error
-        self.names.add(item["custom_id"])
+            raise self._unwritable(error) from error
 
-    def keep(self) -> None:
-        """Flushes what is written to the disk."""
-        os.fsync(self._file.fileno())
+    def _unwritable(self, error: OSError) -> FlowNPUError:
+        return FlowNPUError(
+            f"{self._path} cannot be written: {error.strerror}. What is answered so far is kept: the same command goes "
+            "on from there"
+        )
 
     def _cut(self, end: int) -> None:
         self._file.truncate(end)
@@ -153,9 +200,10 @@ async def run_batch(batch: Batch, settings: ServerSettings, report: Callable[[Ba
         report: called at the beginning and after each answer.
 
     Raises:
-        FlowNPUError: source or target do not have the format; the target cannot be written; a model cannot be loaded
-            or failed.
+        FlowNPUError: source or target do not have the format or cannot be read; the target cannot be written; a model
+            cannot be loaded.
     """
+    batch.check_files()
     names = batch.names()
     async with _opened(batch.target) as target:
         progress = BatchProgress(len(names), earlier=len(names & target.names))
@@ -164,7 +212,7 @@ async def run_batch(batch: Batch, settings: ServerSettings, report: Callable[[Ba
         try:
             await _answer_all(batch, service, target, progress, report)
         finally:
-            await service.catalogue.close()
+            await service.close()
             target.keep()
     return progress
 
@@ -182,18 +230,25 @@ async def _answer_all(
     batch: Batch, service: Service, target: _Target, progress: BatchProgress, report: Callable[[BatchProgress], None]
 ) -> None:
     room = asyncio.Semaphore(AT_A_TIME)
+    failed: list[dict[str, Any]] = []
+
+    def keep(item: dict[str, Any], status: int, body: dict[str, Any]) -> None:
+        target.add(_line(item["custom_id"], status, body))
+        progress.answered += 1
+        progress.refused += status != 200
+        usage = body.get("usage") or {}
+        progress.new_tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
+        report(progress)
 
     async def answer(item: dict[str, Any]) -> None:
         try:
-            line = await _answer(item, service)
+            status, body = await _answer(item, service)
         finally:
             room.release()
-        target.add(line)
-        progress.answered += 1
-        progress.refused += line["response"]["status_code"] != 200
-        usage = line["response"]["body"].get("usage") or {}
-        progress.new_tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
-        report(progress)
+        if status >= 500:
+            failed.append(item)
+        else:
+            keep(item, status, body)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -202,39 +257,50 @@ async def _answer_all(
                 group.create_task(answer(item))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
+    # Where a model's process ended, all requests in it failed: asked alone, only the one that ended it fails again.
+    for item in failed:
+        keep(item, *await _answer(item, service))
 
 
-async def _answer(item: dict[str, Any], service: Service) -> dict[str, Any]:
-    try:
-        status, body = 200, await _body(item, service)
-    except ApiError as error:
-        if error.status >= 500:
-            # Not the request's fault: nothing is written, so that the next run asks it again.
-            raise FlowNPUError(error.message) from error
-        status, body = error.status, error.document()
+def _line(custom_id: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
     name = uuid.uuid4().hex
     answer = {"status_code": status, "request_id": f"req_{name}", "body": body}
-    return {"id": f"batch_req_{name}", "custom_id": item["custom_id"], "response": answer, "error": None}
+    return {"id": f"batch_req_{name}", "custom_id": custom_id, "response": answer, "error": None}
+
+
+async def _answer(item: dict[str, Any], service: Service) -> tuple[int, dict[str, Any]]:
+    """The status and the document of an answer, or of the error in its place.
+
+    Raises:
+        FlowNPUError: a model cannot be loaded. Nothing is written then, so that the next run asks again.
+    """
+    try:
+        return 200, await _body(item, service)
+    except ApiError as error:
+        if error.status == 503:
+            raise FlowNPUError(error.message) from error
+        told = error
+    except Exception:  # whatever it is, it ends this request and no other
+        log.exception("the request %s failed", item["custom_id"])
+        told = mistake()
+    return told.status, told.document()
 
 
 async def _body(item: dict[str, Any], service: Service) -> dict[str, Any]:
     body = item.get("body")
     if isinstance(body, dict) and body.get("stream"):
         raise invalid("a batch has no streams: leave stream out", "stream")
-    try:
-        match item.get("url"):
-            case "/v1/chat/completions":
-                chat = ChatRequest.model_validate(body)
-                return await chat_completion(await service.chat(chat), chat)
-            case "/v1/completions":
-                prompts = CompletionRequest.model_validate(body)
-                return await completion(await service.complete(prompts), prompts)
-            case "/v1/responses":
-                asked = ResponsesRequest.model_validate(body)
-                return await response(await service.chat(asked.request()), asked)
-            case url:
-                raise invalid(
-                    f"no such url in a batch: {url!r}; there is /v1/chat/completions, /v1/completions, /v1/responses"
-                )
-    except ValidationError as error:
-        raise told(error) from error
+    match item.get("url"):
+        case "/v1/chat/completions":
+            chat = validated(ChatRequest, body)
+            return await chat_completion(await service.chat(chat), chat)
+        case "/v1/completions":
+            prompts = validated(CompletionRequest, body)
+            return await completion(await service.complete(prompts), prompts)
+        case "/v1/responses":
+            asked = validated(ResponsesRequest, body)
+            return await response(await begun(service, asked), asked)
+        case url:
+            raise invalid(
+                f"no such url in a batch: {url!r}; there is /v1/chat/completions, /v1/completions, /v1/responses"
+            )

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from flownpu.errors import FlowNPUError
-from flownpu.generate.image_prompts import IMAGE, read_image_data
-from flownpu.model.folder import chat_template, read_genai_config
+from flownpu.generate.chat_template import ChatTemplate
+from flownpu.generate.image_prompts import read_image_data
+from flownpu.generate.turns import text_of
+from flownpu.model.folder import read_genai_config
 from flownpu.serve.errors import invalid
+from flownpu.serve.grammars.form import offered
 from flownpu.serve.requests.openai import ChatRequest, ImagePart, Message
-from flownpu.serve.tools import CallFormat, offered
+from flownpu.serve.template_variables import template_variables
+from flownpu.serve.tools import CallFormat
 
 __all__ = ["ChatModel", "Conversation"]
 
@@ -29,6 +33,8 @@ class Conversation:
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
     """Functions for the template; empty if the template does not write tools."""
+    variables: dict[str, Any] = field(default_factory=dict)
+    """What else the request sets in the template."""
     images: dict[str, bytes] = field(default_factory=dict)
     """Image files, by their place in the request, such as "messages.0.content.1.image_url"."""
 
@@ -40,14 +46,14 @@ class ChatModel:
     folder: Path
 
     @cached_property
-    def template(self) -> str:
-        """The chat template; empty if there is none."""
-        return chat_template(self.folder)
+    def template(self) -> ChatTemplate:
+        """The chat template; false if there is none."""
+        return ChatTemplate.of(self.folder)
 
     @cached_property
     def calls(self) -> CallFormat:
         """How the model writes calls of functions."""
-        return CallFormat.of_template(self.template)
+        return CallFormat.of_template(self.template.text(tools=True))
 
     @cached_property
     def takes_images(self) -> bool:
@@ -58,15 +64,21 @@ class ChatModel:
         """A request's turns for the chat template.
 
         Raises:
-            ApiError: an image's URL is no base64 data URL, there are more than `most_images`, or the model takes none.
+            ApiError: an image's URL is no base64 data URL, there are more than `most_images`, or the model takes none;
+                or the chat template does not read what the request sets in it.
         """
         tools = offered(request)
         knows = self.calls.template_knows_tools
         described = [{"type": "function", "function": tool.model_dump(exclude_none=True)} for tool in tools]
-        conversation = Conversation([], described if knows else [])
+        described = described if knows else []
+        variables = template_variables(request, self.template, tools=bool(described))
+        conversation = Conversation([], described, variables)
         for number, message in enumerate(request.messages):
             self._add(conversation, message, f"messages.{number}")
-        if tools and not knows:
+        if tools and self.calls.tools_in_system:
+            functions = [tool.model_dump(exclude_none=True) for tool in tools]
+            _system(conversation.messages)["tools"] = json.dumps(functions)
+        elif tools and not knows:
             _instruct(conversation.messages, self.calls.instruction(tools))
         if len(conversation.images) > most_images:
             raise invalid(
@@ -92,12 +104,22 @@ class ChatModel:
 
     def _add(self, conversation: Conversation, message: Message, place: str) -> None:
         role = "system" if message.role == "developer" else message.role
-        text = _content(conversation, message, place)
-        turn: dict[str, Any] = {"role": role, "content": text}
+        content = _content(conversation, message, place)
+        turn: dict[str, Any] = {"role": role, "content": content}
+        if message.reasoning_content is not None:
+            turn["reasoning_content"] = message.reasoning_content
         if self.calls.template_knows_tools:
             if message.tool_calls:
-                turn["tool_calls"] = [_call(call.function.name, call.function.arguments) for call in message.tool_calls]
-            turn |= message.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
+                turn["tool_calls"] = [
+                    {"id": self.calls.call_id(call.id), **_call(call.function.name, call.function.arguments)}
+                    for call in message.tool_calls
+                ]
+                # OpenAI's clients leave the content beside calls empty in three ways; each means that there is none.
+                turn["content"] = content or None
+            if message.name is not None:
+                turn["name"] = message.name
+            if message.tool_call_id is not None:
+                turn["tool_call_id"] = self.calls.call_id(message.tool_call_id)
         elif message.tool_calls:
             # In the form that `CallFormat.instruction` asks of the model.
             key = self.calls.arguments
@@ -105,14 +127,14 @@ class ChatModel:
                 f'{{"name": {json.dumps(call.function.name)}, "{key}": {call.function.arguments}}}'
                 for call in message.tool_calls
             ]
-            turn["content"] = "\n".join([text, *texts]) if text else "\n".join(texts)
-        elif role == "tool":
-            turn = {"role": "user", "content": f"The function's result: {text}"}
+            turn["content"] = "\n".join(filter(None, [text_of(content), *texts]))
+        elif role == "tool" and not self.calls.tools_in_system:
+            turn = {"role": "user", "content": f"The function's result: {text_of(content)}"}
             last = conversation.messages[-1] if conversation.messages else None
             if (
                 last is not None and last["role"] == "user"
             ):  # results of several calls; templates want turns to alternate
-                last["content"] = f"{last['content']}\n{turn['content']}"
+                last["content"] = f"{text_of(last['content'])}\n{turn['content']}"
                 return
         conversation.messages.append(turn)
 
@@ -126,19 +148,19 @@ def _call(name: str, arguments: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "arguments": value}}
 
 
-def _content(conversation: Conversation, message: Message, place: str) -> str:
-    """A turn's text, with the placeholder `IMAGE` for each image; adds the images to the conversation."""
+def _content(conversation: Conversation, message: Message, place: str) -> str | list[dict[str, Any]]:
+    """A turn's text, or its parts as chat templates read them; adds the images to the conversation."""
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
-    pieces = []
+    parts: list[dict[str, Any]] = []
     for number, part in enumerate(message.content):
         if isinstance(part, ImagePart):
             name = f"{place}.content.{number}.image_url"
             conversation.images[name] = image_bytes(part.image_url.url, name)
-            pieces.append(IMAGE)
+            parts.append({"type": "image"})
         else:
-            pieces.append(part.text)
-    return "".join(pieces)
+            parts.append({"type": "text", "text": part.text})
+    return parts
 
 
 def image_bytes(url: str, place: str) -> bytes:
@@ -161,7 +183,12 @@ def image_bytes(url: str, place: str) -> bytes:
 
 def _instruct(messages: list[dict[str, Any]], text: str) -> None:
     """Puts an instruction into the system turn, which is added if there is none."""
-    if messages and messages[0]["role"] == "system":
-        messages[0]["content"] = f"{messages[0]['content']}\n\n{text}"
-    else:
-        messages.insert(0, {"role": "system", "content": text})
+    turn = _system(messages)
+    turn["content"] = f"{text_of(turn['content'])}\n\n{text}" if turn["content"] else text
+
+
+def _system(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The system turn, which is added if there is none."""
+    if not messages or messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": ""})
+    return messages[0]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flownpu.errors import FlowNPUError, require
-from flownpu.serve.errors import ApiError, busy, invalid
+from flownpu.serve.errors import ApiError, busy, invalid, too_long
 from flownpu.serve.processes.protocol import ModelSettings
 from flownpu.serve.settings import Limits
 
@@ -54,7 +54,7 @@ class Embedder:
         async with self._lock:
             return await self._opened()
 
-    async def embed(self, texts: list[str], *, dimensions: int | None = None, truncate: bool = True) -> "Embeddings":
+    async def embed(self, texts: list[str], *, dimensions: int | None = None, truncate: bool = False) -> "Embeddings":
         """Embeds texts.
 
         Args:
@@ -86,9 +86,9 @@ class Embedder:
         finally:
             self.requests -= 1
         if found.cut and not truncate:
-            raise invalid(
+            raise too_long(
                 f"input.{found.cut[0]} is longer than the {model.longest} tokens that the model takes: shorten it",
-                f"input.{found.cut[0]}",
+                "input",
             )
         return found
 

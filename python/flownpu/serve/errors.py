@@ -3,7 +3,7 @@
 
 from typing import Any
 
-__all__ = ["ApiError", "busy", "invalid", "unknown_model"]
+__all__ = ["ApiError", "busy", "invalid", "mistake", "too_long", "unknown_model"]
 
 
 class ApiError(Exception):
@@ -43,6 +43,16 @@ class ApiError(Exception):
 def invalid(message: str, parameter: str | None = None, code: str | None = None) -> ApiError:
     """Status 400: the request is wrong."""
     return ApiError(400, message, parameter=parameter, code=code)
+
+
+def too_long(message: str, parameter: str) -> ApiError:
+    """Status 400: a prompt does not fit in the context. Clients look for this code to shorten conversations."""
+    return invalid(message, parameter, "context_length_exceeded")
+
+
+def mistake() -> ApiError:
+    """Status 500: the server has a bug. What is known of it is logged, for it is not the client's business."""
+    return ApiError(500, "the server made a mistake; its log says which")
 
 
 def unknown_model(name: str, known: list[str]) -> ApiError:

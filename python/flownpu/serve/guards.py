@@ -124,7 +124,7 @@ class BodyGuard:
             413, f"the body is larger than {limit} bytes, which this server takes", code="too_large", headers=closing
         )
         declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdigit() and int(declared) > limit:
+        if declared.isdecimal() and int(declared) > limit:
             raise large
         parts, size = [], 0
         try:

@@ -66,14 +66,14 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
+    except (OSError, TypeError) as error:  # TypeError: a name that cannot be looked up
+        reason = error.strerror if isinstance(error, OSError) else error
         raise FlowNPUError(
-            f"cannot listen on {host}, port {port}: {error.strerror}. --host and --port choose another address"
+            f"cannot listen on {host}, port {port}: {reason}. --host and --port choose another address"
         ) from error
 
 
 async def _run(server: "_Server", listening: socket.socket) -> None:
-    catalogue = server.service.catalogue
     try:
         try:
             await server.service.load_first()
@@ -81,7 +81,7 @@ async def _run(server: "_Server", listening: socket.socket) -> None:
             raise FlowNPUError(error.message) from error
         await server.serve(sockets=[listening])
     finally:
-        await catalogue.close()
+        await server.service.close()
 
 
 def _protocol(seconds: float) -> type[H11Protocol]:

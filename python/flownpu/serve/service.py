@@ -4,10 +4,9 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from flownpu.generate.language_model import Sampling
 from flownpu.generate.worker import Finished, Likelihood, Piece
 from flownpu.model.folder import is_embedding_folder
 from flownpu.serve.answers import Answers
@@ -15,16 +14,20 @@ from flownpu.serve.catalogue import Catalogue
 from flownpu.serve.chat_prompts import ChatModel
 from flownpu.serve.embeddings import Embedder
 from flownpu.serve.errors import invalid, unknown_model
+from flownpu.serve.grammars.form import AnswerForm
+from flownpu.serve.grammars.process import GrammarProcess
 from flownpu.serve.metrics import Metrics
 from flownpu.serve.processes.protocol import Question
 from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
 from flownpu.serve.settings import ServerSettings
-from flownpu.serve.tools import AnswerReader, Constraint, ToolCall
+from flownpu.serve.tools import AnswerReader, CallFormat, ToolCall
 
 __all__ = ["Chat", "Delta", "End", "Service", "usage"]
 
 log = logging.getLogger(__name__)
 
+TOLD = 20
+"""Places of keywords that a response's header tells: servers and clients limit a header to some kilobytes."""
 DECODING = 2
 """Conversations whose images are decoded at the same time; each image may take 400 MiB meanwhile."""
 
@@ -51,21 +54,33 @@ class End:
 
 @dataclass
 class Chat:
-    """The answers to a chat or a completion. `constraint` says how tool calls are found in a chat's."""
+    """The answers to a chat or a completion."""
 
     answers: Answers
-    constraint: Constraint = field(default_factory=Constraint)
+    calls: CallFormat | None = None
+    """How calls of functions are written in the answers; None: there are none."""
+    unenforced: tuple[str, ...] = ()
+    """Places of schemas' keywords that the answers may violate, see `Grammar.left_out`."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The response's headers that tell what is not enforced."""
+        if not self.unenforced:
+            return {}
+        told = list(self.unenforced[:TOLD])
+        more = len(self.unenforced) - len(told)
+        return {"FlowNPU-Unenforced": ", ".join([*told, *([f"and {more} more"] if more else [])])}
 
     async def events(self) -> AsyncIterator[Delta | End]:
         """The answers' texts as they come, and their ends."""
-        readers = [AnswerReader(self.constraint.calls) for _ in self.answers.questions]
+        readers = [AnswerReader(self.calls) for _ in self.answers.questions]
         try:
             async for index, event in self.answers:
                 if isinstance(event, Piece):
                     text = readers[index].add(event.text)
                     # A token without text, such as one that holds part of a character, is sent, too: clients measure
                     # when tokens come.
-                    if text or event.likelihoods or self.constraint.calls is None:
+                    if text or event.likelihoods or self.calls is None:
                         yield Delta(index, text, event.likelihoods)
                     continue
                 rest, calls = readers[index].finish()
@@ -91,6 +106,7 @@ class Service:
         }
         chats = {name: model for name, model in settings.models.items() if name not in self.embedders}
         self.catalogue = Catalogue(replace(settings, models=chats))
+        self.grammars = GrammarProcess()
         self.metrics = Metrics()
         self._models = {name: ChatModel(model.folder) for name, model in chats.items()}
         self._decoding = asyncio.Semaphore(DECODING)
@@ -126,6 +142,11 @@ class Service:
         else:
             await self.catalogue.get(name)
 
+    async def close(self) -> None:
+        """Closes all models."""
+        await self.catalogue.close()
+        await self.grammars.close()
+
     def embedder(self, name: str) -> Embedder:
         """A model that embeds texts.
 
@@ -149,23 +170,25 @@ class Service:
             ApiError: the request is wrong, or the model cannot answer it, see `ask`.
         """
         limits, model = self.settings.limits, self.model(request.model)
-        constraint = Constraint.of(request, model.calls)
+        form = AnswerForm.of(request, model.calls)
+        grammar = await self.grammars.compile(form)
         conversation = model.conversation(request, limits.images)
         async with self._decoding:
             images = await asyncio.to_thread(model.read_images, conversation)
         question = Question(
             tuple(conversation.messages),
             tools=tuple(conversation.tools),
+            variables=conversation.variables,
             max_new_tokens=self._output_tokens(request.max_completion_tokens or request.max_tokens),
-            sampling=Sampling(**request.sampling_fields()),
+            sampling=request.sampling(),
             images=tuple(images),
             stop=request.stops(),
-            guidance=constraint.guidance,
+            guidance=grammar.guidance,
             alternatives=(request.top_logprobs or 0) if request.logprobs else None,
         )
         if request.top_logprobs is not None and not request.logprobs:
             raise invalid("top_logprobs wants logprobs to be true", "top_logprobs")
-        return Chat(await self.ask(request.model, [question], request.n or 1), constraint)
+        return Chat(await self.ask(request.model, [question], request.n or 1), form.calls, grammar.left_out)
 
     async def complete(self, request: CompletionRequest) -> Chat:
         """Begins the answers to one or several prompts.
@@ -183,7 +206,7 @@ class Service:
             Question(
                 prompt if isinstance(prompt, str) else tuple(prompt),
                 max_new_tokens=self._output_tokens(16 if request.max_tokens is None else request.max_tokens),
-                sampling=Sampling(**request.sampling_fields()),
+                sampling=request.sampling(),
                 stop=request.stops(),
                 alternatives=request.logprobs,
             )

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server is told when it starts."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
+from flownpu.errors import FlowNPUError
 from flownpu.serve.processes.protocol import ModelSettings
 
 __all__ = ["Limits", "ServerSettings"]
+
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:\d+)?/?", re.ASCII | re.IGNORECASE)
+"""Scheme, host and port; a slash behind them is what the address bar of a browser shows."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Models and who may use them."""
+    """Models and who may use them.
+
+    Raises:
+        FlowNPUError: the key is one that no header can carry, or an origin is none.
+    """
 
     models: Mapping[str, ModelSettings]
     """How each model is opened, by the name that clients know it by."""
@@ -43,8 +53,43 @@ class ServerSettings:
     api_key: str | None = None
     """The key that clients must show; None: they need none."""
     origins: tuple[str, ...] = ()
-    """Other origins whose web pages may use the server, such as "https://chat.example"."""
+    """Other origins whose web pages may use the server, such as "https://chat.example"; "*": all."""
     hosts: tuple[str, ...] = ("*",)
     """Host names that a request's `Host` header may have; "*": any."""
     logs_texts: bool = False
     """Whether prompts and answers are logged."""
+
+    def __post_init__(self) -> None:
+        if self.api_key is not None:
+            _check_key(self.api_key)
+        # Browsers write an origin in one way only, so that the header can be compared as it is.
+        object.__setattr__(self, "origins", tuple(map(_canonical_origin, self.origins)))
+
+
+def _check_key(key: str) -> None:
+    """Refuses what clients cannot send in a header, or each sends in another way (RFC 9110, section 5.5)."""
+    if not key or not key.isascii() or not key.isprintable() or key != key.strip():
+        # The message does not repeat the key: it may be logged.
+        raise FlowNPUError(
+            "the server's key: expected printable ASCII characters, without spaces around them, which every client can "
+            "send in a header"
+        )
+
+
+def _canonical_origin(text: str) -> str:
+    """An origin as browsers write it (RFC 6454, section 6.2): lower case, no port that its scheme implies, no path."""
+    if text == "*":
+        return text
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:  # no number, or none of a port
+        host, port = "", None
+    if not ORIGIN.fullmatch(text) or not host:
+        raise FlowNPUError(
+            f"expected an origin as browsers write it, SCHEME://HOST or SCHEME://HOST:PORT, such as "
+            f"https://chat.example, or * for all; got {text!r}"
+        )
+    host = f"[{host}]" if ":" in host else host
+    implied = {"http": 80, "https": 443}.get(parts.scheme)
+    return f"{parts.scheme}://{host}" + (f":{port}" if port is not None and port != implied else "")

@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
 
-from flownpu.serve.errors import ApiError
+from flownpu.serve.errors import ApiError, mistake
 
 __all__ = ["ClientGoneError", "event_stream", "line_stream", "unless_gone"]
 
@@ -26,7 +26,9 @@ class ClientGoneError(Exception):
     """The client has disconnected: there is nobody to answer."""
 
 
-def event_stream(documents: AsyncIterator[dict[str, Any]], end: str | None = "[DONE]") -> EventSourceResponse:
+def event_stream(
+    documents: AsyncIterator[dict[str, Any]], headers: dict[str, str], end: str | None = "[DONE]"
+) -> EventSourceResponse:
     """Server-sent events: one for each document, then `end`. An error on the way is sent as OpenAI's error object.
 
     The value of a document's key "type", if it has one, is the event's name, as in /v1/responses.
@@ -42,15 +44,15 @@ def event_stream(documents: AsyncIterator[dict[str, Any]], end: str | None = "[D
             return
         except Exception:
             log.exception("a stream broke off")
-            yield {"data": _json(ApiError(500, "the server made a mistake; its log says which").document())}
+            yield {"data": _json(mistake().document())}
             return
         if end is not None:
             yield {"data": end}
 
-    return EventSourceResponse(events(), sep="\n")
+    return EventSourceResponse(events(), headers=headers, sep="\n")
 
 
-def line_stream(documents: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
+def line_stream(documents: AsyncIterator[dict[str, Any]], headers: dict[str, str]) -> StreamingResponse:
     """One JSON document per line, as Ollama's clients read them."""
 
     async def lines() -> AsyncIterator[str]:
@@ -61,9 +63,9 @@ def line_stream(documents: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
             yield f"{_json({'error': error.message})}\n"
         except Exception:
             log.exception("a stream broke off")
-            yield f"{_json({'error': 'the server made a mistake; its log says which'})}\n"
+            yield f"{_json({'error': mistake().message})}\n"
 
-    return StreamingResponse(lines(), media_type="application/x-ndjson")
+    return StreamingResponse(lines(), headers=headers, media_type="application/x-ndjson")
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:

@@ -19,6 +19,7 @@ connect_to_parent = own.connect_to_parent
 end_with_children = own.end_with_children
 keep_on = own.keep_on
 library_file = own.library_file
+limit_memory = own.limit_memory
 lock = own.lock
 open_to_lock = own.open_to_lock
 prepare_streams = own.prepare_streams

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import platform
+import resource
 import signal
 import socket
 import subprocess
@@ -50,6 +51,11 @@ def processor(root: Path, kernels: Iterable[str]) -> tuple[str, set[str]]:
 def keep_on(number: int) -> None:
     """Binds the calling thread to the processor of this number."""
     os.sched_setaffinity(0, {number})  # 0: the calling thread
+
+
+def limit_memory(size: int) -> None:
+    """Bounds this process's address space to `size` bytes; more raises MemoryError."""
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 def lock(descriptor: int) -> bool:

@@ -89,6 +89,11 @@ def keep_on(number: int) -> None:
         raise ctypes.WinError(ctypes.get_last_error())
 
 
+def limit_memory(size: int) -> None:
+    """Does nothing: Windows bounds the memory of jobs, which whoever starts a process makes."""
+    del size
+
+
 def lock(descriptor: int) -> bool:
     """Locks an open file for this process until it is closed; False if it could not be locked.
 

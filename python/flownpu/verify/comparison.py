@@ -40,6 +40,7 @@ from flownpu.errors import FlowNPUError, require
 from flownpu.model.folder import MANIFEST, locate_graph, read_json
 from flownpu.model.integrity import files_of, sha256
 from flownpu.model.onnx_file import load_model, reading
+from flownpu.model.tokenizer_file import open_tokenizer
 from flownpu.verify.runs import Checkpoint, GraphRun, Run, relative_error
 
 if TYPE_CHECKING:
@@ -229,13 +230,12 @@ def tokens_of(folder: Path, text: str, most: int) -> NDArray[np.int64]:
     """The first `most` tokens of a text, int64 [S], with special tokens, by the folder's tokenizer.json.
 
     Raises:
-        FlowNPUError: there is no tokenizer, or the text has fewer than two tokens.
+        FlowNPUError: there is no tokenizer, or a damaged one, or the text has fewer than two tokens.
         MissingDependencyError: tokenizers is not installed.
     """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise FlowNPUError(f"{folder} holds no tokenizer.json: copy that of the model that it was made of")
-    tokenizer = require("tokenizers", extra="verify", purpose="flownpu verify").Tokenizer.from_file(str(path))
+    tokenizer = open_tokenizer(folder, extra="verify", purpose="flownpu verify")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     tokens = np.array(tokenizer.encode(text).ids[:most], np.int64)
     if len(tokens) < 2:
         raise FlowNPUError(f"expected a text of two tokens or more, got {len(tokens)}: nothing would be predicted")

@@ -310,7 +310,7 @@ def test_a_model_without_its_tokenizer_is_refused(flownpu, model, model_copy):
     (model_copy / "tokenizer.json").unlink()
     done = flownpu("verify", model_copy, "--against", model)
     assert done.code == 1
-    assert "holds no tokenizer.json: copy that of the model that it was made of" in done.err
+    assert "holds no tokenizer.json, by which texts become tokens" in done.err
 
 
 def test_a_source_that_is_none_is_refused(flownpu, model, tmp_path):

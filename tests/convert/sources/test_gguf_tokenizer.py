@@ -15,6 +15,7 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from flownpu.convert import ConversionError, convert
+from flownpu.generate.chat_template import ChatTemplate
 from tests.convert.conftest import write_tiny
 from tests.convert.sources.gguf_files import write_gguf
 
@@ -173,6 +174,26 @@ def test_byte_level(family: str, pre: str, words: str, bos: bool, converted: Cal
     expected_text = "<|begin|>[user] Hi \n"
     assert tokenizer.apply_chat_template(messages, tokenize=False) == expected_text
     assert genai.apply_chat_template(json.dumps(messages), add_generation_prompt=False) == expected_text
+
+
+def test_named_templates_are_those_that_transformers_finds(tmp_path: Path) -> None:
+    original = byte_level(QWEN_WORDS, compose=True)
+
+    def edit(writer: gguf.GGUFWriter) -> None:
+        edit_byte_level(original, "qwen2")(writer)
+        writer.kv_data[0].pop("tokenizer.chat_template")
+        named = {"default": "{{ messages[0].content }}", "tool_use": "tools: {{ tools[0].function.name }}"}
+        writer.add_chat_template([{"name": name, "template": text} for name, text in named.items()])
+
+    tiny = write_tiny("qwen3", tmp_path / "checkpoint", vocab_size=original.get_vocab_size(), **ONE_LAYER["qwen3"])
+    write_gguf(tmp_path / "model.gguf", tiny.reference, tokenizer=edit)
+    convert(tmp_path / "model.gguf", tmp_path / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    own = ChatTemplate.of(tmp_path / "model")
+    messages, tools = [{"role": "user", "content": "Hi"}], [{"type": "function", "function": {"name": "f"}}]
+    for given, expected in ((None, "Hi"), (tools, "tools: f")):
+        assert tokenizer.apply_chat_template(messages, given, tokenize=False) == expected
+        assert own.render(messages, given or ()) == expected
 
 
 @pytest.mark.parametrize(("family", "add_space"), [("gemma3_text", False), ("llama", True)])

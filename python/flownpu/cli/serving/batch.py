@@ -34,6 +34,7 @@ def batch(
     slots: options.Slots = 4,
     lookup: options.Lookup = False,
     draft: options.DraftFolder = None,
+    allow_control_tokens: options.AllowControlTokens = False,
     provider: options.ProviderOption = "flownpu",
     device: options.DeviceOption = None,
     activations: options.ActivationsOption = None,
@@ -48,7 +49,9 @@ def batch(
     settings = require("flownpu.serve.settings", extra="serve", purpose="flownpu batch")
     given = options.provider_options(device, activations, option)
     speculation = Speculation(lookup, draft)
-    served = options.served_models(model, provider, given, threads, context, slots, speculation)
+    served = options.served_models(
+        model, provider, given, threads, context, slots, speculation, allow_control_tokens=allow_control_tokens
+    )
     # All that are begun may wait.
     limits = settings.Limits(queue=10**6, request_seconds=ENDLESS_SECONDS)
     last: BatchProgress | None = None

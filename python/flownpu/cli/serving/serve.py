@@ -40,6 +40,7 @@ def serve(
     slots: options.Slots = 4,
     lookup: options.Lookup = False,
     draft: options.DraftFolder = None,
+    allow_control_tokens: options.AllowControlTokens = False,
     queue: Annotated[
         int, typer.Option(min=0, help="Requests that may wait for each model; further ones are refused.")
     ] = 64,
@@ -77,7 +78,9 @@ def serve(
 
     given = options.provider_options(device, activations, option)
     speculation = Speculation(lookup, draft)
-    served = options.served_models(models, provider, given, threads, context, slots, speculation)
+    served = options.served_models(
+        models, provider, given, threads, context, slots, speculation, allow_control_tokens=allow_control_tokens
+    )
     logging.getLogger("flownpu.serve").setLevel(logging.INFO)
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     server.serve(

@@ -13,16 +13,19 @@ together are a token, the highest score first.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flownpu.convert.errors import ConversionError
+from flownpu.model.folder import MORE_TEMPLATES
 
 if TYPE_CHECKING:
     from flownpu.convert.gguf.file import GgufFile
 
 __all__ = ["tokenizer_files"]
 
+_TEMPLATE_NAME = re.compile(r"\w{1,100}", re.ASCII)
 # Values of tokenizer.ggml.token_type.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
@@ -63,7 +66,7 @@ _BYTE_LEVEL = {
 
 
 def tokenizer_files(file: GgufFile, rows: int) -> dict[str, bytes]:
-    """tokenizer.json and tokenizer_config.json, with the chat template in it.
+    """The contents of tokenizer.json, tokenizer_config.json and the chat templates' files, by path.
 
     Args:
         file: the file.
@@ -76,6 +79,7 @@ def tokenizer_files(file: GgufFile, rows: int) -> dict[str, bytes]:
     return {
         "tokenizer.json": json.dumps(tokenizer.tokenizer(), ensure_ascii=False).encode(),
         "tokenizer_config.json": json.dumps(tokenizer.settings(), ensure_ascii=False, indent=2).encode(),
+        **tokenizer.templates(),
     }
 
 
@@ -139,9 +143,21 @@ class _Tokenizer:
             "pad_token": self.special("padding"),
             "unk_token": self._unknown(),
             "clean_up_tokenization_spaces": False,
-            "chat_template": self.file.metadata.get("tokenizer.chat_template"),
         }
         return {key: value for key, value in settings.items() if value is not None}
+
+    def templates(self) -> dict[str, bytes]:
+        """The files of the chat templates: that of ordinary conversations, and others by name, such as tool_use."""
+        key = "tokenizer.chat_template"
+        found = {}
+        for name, value in self.file.metadata.items():
+            if name == key or (name.startswith(f"{key}.") and _TEMPLATE_NAME.fullmatch(name.removeprefix(f"{key}."))):
+                if not isinstance(value, str):
+                    raise ConversionError(f"{self.file.path}: expected a text in {name}, got {value!r:.40}")
+                other = name.removeprefix(f"{key}.")
+                path = "chat_template.jinja" if name == key else f"{MORE_TEMPLATES}/{other}.jinja"
+                found[path] = value.encode()
+        return found
 
     def value(self, key: str, default: Any = None) -> Any:
         return self.file.metadata.get(f"tokenizer.ggml.{key}", default)

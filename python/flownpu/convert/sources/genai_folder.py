@@ -13,7 +13,7 @@ from flownpu.convert.checkpoint import read_json
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.graph.file import GRAPH_FILE, check_data, check_operators, load_graph
 from flownpu.convert.output import check_output
-from flownpu.convert.sources.huggingface import TOKENIZER_FILES
+from flownpu.convert.sources.huggingface import tokenizer_paths
 from flownpu.convert.sources.rewritten_folder import make_rewritten_folder
 from flownpu.errors import FlowNPUError
 from flownpu.graph_rewrites import rewrite
@@ -74,7 +74,7 @@ def convert_genai_folder(request: Request) -> None:
         model,
         report,
         stage="repack",
-        copied=[source / name for name in TOKENIZER_FILES if (source / name).is_file()],
+        copied=tokenizer_paths(source),
         read=[source / "genai_config.json", path, *data_files],
         texts={"genai_config.json": json.dumps(config, indent=4) + "\n"},
         source={"kind": "genai", "model_type": config["model"].get("type")},

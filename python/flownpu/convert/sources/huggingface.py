@@ -18,11 +18,14 @@ from flownpu.convert.sources.prequantised import PrequantisedWeights, read_packi
 from flownpu.convert.vision.image_processor import settings_files
 from flownpu.convert.vision.pictures import read_pictures
 from flownpu.convert.weights import weight_plan
+from flownpu.model.folder import template_files
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from flownpu.convert.request import Request
 
-__all__ = ["TOKENIZER_FILES", "convert_checkpoint"]
+__all__ = ["convert_checkpoint", "tokenizer_paths"]
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -32,9 +35,13 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
-    "chat_template.jinja",
     "chat_template.json",
 )
+
+
+def tokenizer_paths(source: Path) -> list[Path]:
+    """The files of a folder that make its tokenizer and its chat templates; they are copied to the same places."""
+    return [*(path for name in TOKENIZER_FILES if (path := source / name).is_file()), *template_files(source)]
 
 
 def convert_checkpoint(request: Request, vision_weights: str | None = None, encoder_weights: str | None = None) -> None:
@@ -75,7 +82,7 @@ def convert_checkpoint(request: Request, vision_weights: str | None = None, enco
     plan = weight_plan(decoder)
     weights.check(plan)
     tensors.check_places(plan)
-    tokenizer = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+    tokenizer = tokenizer_paths(source)
     if not (source / "tokenizer.json").is_file():
         raise ConversionError(
             f"{source}: tokenizer.json is missing, which ORT GenAI reads; download it, or save it with "
@@ -86,7 +93,7 @@ def convert_checkpoint(request: Request, vision_weights: str | None = None, enco
         decoder,
         weights,
         request.options,
-        tokenizer={path.name: path.read_bytes() for path in tokenizer},
+        tokenizer={path.relative_to(source).as_posix(): path.read_bytes() for path in tokenizer},
         source={
             "kind": "huggingface",
             "model_type": checkpoint.config["model_type"],

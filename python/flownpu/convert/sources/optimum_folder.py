@@ -14,7 +14,7 @@ from flownpu.convert.sources.optimum_cache import unlike_the_graph
 from flownpu.convert.sources.rewritten_folder import make_rewritten_folder
 from flownpu.convert.sources.sentence_files import module_files
 from flownpu.graph_rewrites.plain.rewriter import rewrite_plain
-from flownpu.model.folder import EXPORTED_GRAPH
+from flownpu.model.folder import EXPORTED_GRAPH, template_files
 from flownpu.npu.attention_folding import prompt_folding
 from flownpu.ops.definitions.onnx_function import DOMAIN
 
@@ -76,7 +76,7 @@ def convert_optimum_folder(request: Request) -> None:
         for file in sorted(source.iterdir())
         if file.is_file() and file not in data_files and file.suffix != ".onnx"
     ]
-    copied += module_files(source)
+    copied += [path for path in (*module_files(source), *template_files(source)) if path not in copied]
     make_rewritten_folder(
         request,
         model,

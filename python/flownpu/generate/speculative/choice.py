@@ -14,12 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flownpu.errors import require
-
 __all__ = ["Choice", "ChoiceModel"]
 
 _FILE = "choice.onnx"
 _ROW = "row"
+# The graph as an ONNX file: int64 input_ids [B, S], which are ignored, and float32 row [B, 1, V] -> logits [B, 1, V].
+# In ONNX's text format, from which `onnx.parser` makes these bytes:
+#     <ir_version: 10, opset_import: ["": 21]>
+#     choice (int64[B, S] input_ids, float[B, 1, V] row) => (float[B, 1, V] logits) { logits = Identity(row) }
+_GRAPH = bytes.fromhex(
+    "080a3a7f0a190a03726f7712066c6f6769747322084964656e746974793a00120663686f6963655a1d0a09696e7075745f69647312100a0e0807"
+    "120a0a031201420a031201535a1b0a03726f7712140a120801120e0a031201420a0208010a03120156621e0a066c6f6769747312140a12080112"
+    "0e0a031201420a0208010a0312015642040a001015"
+)
 
 
 class ChoiceModel:
@@ -40,8 +47,7 @@ class ChoiceModel:
         alone = {"intra_op_num_threads": 1, "inter_op_num_threads": 1}
         decoder = {"filename": _FILE, "num_hidden_layers": 0, "session_options": alone}
         config.overlay(json.dumps({"model": {"type": "gemma3_text", "decoder": decoder}}))
-        graph = _graph(vocabulary)
-        config.add_model_data(_FILE, graph)
+        config.add_model_data(_FILE, _GRAPH)
         self._model = genai.Model(config)
 
     def choice(self, make: Callable[[Any], Any]) -> "Choice":
@@ -57,25 +63,19 @@ class Choice:
         self._row = np.zeros((1, 1, vocabulary), np.float32)
         # GenAI 0.18 keeps a reference to this memory: each step reads what was written there before.
         generator.set_model_input(_ROW, self._row)
+        self._has_logits = False
 
     def append(self, tokens: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
         """Appends given tokens; `logits`, float32 [V], are those behind the last of them."""
         self._row[...] = logits
         self.generator.append_tokens(tokens)
+        self._has_logits = True
 
     def next(self, logits: NDArray[np.float32]) -> int:
         """Chooses a token from the logits behind the last one, float32 [V]; appends it unless it ends the text."""
         self._row[...] = logits
+        if self._has_logits:  # it read them when tokens were appended; they may have been changed since
+            self.generator.set_logits(self._row)
+            self._has_logits = False
         self.generator.generate_next_token()
         return int(self.generator.get_next_tokens()[0])
-
-
-def _graph(vocabulary: int) -> bytes:
-    """The ONNX file: float32 row [B, 1, V] -> logits [B, 1, V]; input_ids are ignored."""
-    onnx = require("onnx", extra="convert", purpose="Decoding with candidates")
-    text = f"""<ir_version: 10, opset_import: ["": 21]>
-        choice (int64[B, S] input_ids, float[B, 1, {vocabulary}] {_ROW}) => (float[B, 1, {vocabulary}] logits) {{
-            logits = Identity({_ROW})
-        }}"""
-    graph: bytes = onnx.parser.parse_model(text).SerializeToString()
-    return graph

@@ -121,6 +121,10 @@ class SpeculativeGenerator:
             self._next_step(False)
         return self._rows[0].reshape(1, 1, -1)
 
+    def set_logits(self, logits: Row) -> None:
+        """Replaces the logits that `get_logits` has returned, float32 [1, 1, V]; candidates are compared with these."""
+        self._rows[0] = logits.reshape(-1)
+
     def get_next_tokens(self) -> NDArray[np.int32]:
         """The token that was chosen last."""
         tokens: NDArray[np.int32] = self._last.get_next_tokens()

@@ -10,22 +10,29 @@ The process receives a `ModelSettings`, then (number, Question) to answer or (nu
 
 import os
 import signal
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from flownpu.errors import FlowNPUError
+from flownpu.errors import ContextLengthError, FlowNPUError
 from flownpu.generate.engine_worker import EngineWorker
 from flownpu.generate.generator_worker import GeneratorWorker
-from flownpu.generate.language_model import LanguageModel, Tokens
+from flownpu.generate.language_model import LanguageModel, Sampling, Tokens
 from flownpu.generate.worker import Event, Failed, Finished, Request, Worker
 from flownpu.model.folder import read_genai_config
 from flownpu.serve.processes.protocol import ModelFacts, ModelSettings, Question
 from flownpu.system import connect_to_parent
 
 __all__ = ["main"]
+
+PROMPTS = 4
+"""Prompts that are written at the same time: chat templates and tokenizers take milliseconds, and a template that takes
+seconds lets others pass."""
 
 
 def open_worker(settings: ModelSettings) -> Worker:
@@ -40,6 +47,7 @@ def open_worker(settings: ModelSettings) -> Worker:
         options=settings.options,
         threads=settings.threads,
         speculation=settings.speculation,
+        allow_control_tokens=settings.allow_control_tokens,
     )
     if model.dynamic_batching is not None:
         return EngineWorker(model, context=settings.context)
@@ -52,8 +60,12 @@ class _Host:
     def __init__(self, connection: Connection, worker: Worker) -> None:
         self._connection = connection
         self._worker = worker
-        self._requests: dict[int, Request] = {}
-        self._lock = Lock()  # guards `_requests` and sending: the worker's thread sends, too
+        self._requests: dict[int, Request | None] = {}
+        """What is asked, by number; None while its prompt is written."""
+        self._cancelled: set[int] = set()
+        """Of those, what is to be dropped when its prompt is written."""
+        self._lock = Lock()  # guards these and sending: other threads send, too
+        self._prompts = ThreadPoolExecutor(PROMPTS, "prompt")
 
     def run(self) -> None:
         """Receives questions until the connection ends."""
@@ -63,22 +75,34 @@ class _Host:
             except (EOFError, OSError):
                 break
             if question is None:
-                with self._lock:
-                    request = self._requests.get(number)
-                if request is not None:
-                    self._worker.cancel(request)
+                self._cancel(number)
                 continue
-            try:
-                self._submit(number, question)
-            except Exception as error:  # noqa: BLE001 whatever it is, it ends this request and no other
-                self._send(number, Failed(error))
+            with self._lock:
+                self._requests[number] = None
+            self._prompts.submit(self._submit, number, question)
+        self._prompts.shutdown(cancel_futures=True)
         self._worker.close()
 
     def _submit(self, number: int, question: Question) -> None:
-        request = _request(question, self._worker)
+        try:
+            request = _request(question, self._worker)
+            with self._lock:
+                dropped = number in self._cancelled
+                if not dropped:
+                    self._requests[number] = request
+                    self._worker.submit(request, lambda event: self._send(number, event))
+            if dropped:
+                self._send(number, Finished("cancelled", len(request.tokens), 0, 0))
+        except Exception as error:  # noqa: BLE001 whatever it is, it ends this request and no other
+            self._send(number, Failed(error))
+
+    def _cancel(self, number: int) -> None:
         with self._lock:
-            self._requests[number] = request
-        self._worker.submit(request, lambda event: self._send(number, event))
+            request = self._requests.get(number)
+            if request is None and number in self._requests:
+                self._cancelled.add(number)
+        if request is not None:
+            self._worker.cancel(request)
 
     def _send(self, number: int, event: Event) -> None:
         if isinstance(event, Failed) and not isinstance(event.error, FlowNPUError):
@@ -87,6 +111,7 @@ class _Host:
         with self._lock:
             if isinstance(event, Finished | Failed):
                 self._requests.pop(number, None)
+                self._cancelled.discard(number)
             try:
                 self._connection.send((number, event))
             except OSError:
@@ -99,19 +124,24 @@ def _request(question: Question, worker: Worker) -> Request:
     Raises:
         FlowNPUError: the prompt is empty or too long, has unknown tokens, or the chat template does not take it.
     """
+    if isinstance(question.prompt, tuple) and len(question.prompt) > worker.context_length:
+        raise FlowNPUError(
+            f"the prompt is at least {len(question.prompt)} tokens long, one for each turn, and the context holds "
+            f"{worker.context_length}, the answer included: shorten the prompt"
+        )
     tokens = _tokens(question, worker.model)
     room = worker.context_length - len(tokens)
     if not len(tokens):
         raise FlowNPUError("the prompt is empty: expected some text")
     if room < 1:
-        raise FlowNPUError(
+        raise ContextLengthError(
             f"the prompt is {len(tokens)} tokens long and the context holds {worker.context_length}, the answer "
             "included: shorten the prompt"
         )
     return Request(
         tokens,
         min(question.max_new_tokens or room, room),
-        question.sampling,
+        _sampling(question.sampling, worker.model.vocabulary_size),
         question.images,
         question.stop,
         question.guidance,
@@ -124,17 +154,27 @@ def _tokens(question: Question, model: LanguageModel) -> Tokens:
     if isinstance(prompt, str):
         return model.tokens_of_text(prompt)
     if prompt and isinstance(prompt[0], int):
-        if (largest := max(prompt)) >= model.vocabulary_size or min(prompt) < 0:
-            raise FlowNPUError(f"the prompt has a token {largest}, and the model knows {model.vocabulary_size}")
+        _check_tokens("the prompt", prompt, model.vocabulary_size)
         return np.array(prompt, dtype=np.int32)
     if not model.has_chat_template:
-        return model.tokens_of_conversation(list(prompt))
-    try:
-        return model.tokens_of_messages(prompt, question.tools)
-    except FlowNPUError:
-        raise
-    except RuntimeError as error:
-        raise FlowNPUError(f"the model's chat template does not take this conversation: {error}") from error
+        return model.tokens_of_conversation(prompt)
+    return model.tokens_of_messages(prompt, question.tools, question.variables)
+
+
+def _sampling(sampling: Sampling, vocabulary: int) -> Sampling:
+    """The sampling as GenAI takes it: the k likeliest of fewer tokens are all of them.
+
+    Raises:
+        FlowNPUError: a biased token is unknown.
+    """
+    _check_tokens("logit_bias", (token for token, _ in sampling.penalties.bias), vocabulary)
+    return sampling if sampling.top_k is None else replace(sampling, top_k=min(sampling.top_k, vocabulary))
+
+
+def _check_tokens(place: str, tokens: Iterable[int], vocabulary: int) -> None:
+    for token in tokens:
+        if not 0 <= token < vocabulary:
+            raise FlowNPUError(f"{place}: expected tokens from 0 to {vocabulary - 1}, got {token}")
 
 
 def main() -> None:

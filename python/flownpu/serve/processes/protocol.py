@@ -9,8 +9,8 @@ from flownpu.generate.language_model import Sampling
 from flownpu.generate.speculative.model import Speculation
 
 if TYPE_CHECKING:
+    from flownpu.generate.guidance import Guidance
     from flownpu.generate.images import PreparedImage
-    from flownpu.generate.worker import Guidance
 
 __all__ = ["ModelFacts", "ModelSettings", "Question"]
 
@@ -31,6 +31,8 @@ class ModelSettings:
     """Requests that a model that is not paged computes at the same time."""
     speculation: Speculation = field(default_factory=Speculation)
     """Where candidates for the next tokens come from."""
+    allow_control_tokens: bool = False
+    """Whether control tokens that are written in the texts of a conversation count as such."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Question:
     """A text, its tokens, or the turns of a conversation, which the model's chat template writes."""
     tools: tuple[dict[str, Any], ...] = ()
     """Functions for the chat template, as OpenAI's API describes them."""
+    variables: dict[str, Any] = field(default_factory=dict)
+    """What else the chat template may read."""
     max_new_tokens: int | None = None
     """None: as many as fit in the context."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -48,6 +52,11 @@ class Question:
     stop: tuple[str, ...] = ()
     guidance: "Guidance | None" = None
     alternatives: int | None = None
+
+    @property
+    def parameter(self) -> str:
+        """The field of OpenAI's API that has the prompt."""
+        return "messages" if self.prompt and isinstance(self.prompt[0], dict) else "prompt"
 
 
 @dataclass(frozen=True)

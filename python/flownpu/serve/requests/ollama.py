@@ -8,32 +8,57 @@ what happens anyway.
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field
 
-from flownpu.serve.requests.openai import ChatRequest, CompletionRequest, NoPenalty, Number, Stop, Strict
+from flownpu.serve.errors import invalid
+from flownpu.serve.requests.openai import (
+    ChatRequest,
+    CompletionRequest,
+    Number,
+    Penalty,
+    Portion,
+    Repetition,
+    Seed,
+    Stop,
+    Strict,
+    Window,
+)
+from flownpu.serve.requests.validation import validated
 
 __all__ = ["OllamaChat", "OllamaGenerate", "OllamaOptions", "OllamaShow"]
 
-Neutral = Annotated[Number, Field(ge=1, le=1)]
+RECENT = 64
+"""Tokens that penalties count where a request does not say how many; Ollama's default."""
+
+
+def _neutral(value: float) -> float:
+    if value != 1:
+        raise ValueError("this server does not do it: leave it out, or give 1")
+    return value
+
+
+Neutral = Annotated[Number, AfterValidator(_neutral)]
 
 
 class OllamaOptions(Strict):
     """How an answer is made."""
 
-    temperature: Annotated[Number, Field(ge=0)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_k: int | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
-    seed: int | None = None
+    top_p: Portion | None = None
+    seed: Seed | None = None
     num_predict: int | None = None
     """Tokens of the answer; -1 and -2: as many as fit."""
     stop: Stop = None
-    # GenAI has no such search options.
-    min_p: NoPenalty | None = None
+    min_p: Portion | None = None
+    repeat_penalty: Repetition | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repeat_last_n: Window | None = None
+    """Tokens that the three penalties count; -1: all."""
+    penalize_newline: Literal[True] | None = None
     typical_p: Neutral | None = None
     tfs_z: Neutral | None = None
-    repeat_penalty: Neutral | None = None
-    presence_penalty: NoPenalty | None = None
-    frequency_penalty: NoPenalty | None = None
     mirostat: Literal[0] | None = None
     # The following fields change no answer: the server's options decide, or it has no use for the field.
     num_ctx: int | None = None
@@ -42,10 +67,8 @@ class OllamaOptions(Strict):
     num_gpu: int | None = None
     main_gpu: int | None = None
     num_thread: int | None = None
-    repeat_last_n: int | None = None
     mirostat_tau: Number | None = None
     mirostat_eta: Number | None = None
-    penalize_newline: bool | None = None
     numa: bool | None = None
     use_mmap: bool | None = None
     use_mlock: bool | None = None
@@ -55,10 +78,14 @@ class OllamaOptions(Strict):
     def fields(self) -> dict[str, Any]:
         """OpenAI's fields of them."""
         most = self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
-        top_k = self.top_k if self.top_k is not None and self.top_k > 0 else None
+        top_k = None if self.top_k is None else max(self.top_k, 0)
         seed = None if self.seed is None or self.seed < 0 else self.seed
-        named = {"temperature": self.temperature, "top_k": top_k, "top_p": self.top_p, "seed": seed}
-        return {**named, "max_tokens": most, "stop": self.stop or None}
+        same = self.model_dump(include={"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"})
+        penalties = {
+            "repetition_penalty": self.repeat_penalty,
+            "repeat_last_n": RECENT if self.repeat_last_n is None else self.repeat_last_n,
+        }
+        return {**same, **penalties, "top_k": top_k, "seed": seed, "max_tokens": most, "stop": self.stop or None}
 
 
 class OllamaFunction(Strict):
@@ -100,12 +127,40 @@ class OllamaMessage(Strict):
         document = {"role": self.role, "content": content}
         if self.tool_calls:
             document["tool_calls"] = [
-                {"id": "", "function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)}}
+                {
+                    "id": call.id or "",
+                    "function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)},
+                }
                 for call in self.tool_calls
             ]
         if self.tool_name is not None:
             document["name"] = self.tool_name
+        if self.thinking:
+            document["reasoning_content"] = self.thinking
+        if self.tool_call_id is not None:
+            document["tool_call_id"] = self.tool_call_id
         return document
+
+
+def _add_ids(messages: list[dict[str, Any]]) -> None:
+    """Gives ids to calls that have none, and to their results: Ollama's clients may know calls by name and order only.
+
+    An id has nine letters and digits, which every chat template takes.
+    """
+    open_calls: list[dict[str, Any]] = []
+    count = 0
+    for message in messages:
+        for call in message.get("tool_calls", []):
+            count += 1
+            call["id"] = call["id"] or f"call{count:05d}"
+            open_calls.append(call)
+        if message["role"] != "tool" or not open_calls:
+            continue
+        known = [call for call in open_calls if call["id"] == message.get("tool_call_id")]
+        named = [call for call in open_calls if call["function"]["name"] == message.get("name")]
+        call = (known or named or open_calls)[0]
+        open_calls.remove(call)
+        message.setdefault("tool_call_id", call["id"])
 
 
 class OllamaShared(Strict):
@@ -116,7 +171,7 @@ class OllamaShared(Strict):
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: OllamaOptions | None = None
     keep_alive: str | Number | None = None
-    think: Literal[False] | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: Literal[False] | None = None
     truncate: bool | None = None
     shift: bool | None = None
@@ -131,6 +186,10 @@ class OllamaShared(Strict):
         options = self.options.fields() if self.options else {}
         return {"model": self.model.removesuffix(":latest"), "response_format": form, **options}
 
+    def thinking(self) -> dict[str, Any]:
+        """OpenAI's fields, and other servers', of whether the model shall think, and how long."""
+        return {"enable_thinking" if isinstance(self.think, bool) else "reasoning_effort": self.think}
+
 
 class OllamaChat(OllamaShared):
     """What /api/chat takes."""
@@ -142,10 +201,11 @@ class OllamaChat(OllamaShared):
         """The same in OpenAI's words.
 
         Raises:
-            ValidationError: a tool is not one.
+            ApiError: a tool is not one.
         """
         messages = [message.document() for message in self.messages]
-        return ChatRequest.model_validate({**self.fields(), "messages": messages, "tools": self.tools})
+        _add_ids(messages)
+        return validated(ChatRequest, {**self.fields(), **self.thinking(), "messages": messages, "tools": self.tools})
 
 
 class OllamaGenerate(OllamaShared):
@@ -161,20 +221,21 @@ class OllamaGenerate(OllamaShared):
     context: None = None
 
     def request(self) -> ChatRequest | CompletionRequest:
-        """The same in OpenAI's words."""
+        """The same in OpenAI's words.
+
+        Raises:
+            ApiError: a prompt that is taken as it is has a format or images.
+        """
         fields = self.fields()
         if self.raw:
-            if fields.pop("response_format") is not None or self.images:
-                message = "raw prompts have no format and no images"
-                raise ValidationError.from_exception_data(
-                    message,
-                    [{"type": "value_error", "loc": ("raw",), "input": True, "ctx": {"error": ValueError(message)}}],
-                )
-            return CompletionRequest.model_validate({**fields, "prompt": self.prompt})
+            if fields.pop("response_format") is not None or self.images or self.think:
+                raise invalid("raw prompts have no format, no images and no thinking", "raw")
+            return validated(CompletionRequest, {**fields, "prompt": self.prompt})
         messages = [OllamaMessage(role="user", content=self.prompt, images=self.images)]
         if self.system:
             messages.insert(0, OllamaMessage(role="system", content=self.system))
-        return ChatRequest.model_validate({**fields, "messages": [message.document() for message in messages]})
+        documents = [message.document() for message in messages]
+        return validated(ChatRequest, {**fields, **self.thinking(), "messages": documents})
 
 
 class OllamaShow(Strict):

@@ -7,7 +7,10 @@ fields that change no answer are accepted. Unknown fields are an error.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from flownpu.generate.language_model import Sampling
+from flownpu.generate.penalties import Penalties
 
 __all__ = [
     "ChatRequest",
@@ -147,9 +150,19 @@ class StreamOptions(Strict):
 
 
 Number = Annotated[float, Field(strict=False, allow_inf_nan=False)]
-Stop = str | Annotated[list[str], Field(max_length=16)] | None
-NoBias = Annotated[dict[str, Number], Field(max_length=0)]
-NoPenalty = Annotated[Number, Field(ge=0, le=0)]
+Stop = str | Annotated[list[str], Field(max_length=16, fail_fast=True)] | None
+Penalty = Annotated[Number, Field(ge=-2, le=2)]
+"""OpenAI's bounds."""
+Repetition = Annotated[Number, Field(ge=0.01, le=100)]
+"""By what logits are divided; the bounds keep them finite."""
+Portion = Annotated[Number, Field(ge=0, le=1)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Token = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+"""A token's number, as a text."""
+Window = Annotated[int, Field(ge=-1)]
+"""How many of the last tokens the penalties count; -1: all."""
+ALL = 2**31
+"""More tokens than any context has."""
 
 
 class Shared(Strict):
@@ -160,22 +173,39 @@ class Shared(Strict):
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=1)] | None = None
-    """Not OpenAI's: as other servers have it."""
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    top_p: Portion | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """Not OpenAI's: as other servers have it; 0 and -1: of all tokens."""
+    seed: Seed | None = None
     stop: Stop = None
     n: Annotated[int, Field(ge=1)] | None = None
-    # GenAI has no such search options.
-    frequency_penalty: NoPenalty | None = None
-    presence_penalty: NoPenalty | None = None
-    logit_bias: NoBias | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[Number, Field(ge=-100, le=100)]] | None = (
+        None
+    )
+    """By tokens' numbers."""
+    # Not OpenAI's: as vLLM has them, and the last as llama.cpp's server.
+    min_p: Portion | None = None
+    repetition_penalty: Repetition | None = None
+    repeat_last_n: Window | None = None
     user: str | None = None
 
-    def sampling_fields(self) -> dict[str, Any]:
-        """The fields of `flownpu.generate.language_model.Sampling`; GenAI's seeds have 31 bits."""
+    def sampling(self) -> Sampling:
+        """How tokens are chosen; GenAI's seeds have 31 bits."""
         seed = None if self.seed is None else self.seed % 2**31
-        return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p, "seed": seed}
+        top_k = None if self.top_k is None else max(self.top_k, 0)
+        return Sampling(self.temperature, top_k, self.top_p, seed, self._penalties())
+
+    def _penalties(self) -> Penalties:
+        bias = tuple((int(token), value) for token, value in (self.logit_bias or {}).items())
+        last, repetition, min_p = self.repeat_last_n, self.repetition_penalty, self.min_p or 0.0
+        if last == 0:  # no token counts
+            return Penalties(bias, None if repetition is None else 1.0, min_p=min_p)
+        window = ALL if last == -1 else last
+        return Penalties(
+            bias, repetition, self.frequency_penalty or 0.0, self.presence_penalty or 0.0, min_p, window=window
+        )
 
     def stops(self) -> tuple[str, ...]:
         """The texts that end an answer."""
@@ -185,7 +215,7 @@ class Shared(Strict):
 class ChatRequest(Shared):
     """What /v1/chat/completions takes."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -195,11 +225,15 @@ class ChatRequest(Shared):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str, Field(pattern=r"^[a-z]{1,16}$")] | None = None
+    # Not OpenAI's: as other servers have them.
+    enable_thinking: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
+    """Variables for the chat template. 32 is three times what any public template reads."""
     # The following fields change no answer of this server.
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
-    reasoning_effort: str | None = None
     verbosity: str | None = None
     modalities: list[Literal["text"]] | None = None
     prompt_cache_key: str | None = None
@@ -210,8 +244,21 @@ class ChatRequest(Shared):
 class CompletionRequest(Shared):
     """What /v1/completions takes."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    # In a long list, the first wrong item says enough.
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Annotated[list[int], Field(fail_fast=True)]
+        | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)]
+    )
     echo: Literal[False] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    best_of: int | None = None
     suffix: None = None
+
+    @field_validator("best_of")
+    @classmethod
+    def _keeps_all(cls, value: int | None, others: ValidationInfo) -> int | None:
+        if value not in {None, others.data.get("n") or 1}:
+            raise ValueError("this server answers with all that it computes: leave it out, or give n")
+        return value

@@ -6,7 +6,7 @@ The server keeps no conversations: each request must hold all turns of its conve
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 
 from flownpu.serve.requests.openai import (
     ChatRequest,
@@ -15,9 +15,11 @@ from flownpu.serve.requests.openai import (
     JsonObjectFormat,
     JsonSchema,
     Number,
+    Portion,
     Strict,
     TextFormat,
 )
+from flownpu.serve.requests.validation import validated
 
 __all__ = ["ResponsesRequest"]
 
@@ -129,29 +131,44 @@ class TextOptions(Strict):
     verbosity: str | None = None
 
 
+class Reasoning(Strict):
+    """How long the model shall think. Its summary is not written, whatever is asked."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+def _without_logprobs(names: list[str]) -> list[str]:
+    """What else may be included belongs to what the server does not do, and never is in an answer."""
+    if "message.output_text.logprobs" in names:
+        raise ValueError("log-probabilities are in /v1/chat/completions and /v1/completions only")
+    return names
+
+
 class ResponsesRequest(Strict):
     """What /v1/responses takes."""
 
     model: str
-    input: str | Annotated[list[AnyItem], Field(min_length=1)]
+    input: str | Annotated[list[AnyItem], Field(min_length=1, fail_fast=True)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_p: Portion | None = None
     stream: bool | None = None
     text: TextOptions | None = None
     tools: list[ResponsesFunction] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool | None = None
     parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    include: Annotated[list[str], AfterValidator(_without_logprobs)] | None = None
     # Fields for what the server does not do.
     previous_response_id: None = None
     conversation: None = None
     background: Literal[False] | None = None
     # The following fields change no answer of this server.
     store: bool | None = None
-    include: list[str] | None = None
     metadata: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
     service_tier: str | None = None
     stream_options: dict[str, Any] | None = None
     truncation: Literal["disabled"] | None = None
@@ -183,7 +200,8 @@ class ResponsesRequest(Strict):
             {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
             for tool in self.tools or []
         ]
-        return ChatRequest.model_validate(
+        return validated(
+            ChatRequest,
             {
                 "model": self.model,
                 "messages": messages,
@@ -194,5 +212,6 @@ class ResponsesRequest(Strict):
                 "tools": tools or None,
                 "tool_choice": choice,
                 "parallel_tool_calls": self.parallel_tool_calls,
-            }
+                "reasoning_effort": self.reasoning.effort if self.reasoning else None,
+            },
         )

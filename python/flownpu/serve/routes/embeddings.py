@@ -9,6 +9,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 
 from flownpu.serve.requests.embeddings import EmbeddingsRequest, OllamaEmbed
+from flownpu.serve.routes.json_route import JsonRoute
 from flownpu.serve.service import Service
 from flownpu.serve.streams import unless_gone
 
@@ -19,7 +20,7 @@ NANOSECONDS = 1e9
 
 def embeddings_routes(service: Service) -> APIRouter:
     """The routes to a server's models that embed texts."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/embeddings")
     async def embeddings(request: EmbeddingsRequest, connection: Request) -> dict[str, Any]:

@@ -7,14 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import ValidationError
 
 from flownpu import __version__
 from flownpu.model.folder import read_genai_config, read_json
 from flownpu.serve.requests.ollama import OllamaChat, OllamaGenerate, OllamaShow
 from flownpu.serve.requests.openai import ChatRequest
+from flownpu.serve.routes.json_route import JsonRoute
 from flownpu.serve.service import Chat, Delta, End, Service
 from flownpu.serve.streams import line_stream, unless_gone
 
@@ -25,7 +24,7 @@ NANOSECONDS = 1e9
 
 def ollama_routes(service: Service) -> APIRouter:
     """The routes to a server's models."""
-    router = APIRouter(prefix="/api")
+    router = APIRouter(route_class=JsonRoute, prefix="/api")
 
     @router.get("/version")
     async def version() -> dict[str, str]:
@@ -81,16 +80,13 @@ def ollama_routes(service: Service) -> APIRouter:
         return JSONResponse({"model": name, "created_at": _now(), **empty, "done": True, "done_reason": "load"})
 
     async def answer(request: OllamaChat | OllamaGenerate, connection: Request, part: Any) -> Response:
-        try:
-            asked = request.request()
-        except ValidationError as error:
-            raise RequestValidationError(error.errors()) from error
+        asked = request.request()
         begin = service.chat(asked) if isinstance(asked, ChatRequest) else service.complete(asked)
         chat = await unless_gone(connection, begin)
         documents = _documents(chat, request.model, part)
         if request.stream is not False:
-            return line_stream(documents)
-        return JSONResponse(await unless_gone(connection, _whole(documents)))
+            return line_stream(documents, chat.headers)
+        return JSONResponse(await unless_gone(connection, _whole(documents)), headers=chat.headers)
 
     return router
 

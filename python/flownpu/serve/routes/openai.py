@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """OpenAI's API: /v1/models, /v1/chat/completions and /v1/completions."""
 
+import codecs
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from flownpu.generate.worker import Likelihood
 from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
+from flownpu.serve.routes.json_route import JsonRoute
 from flownpu.serve.service import Chat, Delta, End, Service, usage
 from flownpu.serve.streams import event_stream, unless_gone
 
@@ -19,7 +22,7 @@ __all__ = ["chat_completion", "completion", "openai_routes"]
 
 def openai_routes(service: Service) -> APIRouter:
     """The routes to a server's models."""
-    router = APIRouter(prefix="/v1")
+    router = APIRouter(route_class=JsonRoute, prefix="/v1")
 
     def model(name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": service.catalogue.created, "owned_by": "flownpu"}
@@ -38,14 +41,14 @@ def openai_routes(service: Service) -> APIRouter:
     async def chat_completions(request: ChatRequest, connection: Request) -> Response:
         chat = await unless_gone(connection, service.chat(request))
         if request.stream:
-            return event_stream(_chat_chunks(chat, request))
-        return JSONResponse(await unless_gone(connection, chat_completion(chat, request)))
+            return event_stream(_chat_chunks(chat, request), chat.headers)
+        return JSONResponse(await unless_gone(connection, chat_completion(chat, request)), headers=chat.headers)
 
     @router.post("/completions")
     async def completions(request: CompletionRequest, connection: Request) -> Response:
         chat = await unless_gone(connection, service.complete(request))
         if request.stream:
-            return event_stream(_completion_chunks(chat, request))
+            return event_stream(_completion_chunks(chat, request), chat.headers)
         return JSONResponse(await unless_gone(connection, completion(chat, request)))
 
     return router
@@ -121,7 +124,7 @@ async def completion(chat: Chat, request: CompletionRequest) -> dict[str, Any]:
             texts[event.index].append(event.text)
             likelihoods[event.index] += event.likelihoods
     choices = [
-        _completion_choice(request, index, "".join(texts[index]), likelihoods[index], reasons[index])
+        _completion_choice(request, index, "".join(texts[index]), likelihoods[index], reasons[index], _Offsets())
         for index in range(count)
     ]
     return {
@@ -133,36 +136,62 @@ async def completion(chat: Chat, request: CompletionRequest) -> dict[str, Any]:
 
 async def _completion_chunks(chat: Chat, request: CompletionRequest) -> AsyncIterator[dict[str, Any]]:
     head = _head("text_completion", request.model)
+    offsets: defaultdict[int, _Offsets] = defaultdict(_Offsets)
     async for event in chat.events():
+        place = offsets[event.index]
         if isinstance(event, Delta):
-            choice = _completion_choice(request, event.index, event.text, event.likelihoods, None)
+            choice = _completion_choice(request, event.index, event.text, event.likelihoods, None, place)
         else:
-            choice = _completion_choice(request, event.index, "", (), event.reason)
+            choice = _completion_choice(request, event.index, "", (), event.reason, place)
         yield {**head, "choices": [choice]}
     if request.stream_options is not None and request.stream_options.include_usage:
         yield {**head, "choices": [], "usage": usage(chat.answers, request.n or 1)}
 
 
+class _Offsets:
+    """Where the tokens of one answer begin in its text."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0
+
+    def next(self, token: Likelihood) -> int:
+        """The characters before the answer's next token; those that are incomplete do not count."""
+        offset = self._length
+        self._length += len(self._decoder.decode(token.data))
+        return offset
+
+
 def _completion_choice(
-    request: CompletionRequest, index: int, text: str, likelihoods: Any, reason: str | None
+    request: CompletionRequest, index: int, text: str, likelihoods: Any, reason: str | None, offsets: _Offsets
 ) -> dict[str, Any]:
     given = None
     if request.logprobs is not None:
-        places, length = [], 0
-        for one in likelihoods:
-            places.append(length)
-            length += len(one[0].text)
         given = {
-            "tokens": [one[0].text for one in likelihoods],
+            "tokens": [_completion_token(one[0]) for one in likelihoods],
             "token_logprobs": [one[0].logarithm for one in likelihoods],
-            "top_logprobs": [{other.text: other.logarithm for other in one[1:]} for one in likelihoods],
-            "text_offset": places,
+            "top_logprobs": [_by_text(one[1:]) for one in likelihoods],
+            "text_offset": [offsets.next(one[0]) for one in likelihoods],
         }
     return {"index": index, "text": text, "logprobs": given, "finish_reason": reason}
 
 
+def _completion_token(one: Likelihood) -> str:
+    """A token's text; of one that is part of a character its bytes, such as "bytes:\\xe2\\x82", as OpenAI has them."""
+    return f"bytes:{one.text}" if one.data and one.text.encode() != one.data else one.text
+
+
+def _by_text(likelihoods: tuple[Likelihood, ...]) -> dict[str, float]:
+    """Logarithms by token. Of several tokens with one text the less likely have their numbers behind it."""
+    found: dict[str, float] = {}
+    for one in likelihoods:
+        text = _completion_token(one)
+        found[text if text not in found else f"{text} (token {one.token})"] = one.logarithm
+    return found
+
+
 def _chat_likelihood(likelihoods: tuple[Likelihood, ...]) -> dict[str, Any]:
     def entry(one: Likelihood) -> dict[str, Any]:
-        return {"token": one.text, "logprob": one.logarithm, "bytes": list(one.text.encode())}
+        return {"token": one.text, "logprob": one.logarithm, "bytes": list(one.data)}
 
     return {**entry(likelihoods[0]), "top_logprobs": [entry(one) for one in likelihoods[1:]]}

@@ -8,34 +8,47 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import ValidationError
 
+from flownpu.serve.errors import ApiError
 from flownpu.serve.requests.responses import ResponsesRequest
+from flownpu.serve.routes.json_route import JsonRoute
 from flownpu.serve.service import Chat, Delta, Service, usage
 from flownpu.serve.streams import event_stream, unless_gone
 from flownpu.serve.tools import ToolCall
 
-__all__ = ["response", "responses_routes"]
+__all__ = ["begun", "response", "responses_routes"]
+
+NAMES = {"messages": "input", "response_format": "text.format", "max_completion_tokens": "max_output_tokens"}
+"""What this API calls the fields of a chat."""
 
 
 def responses_routes(service: Service) -> APIRouter:
     """The route to a server's models."""
-    router = APIRouter(prefix="/v1")
+    router = APIRouter(route_class=JsonRoute, prefix="/v1")
 
     @router.post("/responses")
     async def responses(request: ResponsesRequest, connection: Request) -> Response:
-        try:
-            asked = request.request()
-        except ValidationError as error:
-            raise RequestValidationError(error.errors()) from error
-        chat = await unless_gone(connection, service.chat(asked))
+        chat = await unless_gone(connection, begun(service, request))
         if request.stream:
-            return event_stream(_events(chat, request), end=None)
-        return JSONResponse(await unless_gone(connection, response(chat, request)))
+            return event_stream(_events(chat, request), chat.headers, end=None)
+        return JSONResponse(await unless_gone(connection, response(chat, request)), headers=chat.headers)
 
     return router
+
+
+async def begun(service: Service, request: ResponsesRequest) -> Chat:
+    """Begins the answer.
+
+    Raises:
+        ApiError: see `Service.chat`; `parameter` is the field's name in this API.
+    """
+    try:
+        return await service.chat(request.request())
+    except ApiError as error:
+        field = (error.parameter or "").partition(".")[0]
+        error.parameter = NAMES.get(field, error.parameter)
+        raise
 
 
 async def response(chat: Chat, request: ResponsesRequest) -> dict[str, Any]:

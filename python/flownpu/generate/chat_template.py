@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chat templates of a model folder: how the tokens of a conversation are written.
+
+jinja2 is an optional dependency: the modules that import it are imported when they are needed.
+"""
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flownpu.errors import FlowNPUError, require
+from flownpu.model.folder import chat_templates, special_tokens
+
+__all__ = ["ChatTemplate"]
+
+DEFAULT, TOOL_USE = "default", "tool_use"
+"""The names by which transformers chooses: TOOL_USE, if there is one, for conversations with tools."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A folder's chat templates by name, and the special tokens that they may write."""
+
+    folder: Path
+    texts: Mapping[str, str]
+    tokens: Mapping[str, str]
+    """Such as {"bos_token": "<s>"}."""
+
+    @classmethod
+    def of(cls, folder: Path) -> "ChatTemplate":
+        """Reads a folder's templates.
+
+        Raises:
+            FlowNPUError: a file is not UTF-8 or not JSON.
+        """
+        return cls(folder, chat_templates(folder), special_tokens(folder))
+
+    def __bool__(self) -> bool:
+        """Whether there is any template."""
+        return any(self.texts.values())
+
+    def text(self, *, tools: bool) -> str:
+        """The template that transformers takes for a conversation, with tools or without; empty if there is none.
+
+        Raises:
+            FlowNPUError: there are templates of other names only.
+        """
+        name = TOOL_USE if tools and TOOL_USE in self.texts else DEFAULT
+        if name not in self.texts and self:
+            raise FlowNPUError(
+                f"{self.folder} has chat templates for {', '.join(sorted(self.texts))} and none for ordinary "
+                "conversations: name one of them chat_template.jinja"
+            )
+        return self.texts.get(name, "")
+
+    def variables(self, *, tools: bool) -> frozenset[str]:
+        """The names that the template reads, such as "messages", "enable_thinking".
+
+        Raises:
+            FlowNPUError: it is not a template.
+        """
+        environment = require("flownpu.generate.template_environment", extra="genai", purpose="A chat template")
+        text = self.text(tools=tools)
+        try:
+            return frozenset(environment.variables(text))
+        except Exception as error:  # jinja2's, whose types need its import, and RecursionError
+            raise FlowNPUError(f"the chat template of {self.folder} is none that Jinja reads: {error}") from error
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), **variables: Any) -> str:
+        """A conversation as the template writes it, up to where the model's next reply begins.
+
+        Args:
+            messages: the turns as OpenAI's API has them; the arguments of their calls are objects.
+            tools: functions that the model may call, as OpenAI's API describes them.
+            variables: what else the template may read, such as enable_thinking.
+
+        Raises:
+            FlowNPUError: the template refuses the conversation, is none, or needs more time or memory than it may.
+        """
+        given = {**self.tokens, **variables}
+        template = self.text(tools=bool(tools))
+        return str(_processes().render(template=template, messages=messages, tools=tools, given=given))
+
+    def start(self) -> None:
+        """Starts the process that renders, if there is a template; else the first conversation waits for its start."""
+        if self:
+            _processes().start()
+
+
+@functools.cache
+def _processes() -> Any:
+    """The processes that render this one's templates."""
+    made = require("flownpu.generate.template_process", extra="genai", purpose="A chat template").TemplateProcesses()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=made.forget)
+    return made

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts to tokens, and tokens to bytes and texts, by a model folder's tokenizer.json.
+
+Hugging Face's library `tokenizers` reads the file, as in transformers, so the tokens are transformers'.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flownpu.errors import check_text, require
+from flownpu.generate.control_tokens import ControlTokens
+from flownpu.model.folder import chat_templates, read_json
+from flownpu.model.tokenizer_file import open_tokenizer
+
+__all__ = ["Tokenizer", "Tokens"]
+
+Tokens = NDArray[np.int32]
+_PURPOSE = "Text generation"
+# How SentencePiece and tokenizer.json spell a token that is one byte of a character.
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+
+
+class Tokenizer:
+    """A model folder's tokenizer.
+
+    Args:
+        folder: holds tokenizer.json; special tokens that only tokenizer_config.json names are special, too.
+        allow_control_tokens: whether control tokens that are written in the texts of a conversation count as such; see
+            `ControlTokens`.
+
+    Raises:
+        FlowNPUError: tokenizer.json is missing, or a file is damaged.
+        MissingDependencyError: `tokenizers` is not installed.
+    """
+
+    def __init__(self, folder: Path, *, allow_control_tokens: bool = False) -> None:
+        self._tokenizer = open_tokenizer(folder, extra="genai", purpose=_PURPOSE)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._add_special_tokens(folder)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {token for token, added_token in added.items() if added_token.special}
+        templates = "".join(chat_templates(folder).values())
+        self._control = None if allow_control_tokens else ControlTokens(self._tokenizer, templates)
+        kinds = _decoder_kinds(self._tokenizer)
+        self._bytes_of_characters = _byte_level_bytes() if "ByteLevel" in kinds else {}
+        self._has_byte_tokens = "ByteFallback" in kinds
+        # Some text before a token, for decoders that take a space from the beginning of a text.
+        self._before = self._tokenizer.encode("a", add_special_tokens=False).ids
+        self._text_before = self._decode(self._before)
+
+    def tokens_of_text(self, text: str) -> Tokens:
+        """The tokens of a whole prompt: special ones such as <bos> around it, and all control tokens written in it."""
+        check_text(text)
+        return np.array(self._tokenizer.encode(text).ids, np.int32)
+
+    def mark(self, value: Any) -> Any:
+        """A JSON value of a conversation, such as its tools, for the chat template: see `ControlTokens.mark`."""
+        return value if self._control is None else self._control.mark(value)
+
+    def mark_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The turns of a conversation for the chat template: see `ControlTokens.mark_message`."""
+        return [dict(turn) if self._control is None else self._control.mark_message(turn) for turn in messages]
+
+    def unmark(self, text: str) -> str:
+        """A text without marks, such as the error of a chat template that cites a turn."""
+        return text if self._control is None else self._control.unmark(text)
+
+    def tokens_of_marked(self, text: str, *, special_tokens: bool = False) -> Tokens:
+        """The tokens of what a chat template wrote of marked texts: only its own control tokens count as such.
+
+        Args:
+            text: the template's text.
+            special_tokens: whether the tokenizer adds tokens such as <bos>, which templates write themselves.
+        """
+        check_text(text)
+        if self._control is not None:
+            return np.array(self._control.encode(text, special_tokens=special_tokens), np.int32)
+        return np.array(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids, np.int32)
+
+    def token(self, text: str) -> int | None:
+        """The token of that text, or None."""
+        found = self._tokenizer.token_to_id(text)
+        return None if found is None else int(found)
+
+    def bytes_of(self, token: int, *, begins: bool = False) -> bytes:
+        """What a token adds to an answer: UTF-8, maybe a part of a character; nothing for a special token.
+
+        Args:
+            token: any number; one that the tokenizer does not know adds nothing.
+            begins: whether it is the answer's first token: some tokenizers write a space before each word, and not
+                before a text's first.
+        """
+        name = self._tokenizer.id_to_token(token)
+        if name is None or token in self._special:
+            return b""
+        if self._bytes_of_characters:
+            try:
+                return bytes(self._bytes_of_characters[character] for character in name)
+            except KeyError:  # an added token, which stands for its own text
+                return str(name).encode()
+        if self._has_byte_tokens and (byte := _BYTE.fullmatch(name)):
+            return bytes([int(byte[1], 16)])
+        if begins:
+            return self._decode([token]).encode()
+        text = self._decode([*self._before, token])
+        return (text.removeprefix(self._text_before) if self._text_before else text).encode()
+
+    def text_of(self, token: int, *, begins: bool = False) -> str:
+        r"""How OpenAI writes a token: its text, its name if it is a special one, or its bytes as in `\xe2\x82`."""
+        if token in self._special:
+            return str(self._tokenizer.id_to_token(token))
+        data = self.bytes_of(token, begins=begins)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "".join(f"\\x{byte:02x}" for byte in data)
+
+    def text_stream(self) -> Callable[[int], str]:
+        """A function that takes a new sequence's tokens one by one, and returns the text that each adds.
+
+        The bytes of an incomplete character are held back until it is complete. Bytes that are no UTF-8 become U+FFFD.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        begins = True
+
+        def text_of(token: int) -> str:
+            nonlocal begins
+            data = self.bytes_of(token, begins=begins)
+            begins = begins and token in self._special
+            return decoder.decode(data)
+
+        return text_of
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+
+    def _add_special_tokens(self, folder: Path) -> None:
+        """Makes the tokens special that tokenizer_config.json calls so, as transformers (5.23) does.
+
+        Those that the model has no number for are left out: transformers would number them beyond its vocabulary.
+        """
+        path = folder / "tokenizer_config.json"
+        settings = read_json(path) if path.is_file() else {}
+        extra = settings.get("extra_special_tokens")
+        named = {**settings, **(extra if isinstance(extra, dict) else {})}
+        listed = settings.get("added_tokens_decoder")
+        if isinstance(listed, dict):
+            tokens = [one for one in listed.values() if isinstance(one, dict) and one.get("special")]
+        else:
+            tokens = [value for name, value in named.items() if name.endswith("_token")]
+        texts = [one.get("content") if isinstance(one, dict) else one for one in tokens]
+        special = {one.content for one in self._tokenizer.get_added_tokens_decoder().values() if one.special}
+        added_token = require("tokenizers", extra="genai", purpose=_PURPOSE).AddedToken
+        for text in texts:
+            if isinstance(text, str) and text not in special and self.token(text) is not None:
+                self._tokenizer.add_special_tokens([added_token(text, special=True, normalized=False)])
+
+
+def _decoder_kinds(tokenizer: Any) -> set[str]:
+    """The types of the steps by which a tokenizer makes text of tokens."""
+    if tokenizer.decoder is None:
+        return set()
+    decoder = json.loads(tokenizer.decoder.__getstate__())
+    return {step["type"] for step in decoder.get("decoders", [decoder])}
+
+
+def _byte_level_bytes() -> dict[str, int]:
+    """The byte that each character stands for in byte-level BPE.
+
+    GPT-2's encoder.py: bytes with a visible character in Latin-1 are that character; the others are, in their order,
+    the characters from U+0100 on.
+    """
+    alphabet = sorted(require("tokenizers", extra="genai", purpose=_PURPOSE).pre_tokenizers.ByteLevel.alphabet())
+    visible = [character for character in alphabet if ord(character) < 256]
+    hidden = [byte for byte in range(256) if chr(byte) not in visible]
+    return {character: ord(character) for character in visible} | dict(
+        zip(alphabet[len(visible) :], hidden, strict=True)
+    )

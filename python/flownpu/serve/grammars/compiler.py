@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles grammars with GenAI's guidance, without a model: what it takes here, a model's worker can follow."""
+
+import functools
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flownpu.errors import FlowNPUError, require
+from flownpu.generate.guidance import Guidance, blamed
+from flownpu.generate.speculative.choice import ChoiceModel
+from flownpu.serve.grammars.form import AnswerForm, write_rules
+from flownpu.serve.grammars.schemas import enforce
+
+__all__ = ["Compiler", "Grammar"]
+
+VOCABULARY = 257
+"""Tokens of the tokenizer that stands for a model's: one for each byte, and the one that ends a text."""
+END_TOKEN = 256
+TRIED = 16
+"""Tokens that are written by way of trial: up to an object's first property, where a grammar has most alternatives."""
+CONTEXT = 4096
+"""Most tokens of a text: GenAI wants to know."""
+REMEMBERED = 1024
+"""Verdicts on fragments of schemas, such as a `pattern`, that requests repeat."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an answer's text must follow."""
+
+    guidance: Guidance | None = None
+    left_out: tuple[str, ...] = ()
+    """Places of schemas' keywords that are not enforced: JSON pointers, behind the function's name if it is one's."""
+
+
+class Compiler:
+    """GenAI's guidance with a tokenizer of bytes.
+
+    Raises:
+        MissingDependencyError: onnxruntime_genai is not installed.
+    """
+
+    def __init__(self) -> None:
+        self._genai = require("onnxruntime_genai", extra="genai", purpose="Structured answers")
+        with tempfile.TemporaryDirectory(prefix="flownpu-") as folder:
+            _write_folder(Path(folder))
+            self._choices = ChoiceModel(self._genai, Path(folder), VOCABULARY)
+            self._remembered = functools.lru_cache(REMEMBERED)(self._refusal)
+            self.refusal("start: /a/\n")  # reads the tokenizer
+
+    def compile(self, form: AnswerForm) -> Grammar:
+        """The grammar of a form.
+
+        Raises:
+            FlowNPUError: no answer can have the form, or guidance cannot follow it.
+        """
+        left_out: list[str] = []
+        written: dict[int, str] = {}
+
+        def add(schema: dict[str, Any], name: str, what: str) -> None:
+            try:
+                enforced = enforce(schema, self.refusal)
+            except FlowNPUError as error:
+                raise FlowNPUError(f"{what}: {error}") from error
+            written[id(schema)] = enforced.text
+            left_out.extend(name + place for place in enforced.left_out)
+
+        if form.schema is not None:
+            add(form.schema, "", "the schema of the answer")
+        for function in form.functions:
+            add(function.schema, function.name, f"the parameters of the tool {function.name}")
+        rules = write_rules(form, lambda schema: written[id(schema)])
+        # A schema alone has been tried by `enforce`.
+        if form.functions and (reason := self.refusal(rules)):
+            raise FlowNPUError(reason)
+        return Grammar(Guidance(rules), tuple(left_out))
+
+    def refusal(self, rules: str) -> str:
+        """Why guidance does not take a grammar, or cannot go on with it after some tokens; empty if it does."""
+        return self._remembered(rules) if len(rules) < REMEMBERED else self._refusal(rules)
+
+    def _refusal(self, rules: str) -> str:
+        logits = np.zeros(VOCABULARY, np.float32)
+        try:
+            choice = self._choices.choice(lambda model: self._generator(model, Guidance(rules)))
+            choice.append(np.array([END_TOKEN], np.int32), logits)
+            for count in range(TRIED):
+                choice.next(logits)
+                if choice.generator.is_done():
+                    return "" if count else "no text follows the schema"
+        except RuntimeError as error:
+            if isinstance(reason := blamed(error), FlowNPUError):
+                return str(reason)
+            raise
+        return ""
+
+    def _generator(self, model: Any, guidance: Guidance) -> Any:
+        parameters = self._genai.GeneratorParams(model)
+        parameters.set_search_options(do_sample=False)
+        parameters.set_guidance(*guidance.genai_grammar)
+        return self._genai.Generator(model, parameters)
+
+
+def _write_folder(folder: Path) -> None:
+    """Writes a folder for `ChoiceModel`: a byte-level tokenizer with a token for each byte and no merges."""
+    settings: dict[str, Any] = {"vocab_size": VOCABULARY, "context_length": CONTEXT, "eos_token_id": END_TOKEN}
+    settings |= {"bos_token_id": END_TOKEN, "pad_token_id": END_TOKEN, "type": "gemma3_text"}
+    sizes = dict.fromkeys(("hidden_size", "num_attention_heads", "num_key_value_heads", "head_size"), 1)
+    names = {"inputs": {"input_ids": "input_ids"}, "outputs": {"logits": "logits"}}
+    search = {"max_length": CONTEXT}
+    vocabulary = {character: byte for byte, character in enumerate(_characters())} | {"<end>": END_TOKEN}
+    end = {"id": END_TOKEN, "content": "<end>", "special": True, "normalized": False}
+    end |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [end],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    files = {
+        "genai_config.json": {"model": settings | {"decoder": sizes | names}, "search": search},
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<end>"},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+
+def _characters() -> list[str]:
+    """The characters by which byte-level tokenizers write the bytes 0 to 255 (GPT-2's `bytes_to_unicode`).
+
+    Bytes that Latin-1 prints are their own characters; the others are the characters from U+0100 on, in order.
+    """
+    printed = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printed else next(others)) for byte in range(256)]

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the routes of all APIs read a request's body."""
+
+import email.message
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers, MutableHeaders
+
+from flownpu.errors import FlowNPUError
+from flownpu.serve.errors import invalid
+from flownpu.serve.requests.reading import read_document
+
+__all__ = ["JsonRoute"]
+
+KIND = "application/json"
+
+
+class JsonRoute(APIRoute):
+    """A route that takes a body as JSON, whatever kind its client says it is, and reads it with `read_document`.
+
+    curl says that it sends a form, other clients say nothing. Only for a web page the kind must be said: a browser
+    sends JSON to another origin's server only if the server has allowed that, and a form to any. Browsers tell of every
+    POST which origin it comes from.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What answers a request, see `APIRoute`."""
+        answer = super().get_route_handler()
+
+        async def read_and_answer(request: Request) -> Response:
+            headers = MutableHeaders(scope=request.scope)
+            if request.method == "POST" and not _says_json(headers):
+                if "origin" in headers:
+                    raise invalid(f"expected a JSON object as body, with the header Content-Type: {KIND}")
+                headers["content-type"] = KIND
+            request = _JsonRequest(request.scope, request.receive)
+            if await request.body():
+                await request.json()
+            return await answer(request)
+
+        return read_and_answer
+
+
+class _JsonRequest(Request):
+    async def json(self) -> Any:
+        if not hasattr(self, "_json"):
+            try:
+                self._json = read_document(await self.body())
+            except FlowNPUError as error:
+                raise invalid(f"the body is {error}", code="invalid_json") from error
+        return self._json
+
+
+def _says_json(headers: Headers) -> bool:
+    """Whether FastAPI takes a body with these headers as JSON."""
+    message = email.message.Message()
+    message["content-type"] = headers.get("content-type", "")
+    kind = message.get_content_subtype()
+    return message.get_content_maintype() == "application" and (kind == "json" or kind.endswith("+json"))

@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test environment sanitizers tools tests check site lint mlir-opt xrt-headers xrt chromium client-suites sanitize fuzz
-.PHONY: figures clean
+.PHONY: clients figures clean
 
 help:
 	@echo 'make demo      build FlowNPU, convert the small model of this repository and generate text with it'
@@ -27,6 +27,7 @@ help:
 	@echo 'make lint      the checks alone; FIX=1 mends what tools can mend, CHANGED=main looks at less'
 	@echo 'make site      the documentation as a site, in out/site'
 	@echo 'make sanitize  the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make clients   the server asked by clients that others wrote, which it installs: minutes'
 	@echo 'make fuzz      random graphs, decoders and damaged files, under the same; CASES=50000 SEED=1'
 	@echo 'make figures   the pictures of the README and of docs/npu-designs.md, from the real output and the plans'
 	@echo 'make wheels    what is released, in dist: sources, and wheels for Linux of glibc 2.28 or newer'
@@ -92,6 +93,11 @@ chromium: | .venv
 # What others wrote to try servers, and is small: compatcanary, which needs Node.js; the same.
 client-suites: .venv/test
 	@$(BIN)/python -m scripts.client_suites
+
+# Clients that others wrote, of Python and of npm: 620 MB, and too many seconds for every run of the tests.
+clients: .venv/test
+	$(BIN)/python -m scripts.client_suites clients instructor npm-clients
+	$(BIN)/python -m pytest tests/serve/clients
 
 # Tests by their files, in as many processes as there are cores: a file's fixtures are made once. At most 4, of some GB each.
 # In the order of tests/conftest.py, not files of many tests first: those are the quick ones. A process that crashes is not

@@ -25,7 +25,17 @@ def test_compatcanary(server):
     modules = client_suites.modules_of("compatcanary")
     if modules is None:
         pytest.skip(client_suites.reason("compatcanary"))
-    command = ["node", modules / "compatcanary" / "src" / "cli.js", "scan", "--base-url", f"{server.address}/v1", "--model", "topics", "--format", "json"]
+    command = [
+        "node",
+        modules / "compatcanary" / "src" / "cli.js",
+        "scan",
+        "--base-url",
+        f"{server.address}/v1",
+        "--model",
+        "topics",
+        "--format",
+        "json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)

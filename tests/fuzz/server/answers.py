@@ -19,7 +19,7 @@ class WrongFormError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer's text, why it ended, and the calls in it as [name, arguments]; or the error that a stream ended with."""
+    """An answer's text, why it ended, its calls as (name, arguments); or the error that a stream ended with."""
 
     text: str = ""
     reason: str = ""

@@ -92,13 +92,15 @@ def with_images(random: Random) -> dict[str, Any]:
     """A question about a picture that is right, damaged, or no picture at all."""
     right = _picture("PNG", 64)
     files = (
-        right, right, _picture("JPEG", 200), right[: random.randint(0, len(right))], _flipped(random, right), b"", b"no",
+        right, right, right + right, right[: random.randint(0, len(right))], _flipped(random, right), b"", b"no",
         _immense(60_000), _immense(2**31 - 1), b"<svg xmlns='http://www.w3.org/2000/svg'/>", _picture("GIF", 16),
-        _picture("TIFF", 16), right + right,
+        _picture("JPEG", 200), _picture("TIFF", 16),
     )  # fmt: skip
     file = random.choice(files)
     url = f"data:image/{random.choice(('png', 'jpeg', '*', 'x'))};base64,{base64.b64encode(file).decode()}"
-    url = random.choice((url,) * 8 + (url[:-3], url.replace("base64", ""), "file:///etc/passwd", values.text(random, 50)))
+    url = random.choice(
+        (url,) * 8 + (url[:-3], url.replace("base64", ""), "file:///etc/passwd", values.text(random, 50))
+    )
     parts = [{"type": "image_url", "image_url": {"url": url}}] * random.choice((1, 1, 1, 2, 20))
     content = [*parts, {"type": "text", "text": "What is this?"}]
     model = random.choice((SEEING, SEEING, SLOTS))

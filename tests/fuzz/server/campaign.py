@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
+from statistics import median_high
 from typing import TYPE_CHECKING, Any
 
 from tests.fuzz.server import kinds
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from tests.fuzz.server.neighbours import Neighbours
-    from tests.fuzz.server.process import Served
+    from tests.fuzz.server.process import Memory, Served
 
 NEIGHBOURS = 4  # one client of so many is well-behaved
 SLOWEST = 12  # answers that a report names
@@ -44,13 +45,13 @@ class Bounds:
 
     in_time: float = 60.0
     late: float = 75.0
-    growth: int = 256 << 20
+    growth: int = 512 << 20
     peak: int = 4 << 30
 
 
 @dataclass
 class Finding:
-    """What was wrong, with which request; `client` and `number` say where in the stream it is. None: with no single one."""
+    """What was wrong, and with which request (None: no single one), whose place in the stream is client and number."""
 
     fault: str
     request: Request | None = None
@@ -65,12 +66,12 @@ class Finding:
 
 @dataclass
 class Report:
-    """What a campaign saw. `statuses` are counted by kind; "left": the client went away, "late": there was no answer."""
+    """What a campaign saw. Statuses by kind; "left": the client went away, "late": there was no answer."""
 
     statuses: dict[str, Counter[str]] = field(default_factory=dict)
     slowest: list[tuple[float, str, str, int, int]] = field(default_factory=list)
     """Seconds, kind, status, client and number of the slowest answers."""
-    memory: list[tuple[float, int]] = field(default_factory=list)
+    memory: list[Memory] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     refusals: int = 0
     """How often neighbours were told to come again."""
@@ -165,16 +166,14 @@ class Campaign:
             self.report.findings.append(Finding(f"the log has {size} bytes after {self.report.requests} requests"))
 
     def _judge_memory(self) -> None:
-        used = [bytes_ for _, bytes_ in self.report.memory]
-        if max(used) > self.bounds.peak:
-            self.report.findings.append(
-                Finding(f"the processes had {max(used) >> 20} MiB at a time, beyond {self.bounds.peak >> 20}")
-            )
+        used = self.report.memory
+        most = max(used, key=lambda memory: memory.total)
+        if most.total > self.bounds.peak:
+            told = f"the processes had {most.total >> 20} MiB at a time, beyond {self.bounds.peak >> 20}: {most.told()}"
+            self.report.findings.append(Finding(told))
         after = used[int(WARM_UP * len(used)) :]
         quarter = max(1, len(after) // 4)
-        early, late = (sorted(part)[len(part) // 2] for part in (after[:quarter], after[-quarter:]))
+        early, late = (median_high(memory.total for memory in part) for part in (after[:quarter], after[-quarter:]))
         if late - early > self.bounds.growth:
             told = f"{early >> 20} to {late >> 20} MiB, by more than {self.bounds.growth >> 20}"
-            self.report.findings.append(Finding(f"memory grew from {told}"))
-
-
+            self.report.findings.append(Finding(f"memory grew from {told}: {after[0].told()}, then {used[-1].told()}"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request to an HTTP server, byte by byte, and what came back: bodies that are cut, slow or longer than they say."""
+"""One request to an HTTP server, byte by byte, and the reply: bodies may be cut, slow or longer than they say."""
 
 from __future__ import annotations
 

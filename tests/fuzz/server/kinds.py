@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _JSON = (("Content-Type", "application/json"),)
 _GETS = (
-    "/health", "/metrics", "/v1/models", "/v1/models/topics", "/api/tags", "/api/ps", "/api/version", "/", "/page/chat.js",
+    "/health", "/metrics", "/v1/models", "/v1/models/topics", "/api/tags", "/api/ps", "/api/version", "/",
+    "/page/chat.js",
 )  # fmt: skip
 _PATHS = (
     *_GETS, "/v1/models/none", "/v1", "/v1/chat/completions/", "/v2/chat/completions", "/api/pull", "/api/embeddings",
@@ -232,10 +233,10 @@ def much(random: Random) -> Request:
 
 # How often each comes, relative to the others.
 KINDS: dict[str, tuple[int, Callable[[Random], Request]]] = {
-    "plain": (10, plain), "texts": (10, texts), "schema": (10, schema), "odd schema": (10, odd_schema), "bomb": (4, bomb),
-    "tools": (6, tools), "odd tools": (6, odd_tools), "wrong": (10, wrong), "numbers": (8, numbers), "tokens": (4, tokens),
-    "lists": (6, lists), "images": (6, images), "deep": (4, deep), "no JSON": (6, no_json), "headers": (6, headers),
-    "routes": (8, routes), "uploads": (4, uploads), "leaving": (8, leaving), "much": (2, much),
+    "plain": (10, plain), "texts": (10, texts), "schema": (10, schema), "odd schema": (10, odd_schema),
+    "bomb": (4, bomb), "tools": (6, tools), "odd tools": (6, odd_tools), "wrong": (10, wrong), "numbers": (8, numbers),
+    "tokens": (4, tokens), "lists": (6, lists), "images": (6, images), "deep": (4, deep), "no JSON": (6, no_json),
+    "headers": (6, headers), "routes": (8, routes), "uploads": (4, uploads), "leaving": (8, leaving), "much": (2, much),
 }  # fmt: skip
 
 

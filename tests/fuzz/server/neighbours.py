@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from tests.fuzz.server.exchange import Reply, Request, exchange
 if TYPE_CHECKING:
     from random import Random
 
+# What is another text in each request: a schema with it is a new one, which no earlier request has made cheap.
+_FRESH = "@fresh@"
 _SCHEMA = {
     "type": "object",
     "properties": {"kind": {"enum": ["for", "while"]}, "count": {"type": "integer", "minimum": 0, "maximum": 9}},
@@ -27,7 +30,7 @@ _LONGEST_WAIT = 2.0  # seconds, whatever Retry-After says: the sooner it asks ag
 def questions(seeing: bool) -> list[Request]:
     """Questions to every route and model; `seeing`: to the one that takes images as well."""
     message = [{"role": "user", "content": "Tell me about loops."}]
-    schema = {"type": "json_schema", "json_schema": {"name": "loop", "schema": _SCHEMA}}
+    schema = {"type": "json_schema", "json_schema": {"name": "loop", "schema": {"title": _FRESH, **_SCHEMA}}}
     tools = [{"type": "function", "function": {"name": "find", "parameters": _SCHEMA}}]
     options = {"temperature": 0, "num_predict": 12}
     asked: list[tuple[str, dict[str, Any]]] = []
@@ -43,7 +46,10 @@ def questions(seeing: bool) -> list[Request]:
             (bodies.COMPLETIONS, greedy | {"prompt": 'The "for" statement is used to', "stream": True}),
             (bodies.OLLAMA_CHAT, {"model": model, "messages": message, "options": options}),
             (bodies.OLLAMA_GENERATE, {"model": model, "prompt": "Strings are", "raw": True, "options": options}),
-            (bodies.RESPONSES, {"model": model, "input": "What are strings?", "temperature": 0, "max_output_tokens": 16}),
+            (
+                bodies.RESPONSES,
+                {"model": model, "input": "What are strings?", "temperature": 0, "max_output_tokens": 16},
+            ),
         ]
     if seeing:
         url = f"data:image/png;base64,{bodies.PICTURE}"
@@ -54,28 +60,32 @@ def questions(seeing: bool) -> list[Request]:
     return [Request("neighbour", "POST", path, headers, values.body(document)) for path, document in asked]
 
 
+NONE = Answer()
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """A neighbour's answer; `fault` says what is wrong with it, "" nothing, and `refusals` how often it was sent away."""
+    """A neighbour's answer; `fault` says what is wrong with it, `refusals` how often it was sent away."""
 
     reply: Reply | None
     seconds: float
     refusals: int = 0
     fault: str = ""
-    answer: Answer = Answer()
+    answer: Answer = NONE
 
 
 async def ask(port: int, request: Request, seconds: float) -> Outcome:
     """Asks until there is an answer, as clients do that are told to come again."""
     begin, refusals, reply = time.monotonic(), 0, None
 
-    def outcome(fault: str = "", answer: Answer = Answer()) -> Outcome:  # noqa: B008 it is immutable
+    def outcome(fault: str = "", answer: Answer = NONE) -> Outcome:
         return Outcome(reply, time.monotonic() - begin, refusals, fault, answer)
 
     try:
         async with asyncio.timeout(seconds):
             while True:
-                reply = await exchange(port, request, seconds)
+                body = request.body.replace(_FRESH.encode(), uuid.uuid4().hex.encode())
+                reply = await exchange(port, replace(request, body=body), seconds)
                 if reply.status not in {429, 503}:
                     break
                 refusals += 1

@@ -12,8 +12,8 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING, Any
 
-import flownpu.serve.server as server
 from flownpu.cli import main
+from flownpu.serve import server
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

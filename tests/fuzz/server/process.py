@@ -8,18 +8,18 @@ import contextlib
 import re
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
+import psutil
 
-from flownpu.bench.servers import PORT, Server, resident, running
+from flownpu.bench.servers import PORT, Server, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import psutil
 
 ADDRESS_SPACE = 6 << 30
 """Bytes of address space of each process: a request that would fill the memory ends its model's process instead."""
@@ -33,20 +33,46 @@ def flownpu_serve(models: dict[str, Path], *arguments: object) -> tuple[str, ...
     return (sys.executable, "-c", COMMAND, "serve", *named, "--port", PORT, *map(str, arguments))
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Resident bytes of a server's processes at a moment, `seconds` after its start; by what the processes are."""
+
+    seconds: float
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all of them."""
+        return sum(self.parts.values())
+
+    def told(self) -> str:
+        """The bytes of each process in words."""
+        return ", ".join(f"{name} {bytes_ >> 20}" for name, bytes_ in sorted(self.parts.items()))
+
+
 @dataclass
 class Served:
-    """A server that runs. `memory` are pairs of seconds since its start and resident bytes of all its processes."""
+    """A server that runs, and its memory over time."""
 
     port: int
     process: psutil.Process
     begin: float = field(default_factory=time.monotonic)
-    memory: list[tuple[float, int]] = field(default_factory=list)
+    memory: list[Memory] = field(default_factory=list)
 
     async def watch(self) -> None:
         """Looks at the memory until it is cancelled."""
         while True:
-            self.memory.append((time.monotonic() - self.begin, await asyncio.to_thread(resident, self.process)))
+            self.memory.append(Memory(time.monotonic() - self.begin, await asyncio.to_thread(self._parts)))
             await asyncio.sleep(_EVERY)
+
+    def _parts(self) -> dict[str, int]:
+        parts: Counter[str] = Counter()
+        for each in (self.process, *self.process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+                command = each.cmdline()
+                module = command[command.index("-m") + 1] if "-m" in command else command[0]
+                parts[f"{module} {each.pid}"] += each.memory_info().rss
+        return dict(parts)
 
     @property
     def log(self) -> Path:

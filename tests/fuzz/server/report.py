@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A campaign's report: tables to read, and report.json, log.txt and findings.jsonl with one offending request a line."""
+"""A campaign's report: tables, report.json, log.txt, and findings.jsonl with one offending request a line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write(report: Report, folder: Path) -> None:
         "refusals_of_neighbours": report.refusals,
         "statuses": {kind: dict(counts) for kind, counts in report.statuses.items()},
         "slowest": report.slowest,
-        "memory": report.memory,
+        "memory": [vars(memory) for memory in report.memory],
     }
     (folder / "report.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
 
@@ -57,9 +57,11 @@ def show(report: Report, console: Console) -> None:
         slow.add_row(f"{seconds:.2f}", *map(str, rest))
     console.print(slow)
     step = max(1, len(report.memory) // _POINTS)
-    points = ", ".join(f"{bytes_ >> 20} at {seconds:.0f} s" for seconds, bytes_ in report.memory[::step])
-    peak = max((bytes_ for _, bytes_ in report.memory), default=0) >> 20
+    points = ", ".join(f"{memory.total >> 20} at {memory.seconds:.0f} s" for memory in report.memory[::step])
+    peak = max((memory.total for memory in report.memory), default=0) >> 20
     console.print(f"memory in MiB: {points}; most {peak}", soft_wrap=True)
+    if report.memory:
+        console.print(f"at the end: {report.memory[-1].told()}", soft_wrap=True)
     console.print(f"neighbours were told {report.refusals} times to come again", soft_wrap=True)
     faults = Counter((finding.request.kind if finding.request else "", finding.fault) for finding in report.findings)
     for (kind, fault), count in faults.most_common():

@@ -13,9 +13,13 @@ if TYPE_CHECKING:
 
 NAMES = ("kind", "count", "items", "größe", "a b", "x", "next", "$id")
 WORDS = ("for", "while", "€", "漢字", "😀", 'a"b\\c', "", "\n")
-# Of strings; those that no grammar can hold an answer to are among them.
+# Formats and patterns of strings; among them those that no grammar can hold an answer to.
 FORMATS = ("date-time", "uuid", "email", "uri", "path", "password", "duration", "ipv4", "binary", "no such format")
 PATTERNS = ("^[a-z]{2,4}$", r"^\d+$", r"\S", "^(?=a)b", r"^\p{L}+$", r"\bfoo\b", r"^(a)\1$", "(", "[", "(a*)*b", "^€+$")
+
+
+TYPES = ("object", "array", "string", "number", "integer", ["string", "null"], "thing", [])
+REFERENCES = ("#", "#/$defs/A", "#/nowhere", "https://example.com/x.json")
 
 
 def usual(random: Random, depth: int = 3) -> Any:
@@ -64,7 +68,7 @@ def odd(random: Random, depth: int = 3) -> Any:
     if depth < 0 or random.random() < 0.1:
         return random.choice((True, False, {}, values.value(random, 1)))
     keywords: dict[str, Callable[[], Any]] = {
-        "type": lambda: random.choice(("object", "array", "string", "number", "integer", ["string", "null"], "thing", [])),
+        "type": lambda: random.choice(TYPES),
         "properties": lambda: {values.text(random, 12): odd(random, depth - 1) for _ in range(random.randint(0, 3))},
         "items": lambda: odd(random, depth - 1),
         "prefixItems": lambda: [odd(random, depth - 1)] * random.randint(0, 3),
@@ -85,7 +89,7 @@ def odd(random: Random, depth: int = 3) -> Any:
         "uniqueItems": lambda: True,
         "format": lambda: random.choice(FORMATS),
         "pattern": lambda: random.choice((*PATTERNS, values.text(random, 20))),
-        "$ref": lambda: random.choice(("#", "#/$defs/A", "#/nowhere", "https://example.com/x.json", values.text(random, 20))),
+        "$ref": lambda: random.choice((*REFERENCES, values.text(random, 20))),
         "$defs": lambda: {"A": odd(random, depth - 1)},
         "$anchor": lambda: values.text(random, 8),
     }  # fmt: skip

@@ -18,8 +18,8 @@ from tests.fuzz.server.exchange import Request, request_of
 from tests.fuzz.server.kinds import KINDS, request
 from tests.fuzz.server.models import make_models
 from tests.fuzz.server.neighbours import Neighbours, questions
-from tests.fuzz.server.process import PORT, Served, served
 from tests.fuzz.server.planted import FAULTS
+from tests.fuzz.server.process import PORT, Served, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

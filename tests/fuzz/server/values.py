@@ -21,7 +21,7 @@ _MARKS = (
 # NUL, lone surrogates, a byte order mark, directions, joiners, combining marks, what is no character, the last one.
 _CHARACTERS = (
     "\0", "\ud800", "\udfff\ud800", "\ufeff", "\u202e", "\u200d", "e\u0301", "\u2028", "\ufffd", "\uffff", "\U0010ffff",
-    "😀", "👩‍👩‍👧‍👦", "€", "漢", "ß", "‮אב", "\x7f", "\x85", "\t", "\u00a0",
+    "😀", "👩‍👩‍👧‍👦", "€", "漢", "ß", "\u202e\u05d0", "\x7f", "\x85", "\t", "\u00a0",
 )  # fmt: skip
 _WORDS = ("Tell me about loops.", "Strings are", "The expression list", "class", " ", "\n", "1", "A" * 40)
 
@@ -36,8 +36,8 @@ RAW_NUMBERS = {
 }
 _USUAL = (0, 1, 1, 2, 5, 0.5, 1.0, 0.9)
 _NUMBERS = (
-    -1, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 2**64, 10**30, 1e308, -1e-320, 1e-320, float("nan"), float("inf"),
-    -0.0,
+    -1, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 2**64, 10**30, 1e308, -1e-320, 1e-320, float("nan"),
+    float("inf"), -0.0,
 )  # fmt: skip
 
 

@@ -19,21 +19,15 @@ _LATER = {429, 503}
 _NO_TIME = {*_LATER, 504}
 # Kinds whose HTTP itself may be wrong: what reads HTTP answers then, in a form of its own.
 _BROKEN_HTTP = {"headers", "routes", "uploads"}
-_INTERNALS = re.compile(r"Traceback|File \"|bug of|Error: |object at 0x|/python\d|\.cc:\d")
+_INTERNALS = re.compile(r"Traceback|File \"|bug of|[a-z]Error: |object at 0x|/python\d|\.cc:\d")
 
 
 def fault_of(request: Request, reply: Reply) -> str:
     """What is wrong with a reply; "" if nothing is."""
-    if reply.left:
-        return "" if reply.status in {0, 200} or reply.status < 500 else _status(reply)
-    if reply.status == 0:
-        return f"the connection ended without a status, after {reply.body[:80]!r}"
     if reply.status >= 500 and reply.status not in _NO_TIME:
         return _status(reply)
-    if reply.status in _LATER and not reply.headers.get("retry-after", "").isdigit():
-        return f"{reply.status} does not say when to come again"
-    if not reply.whole:
-        return f"the answer with status {reply.status} was cut short after {len(reply.body)} bytes"
+    if reply.left or (fault := _fault_of_http(reply)):
+        return "" if reply.left else fault
     if request.succeeds and reply.status not in {200, *_NO_TIME}:
         return f"refused: {_status(reply)}"
     try:
@@ -42,6 +36,16 @@ def fault_of(request: Request, reply: Reply) -> str:
         return _fault_of_answer(request, reply) if reply.status == 200 and request.method == "POST" else ""
     except WrongFormError as error:
         return str(error)
+
+
+def _fault_of_http(reply: Reply) -> str:
+    if reply.status == 0:
+        return f"the connection ended without a status, after {reply.body[:80]!r}"
+    if reply.status in _LATER and not reply.headers.get("retry-after", "").isdigit():
+        return f"{reply.status} does not say when to come again"
+    if not reply.whole:
+        return f"the answer with status {reply.status} was cut short after {len(reply.body)} bytes"
+    return ""
 
 
 def _status(reply: Reply) -> str:

@@ -1,19 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What each client of npm is asked to do, as scenario.py is for those of Python.
 
-import net from "node:net";
 import { z } from "zod";
-
-const reached = [];
-const connect = net.Socket.prototype.connect;
-net.Socket.prototype.connect = function (...given) {
-  const options = net._normalizeArgs(given)[0];
-  if (options.host && !["localhost", "127.0.0.1", "::1"].includes(options.host)) {
-    reached.push(options.host);
-    throw new Error(`a client tried to reach ${options.host}`);
-  }
-  return connect.apply(this, given);
-};
 
 export const address = process.argv[2];
 export const model = "topics";
@@ -52,5 +40,5 @@ export async function run(scenarios) {
       results[name] = { error: String(error) };
     }
   }
-  console.log(JSON.stringify({ results, reached }));
+  console.log(JSON.stringify(results));
 }

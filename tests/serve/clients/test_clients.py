@@ -32,6 +32,17 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 TOKENS = 24
 
+# No client may report its use, nor fetch prices, models or tokenizers.
+SILENT = {
+    "ANONYMIZED_TELEMETRY": "false",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "LANGCHAIN_TRACING_V2": "false",
+    "LANGSMITH_TRACING": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "OTEL_SDK_DISABLED": "true",
+}
+
 # The order that scenario.py and scenario.mjs describe, by hand.
 ADDRESS = {
     "type": "object",
@@ -77,14 +88,14 @@ class Client:
         """What runs the script; scripts of npm are copied to a folder beside their packages. None: not installed."""
         if not self.script.endswith(".mjs"):
             python = sys.executable if self.suite is None else client_suites.python_of(self.suite)
-            return None if python is None else [python, "-m", f"tests.serve.clients.{self.script}"]
+            return None if python is None else [python, "-m", "tests.serve.clients.loopback", self.script]
         modules = client_suites.modules_of(str(self.suite))
         if modules is None:
             return None
-        for name in ("scenario.mjs", self.script):
+        for name in ("loopback.mjs", "scenario.mjs", self.script):
             shutil.copy(HERE / name, folder)
         (folder / "node_modules").symlink_to(modules)
-        return ["node", folder / self.script]
+        return ["node", "--import", folder / "loopback.mjs", folder / self.script]
 
 
 CALLED = ("tool", "tool_in_a_stream")
@@ -119,15 +130,20 @@ def play(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
             pytest.skip(client_suites.reason(str(client.suite)))
         home = tmp_path_factory.mktemp("home")
         # A home of its own: keys and settings of whoever runs the tests are none of the client's business.
-        environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": "", "LLM_USER_PATH": str(home)}
+        environment = {"PATH": os.environ["PATH"], "HOME": str(home), "LLM_USER_PATH": str(home), **SILENT}
         before = cancelled(server)
         done = subprocess.run(
-            [*command, server.address], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120
+            [*command, server.address],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
-        document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        assert document["reached"] == []
-        return document["results"] | {"cancelled": wait_for_change(server, before) - before}
+        results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return results | {"cancelled": wait_for_change(server, before) - before}
 
     return play
 
@@ -136,7 +152,9 @@ def cancelled(server: Server) -> int:
     """Answers that ended because their clients had left."""
     with server.http() as http:
         lines = http.get("/metrics").text.splitlines()
-    return sum(int(float(line.split()[-1])) for line in lines if line.startswith('flownpu_answers_total{end="cancelled"'))
+    return sum(
+        int(float(line.split()[-1])) for line in lines if line.startswith('flownpu_answers_total{end="cancelled"')
+    )
 
 
 def wait_for_change(server: Server, before: int) -> int:
@@ -188,3 +206,21 @@ def test_client_gets_what_it_asks_for(
         case "leave":
             assert result == 3
             assert results["cancelled"] >= 1
+
+
+@pytest.mark.parametrize(("host", "code"), [("192.0.2.1", 3), ("example.invalid", 3), ("127.0.0.1", 1)])
+@pytest.mark.parametrize("language", ["Python", "JavaScript"])
+def test_client_that_reaches_for_another_host_is_ended(language: str, host: str, code: int) -> None:
+    """This machine may be asked, though nobody listens on the port."""
+    if language == "Python":
+        hooked = "import sys; from tests.serve.clients.loopback import only_loopback; sys.addaudithook(only_loopback)"
+        ask = f"import urllib.request; urllib.request.urlopen('http://{host}:64999/')"
+        command = [sys.executable, "-c", f"{hooked}; {ask}"]
+    elif shutil.which("node") is None:
+        pytest.skip("Node.js is not installed (Debian: apt install nodejs)")
+    else:
+        command = ["node", "--import", str(HERE / "loopback.mjs"), "-e", f"await fetch('http://{host}:64999/')"]
+    environment = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert (f"a client tried to reach {host}" in done.stderr) == (code == 3)

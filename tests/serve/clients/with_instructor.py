@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.serve.clients.scenario import ADDRESS, LONG, MODEL, PROMPT, Order, run
-
 import instructor
 import openai
+
+from tests.serve.clients.scenario import ADDRESS, LONG, MODEL, PROMPT, Order, run
 
 ASKED: dict[str, Any] = {
     "model": MODEL,

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.serve.clients.scenario import ADDRESS, ECHO, LONG, MODEL, PROMPT, SHORT, Order, first, order, run
-
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool as as_tool
 from langchain_openai import ChatOpenAI
+
+from tests.serve.clients.scenario import ADDRESS, ECHO, LONG, MODEL, PROMPT, SHORT, Order, first, order, run
 
 TOOLS = [as_tool(order)]
 
@@ -37,7 +37,8 @@ def tool_in_a_stream() -> Any:
 
 def structured() -> Any:
     answers = [
-        model().with_structured_output(Order, method=method).invoke(PROMPT) for method in ("json_schema", "function_calling")
+        model().with_structured_output(Order, method=method).invoke(PROMPT)
+        for method in ("json_schema", "function_calling")
     ]
     assert all(isinstance(answer, Order) for answer in answers)
     return answers[0].model_dump(mode="json")

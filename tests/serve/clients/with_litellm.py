@@ -6,15 +6,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.serve.clients.scenario import ADDRESS, ECHO, LONG, MODEL, PROMPT, SHORT, TOOL, Order, first, run
-
 import litellm
+
+from tests.serve.clients.scenario import ADDRESS, ECHO, LONG, MODEL, PROMPT, SHORT, TOOL, Order, first, run
 
 BASES = {"openai": f"{ADDRESS}/v1", "ollama": ADDRESS, "ollama_chat": ADDRESS}
 
 
 def ask(provider: str, tokens: int = LONG, **fields: Any) -> Any:
-    asked = {"messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "max_tokens": tokens, "num_retries": 0}
+    asked = {
+        "messages": [{"role": "user", "content": PROMPT}],
+        "temperature": 0,
+        "max_tokens": tokens,
+        "num_retries": 0,
+    }
     return litellm.completion(f"{provider}/{MODEL}", api_base=BASES[provider], api_key="none", **asked, **fields)
 
 
@@ -30,8 +35,7 @@ def offered() -> Any:
 
 
 def structured() -> Any:
-    answers = [json.loads(ask(provider, response_format=Order).choices[0].message.content) for provider in BASES]
-    return answers
+    return [json.loads(ask(provider, response_format=Order).choices[0].message.content) for provider in BASES]
 
 
 def stream() -> Any:

@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.serve.clients.scenario import ADDRESS, LONG, MODEL, PROMPT, SHORT, Echo, Order, first, order, run
-
 import llm
 from llm.default_plugins.openai_models import Chat
+
+from tests.serve.clients.scenario import ADDRESS, LONG, MODEL, PROMPT, SHORT, Echo, Order, first, order, run
 
 model = Chat(MODEL, key="none", api_base=f"{ADDRESS}/v1", supports_schema=True, supports_tools=True)
 model.key = "none"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.serve.clients.scenario import ADDRESS, LONG, MODEL, PROMPT, SHORT, TOOL, Echo, Order, first, order, run
-
 import ollama
+
+from tests.serve.clients.scenario import ADDRESS, LONG, MODEL, PROMPT, SHORT, TOOL, Echo, Order, first, order, run
 
 client = ollama.Client(host=ADDRESS)
 MESSAGES = [{"role": "user", "content": PROMPT}]

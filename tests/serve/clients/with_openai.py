@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.serve.clients.scenario import ADDRESS, ECHO, LONG, MODEL, PROMPT, SHORT, TOOL, Order, first, order, run
-
 import openai
+
+from tests.serve.clients.scenario import ADDRESS, ECHO, LONG, MODEL, PROMPT, SHORT, TOOL, Order, first, order, run
 
 client = openai.OpenAI(base_url=f"{ADDRESS}/v1", api_key="none", max_retries=0)
 ASKED: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "temperature": 0}
@@ -16,7 +16,10 @@ ASKED: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content"
 
 def tool() -> Any:
     choice = {"type": "function", "function": {"name": "order"}}
-    tools = [openai.pydantic_function_tool(Order, name="order"), {"type": "function", "function": {"name": "stop", "strict": True}}]
+    tools = [
+        openai.pydantic_function_tool(Order, name="order"),
+        {"type": "function", "function": {"name": "stop", "strict": True}},
+    ]
     message = client.chat.completions.parse(**ASKED, tools=tools, tool_choice=choice).choices[0].message
     (call,) = message.tool_calls
     arguments = call.function.parsed_arguments

@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.serve.clients.scenario import ADDRESS, LEFT_AFTER, LONG, MODEL, PROMPT, SHORT, Echo, Order, order, run
-
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
+
+from tests.serve.clients.scenario import ADDRESS, LEFT_AFTER, LONG, MODEL, PROMPT, SHORT, Echo, Order, order, run
 
 
 def agent(tokens: int = LONG, **fields: Any) -> Agent[None, Any]:

@@ -49,12 +49,13 @@ Buffer::Buffer(cl::Memory handle, std::size_t bytes, LiveBytes live)
 }
 
 Buffer::~Buffer() {
-  if (handle_ != nullptr) opencl().clReleaseMemObject(handle_);
+  if (handle_ != nullptr && !opencl_is_parents()) opencl().clReleaseMemObject(handle_);
   if (live_ != nullptr) *live_ -= static_cast<std::int64_t>(bytes_);
 }
 
 CompiledKernel::~CompiledKernel() {
   opencl().clReleaseKernel(kernel_);
+  if (opencl_is_parents()) return;
   opencl().clReleaseProgram(program_);
 }
 
@@ -75,6 +76,7 @@ Context::Context(FoundDevice device, std::filesystem::path cache_folder)
 
 Context::~Context() {
   try {
+  if (opencl_is_parents()) return;
     wait();
   } catch (const OpenClError&) {
     given_up_ = true;  // Thrown before, or of commands whose result nobody waits for.

@@ -6,6 +6,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "ops/cancellation.h"
 #include "ops/gpu/opencl/loader.h"
 #include "ops/gpu/opencl/status.h"
 
@@ -54,8 +55,8 @@ Buffer::~Buffer() {
 }
 
 CompiledKernel::~CompiledKernel() {
-  opencl().clReleaseKernel(kernel_);
   if (opencl_is_parents()) return;
+  opencl().clReleaseKernel(kernel_);
   opencl().clReleaseProgram(program_);
 }
 
@@ -75,8 +76,8 @@ Context::Context(FoundDevice device, std::filesystem::path cache_folder)
 }
 
 Context::~Context() {
-  try {
   if (opencl_is_parents()) return;
+  try {
     wait();
   } catch (const OpenClError&) {
     given_up_ = true;  // Thrown before, or of commands whose result nobody waits for.
@@ -145,6 +146,7 @@ void Context::wait() {
   check(opencl().clFlush(queue_), "clFlush", text_of(marks_.back().before));
   cl::Int error = cl::kComplete;
   for (const Mark& one : marks_) {
+    check_cancelled();  // what was enqueued goes on; whoever comes next waits for it
     const std::optional<cl::Int> ended = end_of(one.event, limit_);
     if (!ended) give_up(one);
     if (error == cl::kComplete) error = *ended;

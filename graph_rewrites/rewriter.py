@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from onnx_ir.passes import common as passes
 
+from flownpu.graph_rewrites.four_bit_table import bytes_of_tables
 from flownpu.graph_rewrites.kv_dtype import set_kv_dtype
 from flownpu.graph_rewrites.last_token_logits import set_logits
 from flownpu.graph_rewrites.native_graph import apply_rules
@@ -45,6 +46,7 @@ def rewrite(
         del model.functions[identifier]
     report = Report(before=operators(model))
     raise_opset(model)
+    report.misses += bytes_of_tables(model)
     apply_rules(model, report)
     if sliding_window_cache is not None:
         report.applied["sliding_window_cache"] = set_sliding_window_cache(model, sliding_window_cache)

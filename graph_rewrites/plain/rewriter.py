@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 
+from flownpu.graph_rewrites.four_bit_table import bytes_of_tables
 from flownpu.graph_rewrites.native_graph import apply_rules
 from flownpu.graph_rewrites.opset import raise_opset
 from flownpu.graph_rewrites.plain.attention.scaled_dot_product_attention import fold_attention
@@ -98,6 +99,7 @@ def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = N
     _note(report, "projection", quantise_projections(model))
     _note(report, "embedding", quantise_embeddings(model))
     passes.RemoveUnusedNodesPass()(model)
+    report.misses += bytes_of_tables(model)
     apply_rules(model, report)
     passes.RemoveUnusedNodesPass()(model)
     report.after = operators(model)

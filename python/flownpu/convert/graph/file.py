@@ -59,13 +59,11 @@ def check_data(model: ir.Model, path: Path) -> list[Path]:
     """
     files: dict[str, Path] = {}
     for tensor in tensors(model):
+        if tensor.dtype in {ir.DataType.UNDEFINED, ir.DataType.STRING}:
+            raise ConversionError(f"{path}: expected tensor {tensor.name} to be of numbers, got {tensor.dtype}")
         if not isinstance(tensor, ir.ExternalTensor):
             continue
         location = str(tensor.location)
-        if tensor.dtype in {ir.DataType.UNDEFINED, ir.DataType.STRING}:
-            raise ConversionError(
-                f"{path}: expected tensor {tensor.name}, stored in {location!r}, to be of numbers, got {tensor.dtype}"
-            )
         if location not in files:
             if reason := outside(path, location):
                 raise ConversionError(f"{path}: tensor {tensor.name} is stored {reason}")

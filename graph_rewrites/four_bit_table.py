@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns GatherBlockQuantized's tables of ONNX's types int4 and uint4 into bytes of two codes each.
 
-ONNX Runtime's quantiser writes the types, ORT GenAI's builder bytes, which the rule q4nx_gather reads. A code of int4 is
-one of uint4 less 8, and so is its zero point; absent, the zero point is 0 for both types, and 8 for bytes.
+ONNX Runtime's quantiser writes the types, ORT GenAI's builder bytes, which the rule q4nx_gather reads. A code of int4
+is one of uint4 less 8, and so is its zero point; absent, the zero point is 0 for both types, and 8 for bytes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _obstacle(node: ir.Node, table: ir.Value, zero_points: ir.Value | None) -> s
     axes = attribute_int(node, "gather_axis", 0), attribute_int(node, "quantize_axis", 1)
     shape, scales = table.const_value.shape, optional_input(node, 2)
     if len(shape) != 2 or axes[0] not in (0, -2) or axes[1] not in (1, -1):
-        return f"rows of {list(shape)} are gathered along axis {axes[0]} and quantised along {axes[1]}, expected 0 and 1"
+        return f"a table {list(shape)} is gathered along axis {axes[0]} and quantised along {axes[1]}, expected 0 and 1"
     if shape[1] % 2:
         return f"rows of {shape[1]} codes do not fill bytes"
     if scales is None or scales.shape is None or scales.shape.rank() != 2 or not scales.shape.is_static():

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products with a constant weight, and what follows them, -> DenseMatMul:
 //
-//   MatMul(X, W), Gemm(X, W, C)                          -> DenseMatMul(X, W, -, C), or C the residual
+//   MatMul(X, W), Gemm(X, W, C)                          -> DenseMatMul(X, W, -, C), C its bias or
+//                                                        residual
 //   W = Cast(constant), DequantizeLinear(constant, s)    -> the constant itself, and its scale s
 //   Reshape(DenseMatMul(Reshape(X, [-1, K]), ..), ..)    -> DenseMatMul(X, ..)
 //   Add(DenseMatMul(..), bias), Gelu(DenseMatMul(..)), Add(DenseMatMul(..), residual)
@@ -80,8 +81,7 @@ Weight weight_of(Graph& graph, const Value& value, bool transposed) {
   return weight;
 }
 
-void become_product(Node& node, const Weight& weight, bool transposed, Value bias,
-                    Value residual) {
+void become_product(Node& node, const Weight& weight, bool transposed, Value bias, Value residual) {
   std::vector<Value> inputs{node.inputs[0], weight.value, weight.scale, std::move(bias),
                             std::move(residual)};
   node.op_type = "DenseMatMul";

@@ -22,7 +22,8 @@ TYPES = ["DOUBLE", "FLOAT16", "BFLOAT16", "FLOAT8E4M3FN", "INT4", "UINT4", "INT1
 
 def _outputs(model: onnx.ModelProto | Path, x: np.ndarray) -> list[np.ndarray]:
     given = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
-    found: list[np.ndarray] = onnxruntime.InferenceSession(given, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    session = onnxruntime.InferenceSession(given, providers=["CPUExecutionProvider"])
+    found: list[np.ndarray] = session.run(None, {"x": x})
     return found
 
 
@@ -63,5 +64,5 @@ def test_constants_of_a_type_without_rules_are_kept(dtype: str, elements: int, t
 
 def test_a_constant_of_texts_is_refused_in_words(tmp_path: Path) -> None:
     model = _model(helper.make_tensor("c", TensorProto.STRING, [3], [b"yes", b"no", b"perhaps"]))
-    with pytest.raises(ConversionError, match="model.onnx: expected tensor c to be of numbers, got STRING"):
+    with pytest.raises(ConversionError, match=r"model\.onnx: expected tensor c to be of numbers, got STRING"):
         convert(_saved(model, tmp_path / "source"), tmp_path / "made")

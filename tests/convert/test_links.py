@@ -109,7 +109,7 @@ def test_weights_elsewhere_are_refused_as_onnx_runtime_does(how: str, plain: Pat
     loaded = load_model(path, purpose="this test")
     with pytest.raises(FlowNPUError, match="outside the base directory"), reading(path):
         loaded.graph.initializers["w"].const_value.numpy()
-    with pytest.raises(ConversionError, match="tensor w is stored (outside of the folder|in .*, a link to .*secret)"):
+    with pytest.raises(ConversionError, match=r"tensor w is stored (outside of the folder|in .*, a link to .*secret)"):
         check_data(load_graph(path), path)
 
 

@@ -19,9 +19,8 @@ class Gemm final : public Step {
   Gemm(const Node& node, const Context& context)
       : context_(context),
         name_(to_string(node)),
-        product_(node.input(1)->constant != nullptr
-                     ? DenseProduct::rounded(context)
-                     : DenseProduct(context, DenseRounding::kFloat)),
+        product_(node.input(1)->constant != nullptr ? DenseProduct::rounded(context)
+                                                    : DenseProduct(context, DenseRounding::kFloat)),
         transposed_a_(node.integer("transA", 0) != 0),
         transposed_b_(node.integer("transB", 0) != 0),
         alpha_(node.number("alpha", 1)),
@@ -57,8 +56,8 @@ class Gemm final : public Step {
       transpose_a(a, rows, sizes);
       a = rows;
     }
-    const DenseWeight weight{
-        inputs[1].data, DataType::kFloat32, sizes.k, sizes.m, transposed_b_, nullptr};
+    const DenseWeight weight{inputs[1].data, DataType::kFloat32, sizes.k,
+                             sizes.m,        transposed_b_,      nullptr};
     ProductEpilogue epilogue;
     epilogue.y = outputs[0].as<float>();
     epilogue.m = sizes.m;
@@ -142,10 +141,9 @@ class Gemm final : public Step {
   std::int64_t multiply_adds_ = 0;
 };
 
-constexpr Port kInputs[] = {
-    {.name = "A", .types = kFloat, .shape = "[?,?]"},
-    {.name = "B", .types = kFloat, .shape = "[?,?]"},
-    {.name = "C", .types = kFloat, .presence = Presence::kOptional}};
+constexpr Port kInputs[] = {{.name = "A", .types = kFloat, .shape = "[?,?]"},
+                            {.name = "B", .types = kFloat, .shape = "[?,?]"},
+                            {.name = "C", .types = kFloat, .presence = Presence::kOptional}};
 constexpr Port kOutputs[] = {{.name = "Y", .types = kFloat}};
 constexpr AttributeRule kAttributes[] = {flag("transA"), flag("transB"), number("alpha"),
                                          number("beta")};

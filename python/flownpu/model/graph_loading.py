@@ -63,7 +63,7 @@ def outside(path: Path, location: str) -> str:
     file = (path.parent / location).resolve()
     if any(file.is_relative_to(folder) for folder in (path.parent.resolve(), path.resolve().parent)):
         return ""
-    return f"in {location!r}, a link to {file}, and neither the model nor a file to which it is a link is in that folder"
+    return f"in {location!r}, a link to {file}, where neither the model's folder is nor the file that it is a link to"
 
 
 def load(path: Path) -> ir.Model:

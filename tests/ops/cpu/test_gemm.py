@@ -85,9 +85,7 @@ A, B = np.zeros((2, 8), np.float32), np.zeros((8, 4), np.float32)
         ([A[None], B], {}, r"input 0 \(A\): expected shape \[\?,\?\], got \[1,2,8\]"),
     ],
 )
-def test_gemm_of_shapes_that_do_not_fit_is_refused(
-    inputs: list[Any], attributes: dict[str, Any], message: str
-) -> None:
+def test_gemm_of_shapes_that_do_not_fit_is_refused(inputs: list[Any], attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run("Gemm", inputs, domain="", **attributes)
 

@@ -80,7 +80,7 @@ def check_data(model: ir.Model, path: Path) -> list[Path]:
 
 
 def check_operators(model: ir.Model, path: Path) -> None:
-    """Raises ConversionError if the installed ONNX Runtime lacks an operator in the model's opset, or that is too new."""
+    """Raises ConversionError if ONNX Runtime lacks an operator, the model's opset does, or the opset is too new."""
     version, newest = model.opset_imports.get("", 0), onnx.defs.onnx_opset_version()
     if version > newest:
         raise ConversionError(f"{path}: ONNX opset {version}, expected {newest} or older; export with an older opset")

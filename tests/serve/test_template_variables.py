@@ -188,7 +188,7 @@ def test_earlier_thoughts_reach_the_template(prompt_tokens):
         ({"chat_template_kwargs": {"x": 1}}, "does not read x"),
         ({"chat_template_kwargs": {str(i): i for i in range(33)}}, "chat_template_kwargs"),
         ({"messages": [{"role": "user", "content": "no"}]}, "does not take this conversation: Not so."),
-        ({"messages": MESSAGES * 5000}, "at least 5000 tokens long"),
+        ({"messages": MESSAGES * 5000}, "has 5000 turns"),
     ],
 )
 def test_what_the_template_refuses_is_the_requests_fault(server, fields, message):

@@ -58,6 +58,8 @@ class CalledFunction(Strict):
 
     name: str
     arguments: str
+    parsed_arguments: Any = None
+    """The same as a value: OpenAI's own clients send back what they read."""
 
 
 class ToolCall(Strict):
@@ -79,6 +81,7 @@ class Message(Strict):
     tool_call_id: str | None = None
     # Fields of the server's answers, which clients may send back with the conversation.
     refusal: str | None = None
+    parsed: Any = None
     annotations: list[Any] | None = None
     reasoning_content: str | None = None
     audio: None = None

@@ -150,7 +150,7 @@ class Service:
         """
         limits, model = self.settings.limits, self.model(request.model)
         constraint = Constraint.of(request, model.calls)
-        conversation = model.conversation(request, limits.images)
+        conversation = await asyncio.to_thread(model.conversation, request, limits.images)
         async with self._decoding:
             images = await asyncio.to_thread(model.read_images, conversation)
         question = Question(

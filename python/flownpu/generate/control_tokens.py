@@ -12,7 +12,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from flownpu.errors import require
@@ -114,17 +114,19 @@ class ControlTokens:
     def _renamed(self, name: str) -> str:
         return name[:1] + self._mark + name[1:]
 
-    def _renaming_view(self, tokenizer: Any, added: Iterable[Any]) -> Any:
+    def _renaming_view(self, tokenizer: Any, added: Collection[Any]) -> Any:
         """The tokenizer with other names for its control tokens; it shares the vocabulary's memory."""
         tokenizers = require("tokenizers", extra="genai", purpose="Text generation")
         view = tokenizers.Tokenizer(tokenizer.model)
         for part in ("normalizer", "pre_tokenizer", "post_processor"):
             if (value := getattr(tokenizer, part)) is not None:
                 setattr(view, part, value)
-        # New tokens are numbered from the vocabulary's size on; where it has holes, some of its own are beyond that.
-        size = tokenizer.get_vocab_size(with_added_tokens=False)
-        beyond = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1) + 1 - size
-        view.add_tokens([f"{self._mark}{number}" for number in range(beyond)])
+        # New tokens are numbered from the vocabulary's size on. Where it has holes, its own are among these numbers, which
+        # are then taken by names that no text has.
+        first = size = tokenizer.get_vocab_size(with_added_tokens=False)
+        while own := [n for n in range(first, first + len(added)) if view.model.id_to_token(n) is not None]:
+            first = own[-1] + 1
+        view.add_tokens([f"{self._mark}{number}" for number in range(first - size)])
         names = set(self._control.values())
         view.add_tokens(
             [

@@ -56,7 +56,11 @@ def written(tokenizer, *turns):
 @pytest.mark.parametrize(
     ("path", "body", "count"),
     [
-        ("/v1/chat/completions", {**GREEDY, "messages": [{"role": "user", "content": NUL}]}, ("usage", "prompt_tokens")),
+        (
+            "/v1/chat/completions",
+            {**GREEDY, "messages": [{"role": "user", "content": NUL}]},
+            ("usage", "prompt_tokens"),
+        ),
         ("/v1/responses", {"model": "topics", "input": NUL, "max_output_tokens": 1}, ("usage", "input_tokens")),
         (
             "/api/chat",
@@ -137,7 +141,9 @@ def test_offsets_of_a_streamed_completion_count_over_the_whole_answer(http):
     for choice in whole:
         places, tokens = choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]
         assert offsets[choice["index"]] == places
-        assert [choice["text"][place:].startswith(token) for place, token in zip(places, tokens, strict=True)] == [True] * 6
+        assert [choice["text"][place:].startswith(token) for place, token in zip(places, tokens, strict=True)] == [
+            True
+        ] * 6
 
 
 def test_all_likely_tokens_are_told_even_if_they_have_one_text(http):

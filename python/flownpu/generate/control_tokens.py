@@ -22,8 +22,9 @@ __all__ = ["ControlTokens"]
 # Three of the 131,068 characters of Unicode's planes for private use: a number of 51 bits, which nobody guesses.
 _PRIVATE = [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]
 _MARK_LENGTH = 3
-# Forms of names that are control tokens even if tokenizer.json does not call them special, as DeepSeek's do not.
-_CONTROL_NAME = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
+# Forms of names that are control tokens even if tokenizer.json does not call them special; DeepSeek's, which have the
+# fullwidth bar U+FF5C, are not.
+_CONTROL_NAME = re.compile("<[|\uff5c].*[|\uff5c]>", re.DOTALL)
 _BRACKETED = re.compile(r"[<\[{].*[>\]}]", re.DOTALL)
 
 
@@ -88,9 +89,7 @@ class ControlTokens:
         renamed = self._names_and_marks.sub(lambda found: self._renamed(found["name"]) if found["name"] else "", text)
         encoding = self._view.encode(renamed, add_special_tokens=special_tokens)
         tokens: list[int] = []
-        for token, is_around, place in zip(
-            encoding.ids, encoding.special_tokens_mask, encoding.offsets, strict=True
-        ):
+        for token, is_around, place in zip(encoding.ids, encoding.special_tokens_mask, encoding.offsets, strict=True):
             if is_around:
                 tokens.append(token)
             elif token in self._numbers:
@@ -121,8 +120,8 @@ class ControlTokens:
         for part in ("normalizer", "pre_tokenizer", "post_processor"):
             if (value := getattr(tokenizer, part)) is not None:
                 setattr(view, part, value)
-        # New tokens are numbered from the vocabulary's size on. Where it has holes, its own are among these numbers, which
-        # are then taken by names that no text has.
+        # New tokens are numbered from the vocabulary's size on. Where it has holes, its own are among these numbers,
+        # which are then taken by names that no text has.
         first = size = tokenizer.get_vocab_size(with_added_tokens=False)
         while own := [n for n in range(first, first + len(added)) if view.model.id_to_token(n) is not None]:
             first = own[-1] + 1
@@ -155,7 +154,7 @@ def _pattern(names: Collection[str]) -> re.Pattern[str]:
 
 def _branches(names: Collection[str]) -> str:
     """A regular expression that tries each character once: names that begin alike share their beginning."""
-    beginning = os.path.commonprefix(list(names))
+    beginning = os.path.commonprefix(list(names))  # noqa: RUF071 of texts, not of paths
     rests: dict[str, list[str]] = {}
     for name in names:
         rest = name[len(beginning) :]

@@ -181,4 +181,6 @@ def _byte_level_bytes() -> dict[str, int]:
     alphabet = sorted(require("tokenizers", extra="genai", purpose=_PURPOSE).pre_tokenizers.ByteLevel.alphabet())
     visible = [character for character in alphabet if ord(character) < 256]
     hidden = [byte for byte in range(256) if chr(byte) not in visible]
-    return {character: ord(character) for character in visible} | dict(zip(alphabet[len(visible) :], hidden, strict=True))
+    return {character: ord(character) for character in visible} | dict(
+        zip(alphabet[len(visible) :], hidden, strict=True)
+    )

@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 from flownpu.errors import FlowNPUError
 from flownpu.generate import template_process
 from flownpu.generate.chat_template import ChatTemplate
-from flownpu.generate.template_environment import variables
 from flownpu.model.folder import CLASS_TOKENS, special_tokens
 from tests.generate.template_table import ASK, FEATURES, TOKENS, TOOLS, by_transformers, called, compare, result, said
 
@@ -162,12 +161,12 @@ def test_a_template_without_end_is_ended(text, said):
 
 def test_a_process_that_was_killed_is_started_again():
     own = template_process.TemplateProcess()
-    request = {"template": EVERY, "messages": [ASK], "tools": [], "given": {}}
-    expected = own.render(**request)
+    request = {"work": "render", "template": EVERY, "messages": [ASK], "tools": [], "given": {}}
+    expected = own.ask(**request)
     assert own._process is not None
     own._process.kill()
     own._process.wait()
-    assert own.render(**request) == expected
+    assert own.ask(**request) == expected
     own.close()
 
 
@@ -182,8 +181,16 @@ def test_a_forked_child_has_a_process_of_its_own():
 
 def test_variables_are_the_names_that_a_template_reads():
     text = "{% set a = b %}{% for m in messages %}{{ m.c }}{{ raise_exception(d) }}{% endfor %}{{ range(2) }}{{ a }}"
-    assert variables(text) == {"b", "messages", "d"}
-    assert variables("{% set x = x if x is defined else 1 %}{{ x }}") == {"x"}
+    assert template(text).variables(tools=False) == {"b", "messages", "d"}
+    assert template("", tool_use="{% set x = x if x is defined else 1 %}").variables(tools=True) == {"x"}
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_template_that_cannot_be_read_is_refused():
+    with pytest.raises(FlowNPUError, match=r"chat template of folder cannot be read: it took more than 1 s"):
+        template("{{ 9 ** (9 ** 9) }}").variables(tools=False)
+    with pytest.raises(FlowNPUError, match=r"chat template of folder cannot be read: .*endif.* \(line 1 of"):
+        template("{% if true %}").variables(tools=False)
 
 
 @pytest.fixture

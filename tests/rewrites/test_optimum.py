@@ -227,7 +227,10 @@ def test_the_folder_of_an_embedding_model(place: str, optimum_exports: dict[str,
     (source / "modules.json").write_text(json.dumps(modules))
     (source / "1_Pooling").mkdir()
     (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
     convert(source, tmp_path / "model")
+    assert (tmp_path / "model" / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"
     found = EmbeddingModel(tmp_path / "model", options=OPTIONS).embed(["the river runs", "the"]).vectors
     reference = open_session(write_reference(optimum_exports["bert"], tmp_path / "reference"))
     for vector, ids in zip(found, ([2, 3, 4], [2]), strict=True):

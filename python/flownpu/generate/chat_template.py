@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chat templates of a model folder: how the tokens of a conversation are written.
+"""The chat templates of a model folder, which write a conversation as the text that the model was trained on.
 
-jinja2 is an optional dependency: the modules that import it are imported when they are needed.
+jinja2 is an optional dependency: what imports it is imported when it is needed.
 """
 
 import functools
@@ -62,12 +62,10 @@ class ChatTemplate:
         Raises:
             FlowNPUError: it is not a template.
         """
-        environment = require("flownpu.generate.template_environment", extra="genai", purpose="A chat template")
-        text = self.text(tools=tools)
         try:
-            return frozenset(environment.variables(text))
-        except Exception as error:  # jinja2's, whose types need its import, and RecursionError
-            raise FlowNPUError(f"the chat template of {self.folder} is none that Jinja reads: {error}") from error
+            return _variables(self.text(tools=tools))
+        except FlowNPUError as error:
+            raise FlowNPUError(f"the chat template of {self.folder} cannot be read: {error}") from error
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), **variables: Any) -> str:
         """A conversation as the template writes it, up to where the model's next reply begins.
@@ -82,12 +80,20 @@ class ChatTemplate:
         """
         given = {**self.tokens, **variables}
         template = self.text(tools=bool(tools))
-        return str(_processes().render(template=template, messages=messages, tools=tools, given=given))
+        try:
+            return str(_processes().ask("render", template=template, messages=messages, tools=tools, given=given))
+        except FlowNPUError as error:
+            raise FlowNPUError(f"the model's chat template does not take this conversation: {error}") from error
 
     def start(self) -> None:
         """Starts the process that renders, if there is a template; else the first conversation waits for its start."""
         if self:
             _processes().start()
+
+
+@functools.lru_cache(16)
+def _variables(template: str) -> frozenset[str]:
+    return frozenset(_processes().ask("variables", template=template))
 
 
 @functools.cache

@@ -117,7 +117,6 @@ def _compiled(template: str) -> jinja2.Template:
     return _environment().from_string(template)
 
 
-@lru_cache(16)
 def variables(template: str) -> frozenset[str]:
     """The names that a template reads and may not have set before, except Jinja's and transformers' own functions.
 
@@ -164,7 +163,7 @@ def render(
 def _write(template: str, messages: Sequence[Mapping[str, Any]], passed: Mapping[str, Any], most: int) -> str:
     pieces: list[str] = []
     length = 0
-    for piece in _compiled(template).generate(messages=messages, **passed):
+    for piece in _compiled(template).generate({**passed, "messages": messages}):
         pieces.append(piece)
         length += len(piece)
         if length > most:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes in which chat templates are rendered: `python -m flownpu.generate.template_process`.
+"""The processes in which chat templates are read and rendered: `python -m flownpu.generate.template_process`.
 
 A template is a program that came with a model, and a client decides on what it works. Jinja's sandbox keeps it from
 files and from Python, and bounds neither time nor memory: in a process of its own it can be ended, and what it
 allocates is limited by the system. Nor does it hold Python's lock meanwhile, which the model's process computes under.
 
-A request is one line of JSON with the arguments of `template_environment.render`, an answer one with its text or error.
+A request is one line of JSON with the name and the arguments of a function of `template_environment`, an answer one
+with what it returns or its error.
 """
 
 import contextlib
@@ -14,17 +15,24 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import psutil
+
 from flownpu.errors import FlowNPUError
-from flownpu.generate.template_environment import render
+from flownpu.generate.template_environment import render, variables
 from flownpu.system import limit_memory
 
 __all__ = ["RENDERING_SECONDS", "TemplateProcess", "TemplateProcesses", "main"]
 
 RENDERING_SECONDS = 10.0
-"""How long one conversation may take. Of 210 public templates the slowest, whose time grows with the square of the
-turns, takes 3 to 8 s for 1,000 turns of 1,000 characters, the others 0.1 to 0.5 s."""
+"""How long one conversation may compute. Of 210 public templates the slowest, whose time grows with the square of the
+turns, takes 3.4 s for 1,000 turns of 1,000 characters; all but 8 take less than 0.2 s."""
+WAITING = 6
+"""How many times that it may take on a machine that has other things to do."""
 RENDERING_MEMORY = 2**30
 """Bytes of address space. Python and Jinja take 60 MB; a conversation of 32 MB, the most that is written, is held some
 six times: as JSON, decoded, and as pieces."""
@@ -32,14 +40,21 @@ LONGEST = 2**25
 """Characters of a conversation: two for each of the 2^24 tokens that a context may have (convert/decoder_folder.py)."""
 
 
+WORK: dict[str, Callable[..., Any]] = {
+    "render": partial(render, most=LONGEST),
+    # Jinja computes expressions of constants even to find the names in a template.
+    "variables": lambda template: sorted(variables(template)),
+}
+
+
 class TemplateProcesses:
-    """Renders conversations, each in a process that is idle, or in a new one."""
+    """Gives work to a process that is idle, or to a new one."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Leaves the processes to whoever started them: a forked child must not talk into its parent's conversation."""
+        """Leaves the processes to whoever started them: a forked child must not talk to those of its parent."""
         self._idle: list[TemplateProcess] = []
 
     def start(self) -> None:
@@ -49,38 +64,38 @@ class TemplateProcesses:
             process.start()
             self._idle.append(process)
 
-    def render(self, **arguments: Any) -> str:
-        """See `TemplateProcess.render`; threads that render at the same time do not wait for one another."""
+    def ask(self, work: str, **arguments: Any) -> Any:
+        """See `TemplateProcess.ask`; threads that ask at the same time do not wait for one another."""
         try:
             process = self._idle.pop()
         except IndexError:
             process = TemplateProcess()
         try:
-            return process.render(**arguments)
+            return process.ask(work, **arguments)
         finally:
             self._idle.append(process)
 
 
 class TemplateProcess:
-    """Renders conversations one at a time; the process starts with the first, and anew after one that was ended."""
+    """Answers one request at a time; the process starts with the first, and anew after one that was ended."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def render(self, **arguments: Any) -> str:
-        """What `template_environment.render` returns for its arguments, except `most`.
+    def ask(self, work: str, **arguments: Any) -> Any:
+        """What a function in `WORK` returns.
 
         Raises:
-            FlowNPUError: the template refuses the conversation, is none, or needs more time or memory than it may.
+            FlowNPUError: the template refuses, is none, or needs more time or memory than it may.
         """
         try:
-            request = json.dumps({**arguments, "most": LONGEST}).encode() + b"\n"
+            request = json.dumps([work, arguments]).encode() + b"\n"
         except (RecursionError, ValueError) as error:  # ValueError: an integer of more digits than Python writes
-            raise FlowNPUError(f"the conversation cannot be given to a chat template: {error}") from error
+            raise FlowNPUError(str(error)) from error
         answer = self._ask(request)
-        if "text" in answer:
-            return str(answer["text"])
-        raise FlowNPUError(f"the model's chat template does not take this conversation: {answer['error']}")
+        if "error" in answer:
+            raise FlowNPUError(answer["error"])
+        return answer["value"]
 
     def start(self) -> None:
         """Starts the process, so that the first conversation need not wait for it."""
@@ -101,14 +116,8 @@ class TemplateProcess:
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(RENDERING_SECONDS, end)
-        timer.start()
+        answered, late = threading.Event(), threading.Event()
+        threading.Thread(target=_watch, args=(process, answered, late), daemon=True).start()
         line = b""
         try:
             with contextlib.suppress(OSError):  # it has ended
@@ -116,7 +125,7 @@ class TemplateProcess:
                 process.stdin.flush()
                 line = process.stdout.readline()
         finally:
-            timer.cancel()
+            answered.set()
             # Also at Ctrl-C: the answer would be taken for that to the next request.
             if late.is_set() or not line.endswith(b"\n"):
                 self.close()
@@ -127,11 +136,25 @@ class TemplateProcess:
         return {"error": f"its process ended with code {process.returncode}"}
 
 
+def _watch(process: "subprocess.Popen[bytes]", answered: threading.Event, late: threading.Event) -> None:
+    """Kills a process that computes longer than it may before it has answered, and sets `late`."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        computing = psutil.Process(process.pid)
+        end, asked = sum(computing.cpu_times()[:2]) + RENDERING_SECONDS, time.monotonic()
+        left = RENDERING_SECONDS
+        while not answered.wait(max(left, 0.01)):
+            left = end - sum(computing.cpu_times()[:2])  # user, system
+            if left <= 0 or time.monotonic() - asked > WAITING * RENDERING_SECONDS:
+                late.set()
+                process.kill()
+                return
+
+
 def answer(line: bytes) -> bytes:
     """The answer to a request."""
     try:
-        answer = {"text": render(**json.loads(line))}
-        return json.dumps(answer).encode()
+        work, arguments = json.loads(line)
+        return json.dumps({"value": WORK[work](**arguments)}).encode()
     except MemoryError:
         answer = {"error": f"it needs more than {RENDERING_MEMORY >> 20} MiB of memory"}
     except RecursionError:

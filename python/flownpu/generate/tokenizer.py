@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from flownpu.errors import check_text, require
 from flownpu.generate.control_tokens import ControlTokens
-from flownpu.model.folder import chat_templates, read_json
+from flownpu.model.folder import chat_templates, read_json, special_tokens
 from flownpu.model.tokenizer_file import open_tokenizer
 
 __all__ = ["Tokenizer", "Tokens"]
@@ -148,15 +148,11 @@ class Tokenizer:
         Those that the model has no number for are left out: transformers would number them beyond its vocabulary.
         """
         path = folder / "tokenizer_config.json"
-        settings = read_json(path) if path.is_file() else {}
-        extra = settings.get("extra_special_tokens")
-        named = {**settings, **(extra if isinstance(extra, dict) else {})}
-        listed = settings.get("added_tokens_decoder")
+        listed = read_json(path).get("added_tokens_decoder") if path.is_file() else None
         if isinstance(listed, dict):
-            tokens = [one for one in listed.values() if isinstance(one, dict) and one.get("special")]
+            texts = [one.get("content") for one in listed.values() if isinstance(one, dict) and one.get("special")]
         else:
-            tokens = [value for name, value in named.items() if name.endswith("_token")]
-        texts = [one.get("content") if isinstance(one, dict) else one for one in tokens]
+            texts = list(special_tokens(folder).values())
         special = {one.content for one in self._tokenizer.get_added_tokens_decoder().values() if one.special}
         added_token = require("tokenizers", extra="genai", purpose=_PURPOSE).AddedToken
         for text in texts:

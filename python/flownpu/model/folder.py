@@ -63,6 +63,7 @@ _log = logging.getLogger(__name__)
 _LONGEST_NAME = 255
 
 __all__ = [
+    "CLASS_TOKENS",
     "EXPORTED_GRAPH",
     "MANIFEST",
     "MODULES",

@@ -176,7 +176,7 @@ class Service:
                 grammar = await self.grammars.compile(form)
         except TimeoutError:
             raise ApiError(504, "others' grammars are compiled: try again later", code="timeout") from None
-        conversation = model.conversation(request, limits.images)
+        conversation = await asyncio.to_thread(model.conversation, request, limits.images)
         async with self._decoding:
             images = await asyncio.to_thread(model.read_images, conversation)
         question = Question(

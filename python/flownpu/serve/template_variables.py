@@ -24,7 +24,7 @@ THINKS = re.compile(r"</think>|\[/?THINK\]|<\|channel|<channel\|>|END_THINKING|<
 """What templates of models that think mention: how thoughts begin or end, or the field of a turn that holds them."""
 NONE = re.compile(r"""["']none["']""")
 """An effort that some templates know: not to think."""
-KEPT = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+KEPT = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
 """What is the server's to set; so are special tokens."""
 
 

@@ -55,7 +55,7 @@ def genai_model(converted: Path) -> Any:
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> None:
-    for old in (folder / "chat_template.jinja", folder / SETTINGS):
+    for old in (folder / SETTINGS, *folder.rglob("*.jinja")):
         old.unlink(missing_ok=True)
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -87,6 +87,17 @@ def test_a_configuration_gives_the_same_to_genai_transformers_and_run(
 def test_a_configuration_that_all_can_read_is_left_as_it_is() -> None:
     files = {SETTINGS: (FIXTURE / SETTINGS).read_bytes(), "tokenizer.json": b"{}"}
     assert readable_by_genai(files) == files
+
+
+def test_tokens_that_only_a_class_names_are_kept() -> None:
+    """The class is CohereTokenizer, which GenAI does not know; transformers' class has these tokens."""
+    given = {"tokenizer_class": "CohereTokenizerFast", "eos_token": "<end>"}
+    changed = json.loads(readable_by_genai({SETTINGS: json.dumps(given).encode()})[SETTINGS])
+    assert changed == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<BOS_TOKEN>",
+        "eos_token": "<end>",
+    }
 
 
 def test_files_of_templates_count_before_named_ones() -> None:

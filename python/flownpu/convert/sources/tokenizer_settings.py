@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flownpu.convert.errors import ConversionError
-from flownpu.model.folder import MORE_TEMPLATES
+from flownpu.model.folder import CLASS_TOKENS, MORE_TEMPLATES
 
 __all__ = ["readable_by_genai"]
 
@@ -44,6 +44,10 @@ def readable_by_genai(files: Mapping[str, bytes]) -> dict[str, bytes]:
     changed = dict(settings)
     if SETTINGS not in files or str(settings.get("tokenizer_class", ANY_CLASS)).removesuffix("Fast") not in _KNOWN:
         changed["tokenizer_class"] = ANY_CLASS
+        tokens = CLASS_TOKENS.get(str(settings.get("tokenizer_class")).removesuffix("Fast"), (None, None))
+        for name, text in zip(("bos_token", "eos_token"), tokens, strict=True):
+            if text is not None:
+                changed.setdefault(name, text)
     templates: dict[str, bytes] = {}
     if not isinstance(settings.get("chat_template", ""), str):
         # Files of their own count before the configuration.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ollama's API: /api/chat, /api/generate, /api/tags, /api/show, /api/ps and /api/version."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -51,7 +52,8 @@ def ollama_routes(service: Service) -> APIRouter:
             }
         model = service.model(name)
         settings = read_genai_config(model.folder)["model"]
-        abilities = {"vision": model.takes_images, "tools": model.template, "thinking": has_switch(model.template)}
+        thinks = await asyncio.to_thread(has_switch, model.template)
+        abilities = {"vision": model.takes_images, "tools": model.template, "thinking": thinks}
         return {
             **{key: value for key, value in _description(service, name).items() if key in {"details", "modified_at"}},
             "template": model.template.texts.get("default", ""),

@@ -52,6 +52,7 @@ class Tokenizer:
         kinds = _decoder_kinds(self._tokenizer)
         self._bytes_of_characters = _byte_level_bytes() if "ByteLevel" in kinds else {}
         self._has_byte_tokens = "ByteFallback" in kinds
+        self._known_bytes: dict[int, bytes] = {}
         # Some text before a token, for decoders that take a space from the beginning of a text.
         self._before = self._tokenizer.encode("a", add_special_tokens=False).ids
         self._text_before = self._decode(self._before)
@@ -98,6 +99,14 @@ class Tokenizer:
             begins: whether it is the answer's first token: some tokenizers write a space before each word, and not
                 before a text's first.
         """
+        if token not in self._known_bytes:
+            self._known_bytes[token] = self._bytes_inside(token)
+        if begins and self._known_bytes[token].startswith(b" ") and not self._bytes_of_characters:
+            return self._decode([token]).encode()
+        return self._known_bytes[token]
+
+    def _bytes_inside(self, token: int) -> bytes:
+        """What a token adds to a text that has begun."""
         name = self._tokenizer.id_to_token(token)
         if name is None or token in self._special:
             return b""
@@ -108,8 +117,6 @@ class Tokenizer:
                 return str(name).encode()
         if self._has_byte_tokens and (byte := _BYTE.fullmatch(name)):
             return bytes([int(byte[1], 16)])
-        if begins:
-            return self._decode([token]).encode()
         text = self._decode([*self._before, token])
         return (text.removeprefix(self._text_before) if self._text_before else text).encode()
 

@@ -113,7 +113,7 @@ class Worker(Protocol):
     """A model that answers requests. All methods may be called from any thread."""
 
     model: LanguageModel
-    """The model; one other thread may use its tokenizer and chat template while the worker computes."""
+    """The model; other threads may use its tokenizer and chat template while the worker computes."""
     context_length: int
     """Most tokens of a prompt and its answer together."""
     slots: int

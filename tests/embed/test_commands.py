@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.cli import main
+from flownpu.cli.embedding.texts import read_texts
 from tests.embed.checkpoints import SENTENCES
 
 if TYPE_CHECKING:
@@ -38,6 +39,16 @@ def test_embed(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(texts).encode())))
     assert main(["embed", folder, "-o", str(tmp_path / "made.npy"), *ON_CPU]) == 0
     np.testing.assert_array_equal(np.load(tmp_path / "made.npy"), np.array([line["embedding"] for line in lines], "f4"))
+
+
+def test_lines_of_stdin_end_at_line_ends_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other characters at which Python's splitlines splits are part of a text, so that results keep their line."""
+    given = ["one\x0cone", "two\N{LINE SEPARATOR}two", "", "four\x85\x1c"]
+    for end in ("\n", "\r\n"):
+        for last in ("", end):
+            content = (end.join(given) + last).encode()
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+            assert read_texts(None) == given
 
 
 def test_rerank(model: Callable[[str], Model], capsys: pytest.CaptureFixture[str]) -> None:

@@ -325,7 +325,9 @@ def test_batch_that_is_told_to_end_ends(topics, tmp_path):
 @pytest.mark.parametrize("command", ["batch", "serve"])
 def test_command_that_is_told_to_end_while_a_model_loads_ends(topics, source, tmp_path, command, by):
     """The model's process is stopped, as if it loaded for ever."""
-    arguments = ["batch", source, tmp_path / "out.jsonl", "--model", topics] if command == "batch" else ["serve", topics]
+    arguments = (
+        ["batch", source, tmp_path / "out.jsonl", "--model", topics] if command == "batch" else ["serve", topics]
+    )
     process = subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
     while not (children := psutil.Process(process.pid).children()):

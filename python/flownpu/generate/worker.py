@@ -54,7 +54,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """The natural logarithm of a token's probability before temperature, top-k, top-p and guidance."""
+    """The natural logarithm of a token's probability before penalties, temperature, top-k, top-p and guidance."""
 
     token: int
     text: str

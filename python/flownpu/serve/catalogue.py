@@ -3,14 +3,17 @@
 
 import asyncio
 import logging
-import subprocess
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from flownpu.errors import FlowNPUError
 from flownpu.serve.errors import ApiError, unknown_model
 from flownpu.serve.processes.model_process import ModelProcess
 from flownpu.serve.settings import ServerSettings
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = ["Catalogue"]
 

@@ -30,10 +30,11 @@ def read_texts(given: list[str] | None) -> list[str]:
     if sys.stdin.isatty():
         raise typer.BadParameter('expected "some text" ..., or a text on each line of stdin', param_hint="TEXT")
     read_all_bytes()
-    texts = sys.stdin.read().splitlines()
-    if not texts:
+    text = sys.stdin.read()
+    if not text:
         raise FlowNPUError("expected a text on each line of stdin, and it is empty")
-    return texts
+    # Not splitlines: a form feed or U+2028 in a text would make two of it, and the results would belong to other lines.
+    return text.removesuffix("\n").split("\n")
 
 
 def say_cut(cut: list[int], longest: int) -> None:

@@ -9,7 +9,8 @@ from flownpu.serve.requests.openai import Strict
 
 __all__ = ["EmbeddingsRequest", "OllamaEmbed"]
 
-Texts = Annotated[list[str], Field(min_length=1)]
+# In a long list, the first wrong item says enough.
+Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 
 
 class EmbeddingsRequest(Strict):
@@ -30,7 +31,7 @@ class OllamaEmbed(Strict):
     """Ollama's /api/embed."""
 
     model: str
-    input: str | list[str]
+    input: str | Annotated[list[str], Field(fail_fast=True)]
     truncate: bool = True
     """Whether texts that are too long are cut; else they are refused."""
     dimensions: Annotated[int, Field(ge=1)] | None = None

@@ -194,7 +194,7 @@ class OllamaShared(Strict):
 class OllamaChat(OllamaShared):
     """What /api/chat takes."""
 
-    messages: list[OllamaMessage] = Field(default_factory=list)
+    messages: list[OllamaMessage] = Field(default_factory=list, fail_fast=True)
     tools: list[dict[str, Any]] | None = None
 
     def request(self) -> ChatRequest:

@@ -116,11 +116,12 @@ def test_places_outside_ascii_are_told_in_a_header_of_ascii(http):
 BOMBS = [
     {"type": "array", "items": {"type": "integer"}, "minItems": 10**9},
     {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(5000)}},
+    {"const": -(2**63)},  # at which llguidance of GenAI 0.18 overflows its stack
 ]
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_schema_that_would_take_all_memory_is_refused_while_others_are_answered(http, model):
+def test_schema_that_would_bring_the_model_down_is_refused_while_others_are_answered(http, model):
     form = {"type": "json_schema", "json_schema": {"name": "x"}}
     refused = []
 
@@ -135,7 +136,7 @@ def test_schema_that_would_take_all_memory_is_refused_while_others_are_answered(
     for thread in threads:
         thread.join(60)
     assert [response.status_code for response in answers] == [200] * 4
-    assert [response.status_code for response in refused] == [400] * 2
+    assert [response.status_code for response in refused] == [400] * len(BOMBS)
     assert {response.json()["error"]["param"] for response in refused} == {"response_format"}
 
 

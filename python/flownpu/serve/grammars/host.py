@@ -30,6 +30,10 @@ def main() -> None:
                 connection.send(FlowNPUError(str(error)))
             except RecursionError:
                 connection.send(FlowNPUError("the schema is nested too deeply"))
+            except (EOFError, OSError):
+                raise
+            except Exception as error:  # noqa: BLE001 a mistake here, which the server says
+                connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
     except (EOFError, OSError):
         return
 

@@ -86,20 +86,33 @@ class GrammarProcess:
 
     def _compile(self, form: AnswerForm) -> "Grammar | FlowNPUError":
         try:
-            if self._running is None:
-                self._running = start_connected([sys.executable, "-m", "flownpu.serve.grammars.host"])
-                self._receive(None)
-            try:
-                self._running[1].send(form)
-            except RecursionError:
-                return FlowNPUError("the schema is nested too deeply")
-            answer: Grammar | FlowNPUError = self._receive(psutil.Process(self._running[0].pid))
+            connection, process = self._ready()
+            connection.send(form)
+        except RecursionError:
+            return FlowNPUError("the schema is nested too deeply")
         except (EOFError, OSError, psutil.Error) as error:
             self._end()
-            raise ApiError(500, f"the process that compiles grammars has ended: {error}") from error
+            raise ApiError(500, f"the process that compiles grammars cannot be started: {error}") from error
+        try:
+            answer = self._receive(process)
         except FlowNPUError as error:
             return error
-        return answer
+        except (EOFError, OSError, psutil.Error):
+            self._end()
+            # It would have ended the model's process likewise.
+            return FlowNPUError("GenAI's guidance crashes at the grammar of the schema or the tools: simplify them")
+        if isinstance(answer, Grammar | FlowNPUError):
+            return answer
+        raise ApiError(500, f"the grammar cannot be compiled: {answer}")
+
+    def _ready(self) -> "tuple[Connection[Any, Any], psutil.Process]":
+        """The connection to the process, which is started if there is none."""
+        if self._running is not None and self._running[0].poll() is not None:
+            self._end()
+        if self._running is None:
+            self._running = start_connected([sys.executable, "-m", "flownpu.serve.grammars.host"])
+            self._receive(None)
+        return self._running[1], psutil.Process(self._running[0].pid)
 
     def _receive(self, bounded: psutil.Process | None) -> Any:
         """What the process sends next; `bounded` has the limits of one grammar.

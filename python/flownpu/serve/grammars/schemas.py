@@ -6,6 +6,7 @@ schema that no value follows, or whose references lead nowhere, is an error.
 """
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -98,7 +99,12 @@ def _written(schema: dict[str, Any], *, coerce_one_of: bool) -> str:
 def _resource(schema: dict[str, Any]) -> Any:
     dialect = schema.get("$schema")
     known = specification_with(dialect, default=DRAFT202012) if isinstance(dialect, str) else DRAFT202012
-    return known.create_resource(schema)
+    resource = known.create_resource(schema)
+    try:
+        resource.id()
+    except AttributeError as error:
+        raise FlowNPUError("expected a text as the schema's id, got another value") from error
+    return resource
 
 
 @dataclass(frozen=True)
@@ -193,7 +199,7 @@ class _Translation:
     def _add_numbers(self, result: dict[str, Any], schema: dict[str, Any], place: _Place) -> None:
         given = {key: schema[key] for key in NUMBER if key in schema}
         multiple = given.get("multipleOf")
-        if isinstance(multiple, int | float) and _digits(multiple) > MOST_MULTIPLE:
+        if isinstance(multiple, int | float) and math.isfinite(multiple) and _digits(multiple) > MOST_MULTIPLE:
             self.left_out.append(place.under("multipleOf").path)
             del given["multipleOf"]
         kind = schema.get("type")
@@ -249,8 +255,8 @@ class _Translation:
 
 def _digits(number: float) -> int:
     """A number without its decimal point and the zeros at its end."""
-    text = Decimal(str(number)).normalize().as_tuple().digits
-    return int("".join(map(str, text)))
+    digits = Decimal(repr(number + 0)).normalize().as_tuple().digits  # + 0: True is 1
+    return int("".join(map(str, digits)))
 
 
 def _safe(bound: Any) -> Any:

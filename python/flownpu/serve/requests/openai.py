@@ -58,6 +58,8 @@ class CalledFunction(Strict):
 
     name: str
     arguments: str
+    parsed_arguments: Any = None
+    """What the helpers of OpenAI's clients add to an answer, and send back with it; `arguments` says the same."""
 
 
 class ToolCall(Strict):
@@ -80,6 +82,7 @@ class Message(Strict):
     # Fields of the server's answers, which clients may send back with the conversation.
     refusal: str | None = None
     annotations: list[Any] | None = None
+    parsed: Any = None
     reasoning_content: str | None = None
     audio: None = None
     function_call: None = None

@@ -69,6 +69,7 @@ enum OrtErrorCode : std::uint32_t {
 enum OrtLoggingLevel : std::uint32_t {
   ORT_LOGGING_LEVEL_INFO = 1,
   ORT_LOGGING_LEVEL_WARNING = 2,
+  ORT_LOGGING_LEVEL_FATAL = 4,
 };
 
 enum OrtHardwareDeviceType : std::uint32_t {
@@ -153,8 +154,9 @@ struct OrtEp {
   void* GetPreferredDataLayout = nullptr;
   void* ShouldConvertDataLayoutForOp = nullptr;
   void* SetDynamicOptions = nullptr;
-  void* OnRunStart = nullptr;
-  void* OnRunEnd = nullptr;
+  OrtStatus* (*OnRunStart)(OrtEp* self, const OrtRunOptions* options) noexcept = nullptr;
+  OrtStatus* (*OnRunEnd)(OrtEp* self, const OrtRunOptions* options,
+                         bool sync_stream) noexcept = nullptr;
   void* CreateAllocator = nullptr;
   void* CreateSyncStreamForDevice = nullptr;
   const char* (*GetCompiledModelCompatibilityInfo)(OrtEp* self,
@@ -242,7 +244,11 @@ inline constexpr ApiFunction<OrtStatus*(OrtLoggingLevel level, const char* name,
 inline constexpr ApiFunction<void(OrtEnv* environment)> ReleaseEnv{92};
 inline constexpr ApiFunction<OrtStatus*(OrtSessionOptions** options)> CreateSessionOptions{10};
 inline constexpr ApiFunction<OrtStatus*(OrtSessionOptions* options, int threads)> SetIntraOpNumThreads{24};
+inline constexpr ApiFunction<OrtStatus*(OrtSessionOptions* options, int level)> SetSessionLogSeverityLevel{22};
 inline constexpr ApiFunction<void(OrtSessionOptions* options)> ReleaseSessionOptions{100};
+inline constexpr ApiFunction<OrtStatus*(OrtRunOptions** options)> CreateRunOptions{39};
+inline constexpr ApiFunction<OrtStatus*(OrtRunOptions* options)> RunOptionsSetTerminate{46};
+inline constexpr ApiFunction<void(OrtRunOptions* options)> ReleaseRunOptions{97};
 inline constexpr ApiFunction<OrtStatus*(const OrtEnv* environment, const void* model, std::size_t bytes, const OrtSessionOptions* options, OrtSession** session)> CreateSessionFromArray{8};
 inline constexpr ApiFunction<OrtStatus*(OrtSession* session, const OrtRunOptions* options, const char* const* input_names, const OrtValue* const* inputs, std::size_t num_inputs, const char* const* output_names, std::size_t num_outputs, OrtValue** outputs)> Run{9};
 inline constexpr ApiFunction<void(OrtSession* session)> ReleaseSession{95};

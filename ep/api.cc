@@ -58,4 +58,11 @@ void Api::check(OrtStatus* status) const {
   throw Error(message);
 }
 
+std::vector<const char*> c_strings(const std::vector<std::string>& texts) {
+  std::vector<const char*> pointers;
+  pointers.reserve(texts.size());
+  for (const std::string& text : texts) pointers.push_back(text.c_str());
+  return pointers;
+}
+
 }  // namespace flownpu

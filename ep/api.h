@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "ep/abi.h"
 #include "ops/error.h"
@@ -77,6 +78,9 @@ class Api {
   std::uint32_t version_ = 0;
   std::string_view runtime_version_;  // ORT's own static string.
 };
+
+// The texts as ORT's functions take lists of names; valid as long as `texts`.
+std::vector<const char*> c_strings(const std::vector<std::string>& texts);
 
 // Runs the `body` of a function that ORT calls. Returns null for success, else a status with the
 // exception's text.

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <utility>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "ep/run/profiling.h"
 #include "ops/formats/utf8.h"
 #include "ops/npu/device.h"
+#include "ops/system/new_file.h"
 #include "ops/system/paths.h"
 
 namespace flownpu {
@@ -56,15 +56,11 @@ bool is_known_domain(const std::string& domain) {
   return domain.empty() || domain == "com.microsoft" || domain == kDomain;
 }
 
-// Writes the file under another name and renames it, so that nobody reads an incomplete one.
-void write_file(const std::string& path, const std::string& content) {
-  const std::filesystem::path unfinished = path_of(path + ".unfinished");
-  std::ofstream file(unfinished, std::ios::trunc);
-  file << content;
-  file.close();
-  std::error_code error;
-  if (file) std::filesystem::rename(unfinished, path_of(path), error);
-  if (!file || error) fail("[FlowNPU] option placement: cannot write '", path, "'");
+void write_report(const std::string& path, const std::string& report) {
+  NewFile file(path_of(path));
+  file.content() << report;
+  if (const std::string problem = file.finish(); !problem.empty())
+    fail("[FlowNPU] option placement: cannot write '", path, "': ", problem);
 }
 
 }  // namespace
@@ -110,6 +106,15 @@ void Ep::fill_slots() {
   };
   GetCompiledModelCompatibilityInfo = [](OrtEp* self, const OrtGraph* /*graph*/) noexcept {
     return static_cast<const Ep*>(self)->compatibility_.c_str();
+  };
+  OnRunStart = [](OrtEp* self, const OrtRunOptions* options) noexcept {
+    auto& ep = *static_cast<Ep*>(self);
+    return guard(ep.api_, ort::ORT_FAIL, [&] { ep.termination_.begin(options); });
+  };
+  OnRunEnd = [](OrtEp* self, const OrtRunOptions* /*options*/,
+                bool /*sync_stream*/) noexcept -> OrtStatus* {
+    static_cast<Ep*>(self)->termination_.end();
+    return nullptr;
   };
   CreateProfiler = [](OrtEp* self, ort::OrtEpProfilerImpl** profiler) noexcept {
     const auto& ep = *static_cast<const Ep*>(self);
@@ -228,7 +233,8 @@ std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* f
       placement_.on_host.push_back({item.node, item.op_type, item.reason});
     if (!partition.summary.empty()) placement_.lowered.push_back(partition.summary);
     if (!partition.why_whole.empty()) placement_.whole_prompts.push_back(partition.why_whole);
-    return std::make_unique<ComputeInfo>(api_, std::move(partition.program), std::move(elsewhere));
+    return std::make_unique<ComputeInfo>(api_, std::move(partition.program), std::move(elsewhere),
+                                         termination_);
   } catch (const Error& error) {
     // The CPU device took each node, but not all of them together: ORT's CPU provider runs them.
     // Failures of other devices are not hidden like this.
@@ -237,7 +243,7 @@ std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* f
       placement_.left.push_back({to_string(node), node.op_type, error.what()});
       placement_.left_multiply_adds += estimate_multiply_adds(node);
     }
-    return std::make_unique<ComputeInfo>(api_, nullptr, std::move(elsewhere));
+    return std::make_unique<ComputeInfo>(api_, nullptr, std::move(elsewhere), termination_);
   }
 }
 
@@ -263,7 +269,7 @@ CompiledPartition Ep::compile_nodes(std::vector<Node> nodes, const OrtGraph* gra
                           .outputs = output_names(api_, fused),
                           .obstacle = obstacle_};
   const std::string files = context_files(nodes);
-  nodes = expand_contexts(std::move(nodes), lowering, *device_);
+  nodes = expand_contexts(std::move(nodes), context_, lowering, *device_);
   KeepNodes keep;
   if (context_.enable) {
     keep = [&](const std::vector<Node>& lowered) {
@@ -332,7 +338,7 @@ void Ep::report_placement() {
   if (options_.placement == "stderr") {
     std::fprintf(stderr, "%s\n", as_utf8(line).c_str());
   } else if (!options_.placement.empty()) {
-    write_file(placement_path(), to_json(placement_));
+    write_report(placement_path(), to_json(placement_));
   }
 }
 

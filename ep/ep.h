@@ -62,6 +62,7 @@ class Ep final : public ort::OrtEp {
   std::size_t partitions_kept_ = 0;
   std::string compatibility_;  // what GetCompiledModelCompatibilityInfo returns
   const OrtLogger* logger_;
+  Termination termination_{api_};
   // Null if the device could not be made; `setup_error_` then says why.
   std::shared_ptr<const Device> device_;
   std::string setup_error_;

@@ -46,13 +46,15 @@ Factory::Factory(const Api& api, std::string_view registration)
     static_cast<Factory*>(self)->release();
   };
   ValidateCompiledModelCompatibilityInfo =
-      [](OrtEpFactory* /*self*/, const OrtHardwareDevice* const* /*devices*/,
-         std::size_t /*num_devices*/, const char* compatibility,
-         ort::OrtCompiledModelCompatibility* result) noexcept -> OrtStatus* {
-    *result = reads_context(compatibility) ? ort::OrtCompiledModelCompatibility_EP_SUPPORTED_OPTIMAL
-                                           : ort::OrtCompiledModelCompatibility_EP_UNSUPPORTED;
-    return nullptr;
-  };
+      [](OrtEpFactory* self, const OrtHardwareDevice* const* devices, std::size_t num_devices,
+         const char* compatibility, ort::OrtCompiledModelCompatibility* result) noexcept {
+        const auto& factory = *static_cast<const Factory*>(self);
+        return guard(factory.api_, ort::ORT_FAIL, [&] {
+          *result = factory.runs({devices, num_devices}, compatibility)
+                        ? ort::OrtCompiledModelCompatibility_EP_SUPPORTED_OPTIMAL
+                        : ort::OrtCompiledModelCompatibility_EP_UNSUPPORTED;
+        });
+      };
   CreateDataTransfer = [](OrtEpFactory* /*self*/,
                           OrtDataTransferImpl** transfer) noexcept -> OrtStatus* {
     *transfer = nullptr;  // all memory is host memory
@@ -119,12 +121,24 @@ OrtEpDevice* Factory::offer_emulated() {
   return device;
 }
 
-ort::OrtEp* Factory::create_ep(std::span<const OrtHardwareDevice* const> devices,
-                               const OrtSessionOptions* options, const OrtLogger* logger) {
-  const bool has_npu = std::ranges::any_of(devices, [this](const OrtHardwareDevice* device) {
+bool Factory::has_npu(std::span<const OrtHardwareDevice* const> devices) const {
+  return std::ranges::any_of(devices, [this](const OrtHardwareDevice* device) {
     return api_.call(ort::HardwareDevice_Type, device) == ort::OrtHardwareDeviceType_NPU;
   });
-  auto ep = std::make_unique<Ep>(api_, options, has_npu, logger);
+}
+
+// The question comes without options, which could choose another device; and whether the artifacts
+// of an NPU's model are there, only a session finds out.
+bool Factory::runs(std::span<const OrtHardwareDevice* const> devices,
+                   std::string_view compatibility) const {
+  const std::string_view made_for = device_of_context(compatibility);
+  if (!has_npu(devices)) return made_for == "cpu";
+  return made_for.starts_with(npu::compatible_layout(virtual_ ? "emulate" : "npu") + ", ");
+}
+
+ort::OrtEp* Factory::create_ep(std::span<const OrtHardwareDevice* const> devices,
+                               const OrtSessionOptions* options, const OrtLogger* logger) {
+  auto ep = std::make_unique<Ep>(api_, options, has_npu(devices), logger);
   references_.fetch_add(1);
   return ep.release();
 }

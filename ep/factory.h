@@ -33,6 +33,10 @@ class Factory final : public ort::OrtEpFactory {
   OrtEpDevice* offer_emulated();
   // Whether the provider can use the device: any CPU, and an AMD NPU if this build drives NPUs.
   bool drives(const OrtHardwareDevice* device) const;
+  bool has_npu(std::span<const OrtHardwareDevice* const> devices) const;
+  // Whether a session with default options runs a model that was compiled for `compatibility`.
+  bool runs(std::span<const OrtHardwareDevice* const> devices,
+            std::string_view compatibility) const;
   ort::OrtEp* create_ep(std::span<const OrtHardwareDevice* const> devices,
                         const OrtSessionOptions* options, const OrtLogger* logger);
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from onnx_ir.passes import common as passes
 
+from flownpu.graph_rewrites.four_bit_table import bytes_of_tables
 from flownpu.graph_rewrites.kv_dtype import set_kv_dtype
 from flownpu.graph_rewrites.last_token_logits import set_logits
 from flownpu.graph_rewrites.native_graph import apply_rules
+from flownpu.graph_rewrites.opset import raise_opset
 from flownpu.graph_rewrites.report import Report, operators
 from flownpu.graph_rewrites.sliding_window_cache import set_sliding_window_cache
 from flownpu.ops.definitions import add_functions
@@ -37,12 +39,14 @@ def rewrite(
         What was rewritten, what was left and why.
 
     Raises:
-        ValueError: an unknown `kv_dtype` or `logits`, or the graph is damaged.
+        ValueError: an unknown `kv_dtype` or `logits`, the graph is damaged, or its opset cannot be converted.
     """
     # Definitions from an earlier rewrite are not part of the graph; they are added again at the end.
     for identifier in [identifier for identifier in model.functions if identifier[0] == DOMAIN]:
         del model.functions[identifier]
     report = Report(before=operators(model))
+    raise_opset(model)
+    report.misses += bytes_of_tables(model)
     apply_rules(model, report)
     if sliding_window_cache is not None:
         report.applied["sliding_window_cache"] = set_sliding_window_cache(model, sliding_window_cache)

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <map>
 #include <string_view>
+#include <system_error>
 #include <unordered_map>
 #include <utility>
 
@@ -19,7 +20,11 @@ namespace flownpu {
 namespace {
 
 // The version of the file's format and of the layouts of the packed constants in it.
-constexpr std::string_view kFormat = "flownpu-context 2; ";
+constexpr std::string_view kFormat = "flownpu-context 3; ";
+
+// The attribute of an EPContext node that has the identity of the partition's file. ORT's schema of
+// the operator allows no attribute of our own.
+constexpr const char* kIdentity = "notes";
 
 // The path of the model that ORT writes: `ep.context_file_path`, or the model's name with "_ctx".
 std::filesystem::path context_model(const ContextRequest& request, const std::string& model_path) {
@@ -60,11 +65,25 @@ class Attributes {
   std::vector<OrtOpAttr*> made_;
 };
 
-std::vector<const char*> c_strings(const std::vector<std::string>& texts) {
-  std::vector<const char*> pointers;
-  pointers.reserve(texts.size());
-  for (const std::string& text : texts) pointers.push_back(text.c_str());
-  return pointers;
+// The path of the file of this name beside the compiled model. `folder`: the model's as ORT knows
+// it, which is not where its file is if it comes from memory, or if the session names a folder for
+// external initializers. Throws Error if there is no such file.
+std::string find_context_file(const std::filesystem::path& name, const ContextRequest& request,
+                              const std::string& folder) {
+  std::vector<std::filesystem::path> folders;
+  // With `enable` that entry is where a model is written.
+  if (!request.enable && !request.model_path.empty())
+    folders.push_back(path_of(request.model_path).parent_path());
+  folders.push_back(path_of(folder));
+  std::string missing;
+  for (const std::filesystem::path& beside : folders) {
+    const std::string path = utf8_of(beside / name);
+    std::error_code ignored;
+    if (std::filesystem::exists(path_of(path), ignored)) return path;
+    missing += (missing.empty() ? "'" : ", nor '") + path + "'";
+  }
+  fail("[FlowNPU] there is no ", missing, ", the compiled partition of the model; copy it there, ",
+       "or name the compiled model with ep.context_file_path if it is in another folder");
 }
 
 // Throws Error if the device does not take a node of the file. Lowering assumes nodes that
@@ -115,8 +134,8 @@ std::string context_files(const std::vector<Node>& nodes) {
   return names;
 }
 
-std::vector<Node> expand_contexts(std::vector<Node> nodes, const Lowering& lowering,
-                                  const Device& device) {
+std::vector<Node> expand_contexts(std::vector<Node> nodes, const ContextRequest& request,
+                                  const Lowering& lowering, const Device& device) {
   std::vector<Node> expanded;
   for (Node& node : nodes) {
     if (!is_context(node)) {
@@ -128,8 +147,8 @@ std::vector<Node> expand_contexts(std::vector<Node> nodes, const Lowering& lower
       fail("[FlowNPU] ", to_string(node), ": expected the name of a file beside the model, got '",
            utf8_of(name), "'; compile the model again");
     }
-    const std::string path = utf8_of(path_of(lowering.model_folder) / name);
-    ContextFile file = read_context_file(path, node);
+    const std::string path = find_context_file(name, request, lowering.model_folder);
+    ContextFile file = read_context_file(path, node, node.text(kIdentity, ""));
     const std::string compatibility = device.compatibility(lowering);
     if (file.compatibility != compatibility) {
       fail("[FlowNPU] the compiled partition '", path, "' was made for '", file.compatibility,
@@ -149,12 +168,14 @@ OrtNode* write_context(const Api& api, const ContextRequest& request, const std:
   api.call(ort::Node_GetName, fused, &fused_name);
   const std::filesystem::path model = context_model(request, model_path);
   const std::string name = utf8_of(model.stem()) + "." + std::to_string(partition) + ".flownpu";
-  write_context_file(utf8_of(model.parent_path() / path_of(name)), compatibility, nodes);
+  const std::string identity =
+      write_context_file(utf8_of(model.parent_path() / path_of(name)), compatibility, nodes);
 
   Attributes attributes(api);
   attributes.integer("main_context", 1);
   attributes.integer("embed_mode", 0);
   attributes.text("ep_cache_context", name);
+  attributes.text(kIdentity, identity);
   attributes.text("ep_sdk_version", context_compatibility(compatibility));
   attributes.text("partition_name", fused_name);
   attributes.text("source", kEpName);
@@ -171,6 +192,8 @@ std::string context_compatibility(const std::string& device) {
   return std::string(kFormat) + device;
 }
 
-bool reads_context(std::string_view compatibility) { return compatibility.starts_with(kFormat); }
+std::string_view device_of_context(std::string_view compatibility) {
+  return compatibility.starts_with(kFormat) ? compatibility.substr(kFormat.size()) : "";
+}
 
 }  // namespace flownpu

@@ -18,7 +18,9 @@ namespace flownpu {
 // `ep.context_embed_mode`.
 struct ContextRequest {
   bool enable = false;
-  std::string model_path;  // where the compiled model is written; empty: ORT's default
+  // Where the compiled model is written, or, without `enable`, was read; empty: where ORT's default
+  // is, or ORT has read it.
+  std::string model_path;
 };
 
 // Throws Error if the compiled partitions are to be embedded in the model, which is not supported.
@@ -31,10 +33,11 @@ bool is_context(const Node& node);
 // none.
 std::string context_files(const std::vector<Node>& nodes);
 
-// Replaces each such node by the nodes in its file. Throws Error if the file cannot be read, or was
-// made for another device than `device`.
-std::vector<Node> expand_contexts(std::vector<Node> nodes, const Lowering& lowering,
-                                  const Device& device);
+// Replaces each such node by the nodes in its file, which is in the folder of request.model_path
+// or, if it is not there, in the model's. Throws Error if the file cannot be read, is another
+// model's, or was made for another device than `device`.
+std::vector<Node> expand_contexts(std::vector<Node> nodes, const ContextRequest& request,
+                                  const Lowering& lowering, const Device& device);
 
 // Writes the partition's file beside the model that ORT will write, and returns a new EPContext
 // node that names the file, which ORT then owns. `partition`: its number; `fused`: the node that
@@ -43,9 +46,9 @@ OrtNode* write_context(const Api& api, const ContextRequest& request, const std:
                        std::size_t partition, const OrtNode* fused,
                        const std::string& compatibility, const std::vector<Node>& nodes);
 
-// The text that a compiled model stores in its metadata; `device`: Device::compatibility(). And
-// whether this build reads compiled models with such a text.
+// The text that a compiled model stores in its metadata; `device`: Device::compatibility(). And the
+// reverse: empty for a text of a compiled model that this build does not read.
 std::string context_compatibility(const std::string& device);
-bool reads_context(std::string_view compatibility);
+std::string_view device_of_context(std::string_view compatibility);
 
 }  // namespace flownpu

@@ -2,15 +2,19 @@
 // The file of a compiled partition: the nodes that a device lowered it to, and their constants,
 // which are used in place from a mapping of the file.
 //
-//   "FlowNPUC", u64 version, u64 bytes of the head, u64 sum, head, blobs
+//   "FlowNPUC", u64 version, u64 bytes of the head, u64 identity, u64 sum, head, blobs
 //
 // Numbers are little-endian and have 64 bits; texts are UTF-8; a text or a list is its length
 // followed by its items. The head consists of the text compatibility (Device::compatibility), the
 // list of nodes, and the list of the blobs' sizes in bytes. The sum is the CRC-32 of the version,
-// the head's size and the head. Each blob begins at the first multiple of 4096 bytes after the blob
-// before it (the first one, after the head), as in the external data of ONNX files, and the file
-// ends where the last blob does. Blobs have no checksums, since reading all weights to check them
-// would take longer than loading them: a damaged blob yields wrong weights.
+// the head's size, the identity and the head. Each blob begins at the first multiple of 4096 bytes
+// after the blob before it (the first one, after the head), as in the external data of ONNX files,
+// and the file ends where the last blob does. Blobs have no checksums, since reading all weights to
+// check them would take longer than loading them: a damaged blob yields wrong weights.
+//
+// The identity is a hash of the head and of all blobs, computed while they are written, and never
+// again. The model's EPContext node has it, too: files of one name lie beside each other's models
+// easily (copied one by one, or found in another folder), and most of a model's fit another's.
 //
 // The sum only detects accidental damage. The contents are nevertheless checked as untrusted input,
 // and nothing is prepared or run before the whole head has been checked.
@@ -23,19 +27,20 @@
 
 namespace flownpu {
 
-// Writes the file under a temporary name and renames it. Throws Error if that fails, or if a text
-// of the nodes is not UTF-8.
-void write_context_file(const std::string& path, const std::string& compatibility,
-                        const std::vector<Node>& nodes);
+// Writes the file, and returns its identity: 16 hexadecimal digits. Throws Error if that fails, or
+// if a text of the nodes is not UTF-8.
+std::string write_context_file(const std::string& path, const std::string& compatibility,
+                               const std::vector<Node>& nodes);
 
 struct ContextFile {
   std::string compatibility;
   std::vector<Node> nodes;  // In topological order; their constants own the mapping.
 };
 
-// `context`: the EPContext node that stands for the partition. Throws Error, which names the file,
-// if the file is missing, damaged or of another version, or if its nodes' inputs and outputs are
-// not those of `context`.
-ContextFile read_context_file(const std::string& path, const Node& context);
+// `context`: the EPContext node that stands for the partition; `identity`: of the partition that it
+// stands for. Throws Error, which names the file, if the file is missing, damaged, of another
+// version or another partition's, or if its nodes' inputs and outputs are not those of `context`.
+ContextFile read_context_file(const std::string& path, const Node& context,
+                              const std::string& identity);
 
 }  // namespace flownpu

@@ -4,17 +4,23 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iomanip>
 #include <span>
+#include <sstream>
+#include <string>
 
 #include "ops/formats/crc32.h"
 
 namespace flownpu::context_file {
 
 inline constexpr std::uint64_t kMagic = 0x4355504E776F6C46;  // "FlowNPUC", little-endian
-// Version 2 has a sum over the head, and no offsets of blobs.
-inline constexpr std::uint64_t kVersion = 2;
-// Where the head begins: after the magic, the version, the head's size and the sum.
-inline constexpr std::size_t kHeadBegin = 4 * sizeof(std::uint64_t);
+// Version 2 has a sum over the head, and no offsets of blobs; version 3 an identity.
+inline constexpr std::uint64_t kVersion = 3;
+// Where the version, the head's size and the identity are, which the sum covers; and the head,
+// after the sum.
+inline constexpr std::size_t kSummedBegin = sizeof(std::uint64_t);
+inline constexpr std::size_t kSummedBytes = 3 * sizeof(std::uint64_t);
+inline constexpr std::size_t kHeadBegin = 5 * sizeof(std::uint64_t);
 inline constexpr std::size_t kAlignment = 4096;
 inline constexpr std::int64_t kNoConstant = -1;
 
@@ -22,9 +28,16 @@ constexpr std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// `sizes`: the bytes in the file of the version and the head's size; `head`: the bytes of the head.
-inline std::uint64_t sum_of(std::span<const std::byte> sizes, std::span<const std::byte> head) {
-  return crc32(head, crc32(sizes));
+// `begin`: the version, the head's size and the identity as the file has them; `head`: its bytes.
+inline std::uint64_t sum_of(std::span<const std::byte> begin, std::span<const std::byte> head) {
+  return crc32(head, crc32(begin));
+}
+
+// The identity as messages and EPContext nodes have it.
+inline std::string to_text(std::uint64_t identity) {
+  std::ostringstream text;
+  text << std::hex << std::setw(16) << std::setfill('0') << identity;
+  return text.str();
 }
 
 }  // namespace flownpu::context_file

@@ -272,39 +272,55 @@ class ValueCheck {
   std::unordered_map<std::string_view, const Value*> known_;
 };
 
-// The head, after its sum has been checked.
-std::span<const std::byte> checked_head(std::span<const std::byte> file) {
+struct Begin {
+  std::string identity;
+  std::span<const std::byte> head;
+};
+
+// The beginning of a file, after the head's sum has been checked.
+Begin read_begin(std::span<const std::byte> file) {
   HeadReader begin(file.first(std::min(file.size(), kHeadBegin)));
   if (static_cast<std::uint64_t>(begin.number()) != kMagic) fail("it is no such file");
   if (const std::int64_t version = begin.number(); version != kVersion)
     fail("it is of version ", version, ", expected ", kVersion);
   const auto head_bytes = static_cast<std::uint64_t>(begin.number());
+  const auto identity = static_cast<std::uint64_t>(begin.number());
   const auto sum = static_cast<std::uint64_t>(begin.number());
   if (head_bytes > file.size() - kHeadBegin) fail("it ends in its head");
   const std::span<const std::byte> head = file.subspan(kHeadBegin, head_bytes);
-  if (sum_of(file.subspan(8, 16), head) != sum) damaged("its sum is another");
-  return head;
+  if (sum_of(file.subspan(kSummedBegin, kSummedBytes), head) != sum) damaged("its sum is another");
+  return {.identity = to_text(identity), .head = head};
 }
 
 }  // namespace
 
-ContextFile read_context_file(const std::string& path, const Node& context) {
+ContextFile read_context_file(const std::string& path, const Node& context,
+                              const std::string& identity) {
   const auto mapping = MappedFile::shared(path);
+  std::string found;
   try {
-    const std::span<const std::byte> bytes = checked_head(mapping->bytes());
-    HeadReader head(bytes);
-    ContextFile file;
-    file.compatibility = head.text();
-    file.nodes = NodeReader(head, kHeadBegin + bytes.size(), mapping).read();
-    ValueCheck check;
-    check.inputs(context);
-    check.nodes(file.nodes);
-    check.outputs(context);
-    return file;
+    const Begin begin = read_begin(mapping->bytes());
+    found = begin.identity;
+    if (found == identity) {
+      HeadReader head(begin.head);
+      ContextFile file;
+      file.compatibility = head.text();
+      file.nodes = NodeReader(head, kHeadBegin + begin.head.size(), mapping).read();
+      ValueCheck check;
+      check.inputs(context);
+      check.nodes(file.nodes);
+      check.outputs(context);
+      return file;
+    }
   } catch (const Error& error) {
     fail("[FlowNPU] '", path, "' cannot be read as a compiled partition: ", error.what(),
          "; compile the model again");
   }
+  fail("[FlowNPU] '", path, "' is another model's partition: expected ",
+       identity.empty() ? "one of a model that FlowNPU compiled since version 3 of this file"
+                        : identity,
+       ", got ", found, "; copy the file that was written with the model, name the model with ",
+       "ep.context_file_path if it is in another folder, or compile it again");
 }
 
 }  // namespace flownpu

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
-#include <system_error>
+#include <string_view>
 #include <type_traits>
 #include <variant>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "ep/context/file_format.h"
 #include "ops/error.h"
 #include "ops/formats/utf8.h"
+#include "ops/system/new_file.h"
 #include "ops/system/paths.h"
 
 namespace flownpu {
@@ -124,47 +124,51 @@ class HeadWriter {
   std::map<const void*, std::size_t> numbers_;
 };
 
+// What is before the head.
+std::string begin_of(std::uint64_t identity, const std::string& head) {
+  HeadWriter begin;
+  begin.number(kMagic);
+  begin.number(kVersion);
+  begin.number(head.size());
+  begin.number(identity);
+  const auto summed = std::as_bytes(std::span(begin.head())).subspan(kSummedBegin);
+  begin.number(sum_of(summed, std::as_bytes(std::span(head))));
+  return begin.head();
+}
+
 }  // namespace
 
-void write_context_file(const std::string& path, const std::string& compatibility,
-                        const std::vector<Node>& nodes) {
+std::string write_context_file(const std::string& path, const std::string& compatibility,
+                               const std::vector<Node>& nodes) {
   HeadWriter writer;
   writer.text(compatibility);
   writer.list(nodes, [&](const Node& node) { writer.node(node); });
   writer.list(writer.blobs, [&](const Blob& blob) { writer.number(blob.bytes); });
-  HeadWriter sizes;
-  sizes.number(kVersion);
-  sizes.number(writer.head().size());
-  HeadWriter begin;
-  begin.number(kMagic);
-  begin.number(kVersion);
-  begin.number(writer.head().size());
-  begin.number(
-      sum_of(std::as_bytes(std::span(sizes.head())), std::as_bytes(std::span(writer.head()))));
 
-  const std::filesystem::path unfinished = path_of(path + ".unfinished");
-  std::ofstream file(unfinished, std::ios::binary | std::ios::trunc);
-  file << begin.head() << writer.head();
+  NewFile file(path_of(path));
+  const std::hash<std::string_view> hash;
+  HeadWriter hashes;
+  hashes.number(hash(writer.head()));
+  file.content() << std::string(kHeadBegin, '\0') << writer.head();
   std::vector<std::byte> memory;
   for (const Blob& blob : writer.blobs) {
-    const auto at = static_cast<std::size_t>(file.tellp());
-    file << std::string(aligned(at) - at, '\0');
+    const auto at = static_cast<std::size_t>(file.content().tellp());
+    file.content() << std::string(aligned(at) - at, '\0');
     const auto* data = static_cast<const char*>(blob.data);
     if (blob.packed != nullptr) {
       memory.resize(blob.bytes);
       blob.packed->write(memory);
       data = reinterpret_cast<const char*>(memory.data());
     }
-    file.write(data, static_cast<std::streamsize>(blob.bytes));
+    file.content().write(data, static_cast<std::streamsize>(blob.bytes));
+    hashes.number(hash({data, blob.bytes}));
   }
-  file.close();
-  std::error_code error;
-  if (file) std::filesystem::rename(unfinished, path_of(path), error);
-  if (!file || error) {
-    std::filesystem::remove(unfinished, error);
-    fail("[FlowNPU] cannot write the compiled partition '", path,
-         "': is the disk full, or the folder read-only?");
-  }
+  const std::uint64_t identity = hash(hashes.head());
+
+  file.content().seekp(0) << begin_of(identity, writer.head());
+  if (const std::string problem = file.finish(); !problem.empty())
+    fail("[FlowNPU] cannot write the compiled partition '", path, "': ", problem);
+  return to_text(identity);
 }
 
 }  // namespace flownpu

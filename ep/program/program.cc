@@ -10,6 +10,7 @@
 
 #include "ep/program/planner.h"
 #include "ep/program/workspace.h"
+#include "ops/cancellation.h"
 #include "ops/error.h"
 #include "ops/system/memory.h"
 
@@ -188,8 +189,10 @@ void Program::join_outputs(const Workspace& workspace) const {
 
 void Program::run_steps(std::size_t begin, std::size_t end, Workspace& workspace, ProgramIo& io,
                         StepObserver* observer) const {
-  for (std::size_t i = begin; i < end; ++i)
+  for (std::size_t i = begin; i < end; ++i) {
+    check_cancelled();
     naming(steps_[i].node, [&] { run_step(steps_[i], workspace, io, observer); });
+  }
 }
 
 void Program::run_step(const PlannedStep& step, Workspace& workspace, ProgramIo& io,

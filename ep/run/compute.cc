@@ -47,8 +47,11 @@ class KernelContextIo final : public ProgramIo {
 
 // Everything that a run changes is in the program's workspaces: ORT's per-node state is not used.
 ComputeInfo::ComputeInfo(const Api& api, std::unique_ptr<ResilientProgram> program,
-                         std::unique_ptr<CpuProvider> elsewhere)
-    : api_(api), program_(std::move(program)), elsewhere_(std::move(elsewhere)) {
+                         std::unique_ptr<CpuProvider> elsewhere, Termination& termination)
+    : api_(api),
+      program_(std::move(program)),
+      elsewhere_(std::move(elsewhere)),
+      termination_(termination) {
   ort_version_supported = api.version();
   CreateState = [](OrtNodeComputeInfo* /*self*/, OrtNodeComputeContext* /*context*/,
                    void** state) -> OrtStatus* {
@@ -65,13 +68,19 @@ ComputeInfo::ComputeInfo(const Api& api, std::unique_ptr<ResilientProgram> progr
 }
 
 void ComputeInfo::run(OrtKernelContext* context) const {
-  if (program_ == nullptr) return elsewhere_->run(context);
+  // While a run is profiled, its options may ask for a profile of each run that they are used for.
+  StepObserver* observer = current_observer();
+  const auto elsewhere = [&] {
+    elsewhere_->run(context, observer == nullptr ? termination_.options() : nullptr);
+  };
+  if (program_ == nullptr) return elsewhere();
   try {
     KernelContextIo io(api_, context);
-    program_->run(io, current_observer());
+    const Cancellable cancellable(observer == nullptr ? &termination_ : nullptr);
+    program_->run(io, observer);
   } catch (const Unsupported&) {
     if (elsewhere_ == nullptr) throw;
-    elsewhere_->run(context);
+    elsewhere();
   }
 }
 

@@ -7,15 +7,16 @@
 #include "ep/api.h"
 #include "ep/program/resilient_program.h"
 #include "ep/run/cpu_provider.h"
+#include "ep/run/termination.h"
 
 namespace flownpu {
 
 class ComputeInfo final : public ort::OrtNodeComputeInfo {
  public:
   // `elsewhere` computes runs that the program does not take (Unsupported). Either may be null, but
-  // not both.
+  // not both. `termination` outlives this.
   ComputeInfo(const Api& api, std::unique_ptr<ResilientProgram> program,
-              std::unique_ptr<CpuProvider> elsewhere);
+              std::unique_ptr<CpuProvider> elsewhere, Termination& termination);
 
  private:
   void run(OrtKernelContext* context) const;
@@ -23,6 +24,7 @@ class ComputeInfo final : public ort::OrtNodeComputeInfo {
   Api api_;
   std::unique_ptr<ResilientProgram> program_;
   std::unique_ptr<CpuProvider> elsewhere_;
+  Termination& termination_;
 };
 
 }  // namespace flownpu

@@ -11,17 +11,6 @@
 #include "ops/error.h"
 
 namespace flownpu {
-namespace {
-
-std::vector<const char*> c_strings(const std::vector<std::string>& texts) {
-  std::vector<const char*> pointers;
-  pointers.reserve(texts.size());
-  for (const std::string& text : texts) pointers.push_back(text.c_str());
-  return pointers;
-}
-
-}  // namespace
-
 CpuProvider::CpuProvider(const Api& api, std::vector<Node> nodes, std::vector<std::string> inputs,
                          std::vector<std::string> outputs, OperatorSets opsets, int threads)
     : api_(api),
@@ -41,44 +30,27 @@ CpuProvider::CpuProvider(const Api& api, std::vector<Node> nodes, std::vector<st
   }
 }
 
-CpuProvider::~CpuProvider() {
-  if (session_ != nullptr) api_.call(ort::ReleaseSession, session_);
-  if (environment_ != nullptr) api_.call(ort::ReleaseEnv, environment_);
-}
-
 bool CpuProvider::knows(const std::vector<Node>& nodes) {
   return std::ranges::all_of(nodes, [](const Node& node) {
     return node.domain != kDomain && node.op_type != "EPContext" && node.packed.empty();
   });
 }
 
-OrtSession* CpuProvider::session() const {
+const OwnSession& CpuProvider::session() const {
   const std::scoped_lock lock(mutex_);
-  if (session_ != nullptr) return session_;
-  // The process already has an ORT environment: this adds a reference to it.
-  if (environment_ == nullptr)
-    api_.call(ort::CreateEnv, ort::ORT_LOGGING_LEVEL_WARNING, "FlowNPU", &environment_);
-  OrtSessionOptions* made = nullptr;
-  api_.call(ort::CreateSessionOptions, &made);
-  const auto release = [this](OrtSessionOptions* options) {
-    api_.call(ort::ReleaseSessionOptions, options);
-  };
-  const std::unique_ptr<OrtSessionOptions, decltype(release)> options(made, release);
-  api_.call(ort::SetIntraOpNumThreads, made, threads_);
-  const std::string model = onnx_model(nodes_, inputs_, outputs_, constants_, opsets_);
-  api_.call(ort::CreateSessionFromArray, environment_, model.data(), model.size(), made, &session_);
-  return session_;
+  if (session_ == nullptr) {
+    session_ = std::make_unique<OwnSession>(
+        api_, onnx_model(nodes_, inputs_, outputs_, constants_, opsets_), threads_,
+        ort::ORT_LOGGING_LEVEL_WARNING);
+  }
+  return *session_;
 }
 
-void CpuProvider::run(OrtKernelContext* context) const {
+void CpuProvider::run(OrtKernelContext* context, const OrtRunOptions* options) const {
   std::vector<const OrtValue*> inputs(inputs_.size());
   for (std::size_t i = 0; i < inputs.size(); ++i)
     api_.call(ort::KernelContext_GetInput, context, i, &inputs[i]);
-  std::vector<OrtValue*> results(outputs_.size());
-  const std::vector<const char*> input_names = c_strings(inputs_);
-  const std::vector<const char*> output_names = c_strings(outputs_);
-  api_.call(ort::Run, session(), nullptr, input_names.data(), inputs.data(), inputs.size(),
-            output_names.data(), output_names.size(), results.data());
+  const std::vector<OrtValue*> results = session().run(options, inputs_, inputs, outputs_);
 
   const auto release = [this](OrtValue* value) { api_.call(ort::ReleaseValue, value); };
   std::vector<std::unique_ptr<OrtValue, decltype(release)>> owned;

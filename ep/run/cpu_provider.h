@@ -12,6 +12,7 @@
 
 #include "ep/api.h"
 #include "ep/model/onnx_model.h"
+#include "ep/run/own_session.h"
 #include "ops/nodes/node.h"
 
 namespace flownpu {
@@ -22,19 +23,17 @@ class CpuProvider {
   // node, constants included, in its order. The session is made by the first run.
   CpuProvider(const Api& api, std::vector<Node> nodes, std::vector<std::string> inputs,
               std::vector<std::string> outputs, OperatorSets opsets, int threads);
-  ~CpuProvider();
-  CpuProvider(const CpuProvider&) = delete;
-  CpuProvider& operator=(const CpuProvider&) = delete;
 
   // Whether ONNX Runtime's CPU provider knows all the nodes. It does not know FlowNPU's operators,
   // whose definitions are in the model, nor the nodes of compiled partitions.
   static bool knows(const std::vector<Node>& nodes);
 
-  // Computes one run of the fused node. Throws Error with ONNX Runtime's message.
-  void run(OrtKernelContext* context) const;
+  // Computes one run of the fused node; `options` may be null. Throws Error with ONNX Runtime's
+  // message.
+  void run(OrtKernelContext* context, const OrtRunOptions* options) const;
 
  private:
-  OrtSession* session() const;
+  const OwnSession& session() const;
   void copy(OrtValue* result, OrtKernelContext* context, std::size_t index) const;
 
   Api api_;
@@ -44,9 +43,8 @@ class CpuProvider {
   std::set<std::string> constants_;
   OperatorSets opsets_;
   int threads_;
-  mutable std::mutex mutex_;  // guards the members below
-  mutable OrtEnv* environment_ = nullptr;
-  mutable OrtSession* session_ = nullptr;
+  mutable std::mutex mutex_;  // guards session_
+  mutable std::unique_ptr<OwnSession> session_;
 };
 
 }  // namespace flownpu

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
-from onnxscript import optimizer, version_converter
+from onnxscript import optimizer
 
+from flownpu.graph_rewrites.four_bit_table import bytes_of_tables
 from flownpu.graph_rewrites.native_graph import apply_rules
+from flownpu.graph_rewrites.opset import raise_opset
 from flownpu.graph_rewrites.plain.attention.scaled_dot_product_attention import fold_attention
 from flownpu.graph_rewrites.plain.gelu import fold_gelu
 from flownpu.graph_rewrites.plain.known_sizes import MOST_SIZES, fold_known_sizes, take_sizes_from_inputs
@@ -22,7 +24,6 @@ from flownpu.graph_rewrites.plain.weights.projection import quantise_projections
 from flownpu.graph_rewrites.report import Report, operators
 from flownpu.graph_rewrites.signature import unknown_parts
 from flownpu.ops.definitions import add_functions
-from flownpu.ops.definitions.onnx_function import OPSET
 
 if TYPE_CHECKING:
     from flownpu.graph_rewrites.plain.attention.scaled_dot_product_attention import Tiler
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 # Folding computed sizes needs shapes, and makes more shapes known; in exported decoders two rounds find everything.
 _ROUNDS = 2
-# The oldest opset that onnxscript's converter takes.
-_OLDEST_OF_ONNXSCRIPT = 18
 
 
 def prepare(model: ir.Model) -> None:
@@ -40,14 +39,7 @@ def prepare(model: ir.Model) -> None:
     Raises:
         ValueError: the graph's opset cannot be converted.
     """
-    version = model.opset_imports.get("", 0)
-    if version < 1:
-        raise ValueError("the model does not say of which ONNX opset it is")
-    if version < OPSET:
-        # onnxscript's own converter leaves nodes of older opsets as they are; ONNX's, the fallback, converts them.
-        version_converter.convert_version(model, OPSET, fallback=version < _OLDEST_OF_ONNXSCRIPT)
-        if (reached := model.opset_imports.get("", 0)) < OPSET:
-            raise ValueError(f"ONNX opset {version}: could be converted to {reached} only, expected {OPSET}")
+    raise_opset(model)
     _keep_small_integers_in_nodes(model)
     for node in model.graph:
         for value in node.outputs:
@@ -107,6 +99,7 @@ def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = N
     _note(report, "projection", quantise_projections(model))
     _note(report, "embedding", quantise_embeddings(model))
     passes.RemoveUnusedNodesPass()(model)
+    report.misses += bytes_of_tables(model)
     apply_rules(model, report)
     passes.RemoveUnusedNodesPass()(model)
     report.after = operators(model)

@@ -53,6 +53,7 @@ auto operators_by_file() {
                     cpu::choice_operators(),
                     cpu::transpose_operators(),
                     cpu::dense_operators(),
+                    cpu::gemm_operators(),
                     cpu::patch_operators(),
                     cpu::dequantize_operators(),
                     cpu::rotary_embedding_operators()};

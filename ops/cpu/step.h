@@ -54,6 +54,7 @@ std::span<const Operator> reshape_operators();
 std::span<const Operator> part_operators();
 std::span<const Operator> choice_operators();
 std::span<const Operator> dense_operators();
+std::span<const Operator> gemm_operators();
 std::span<const Operator> patch_operators();
 std::span<const Operator> dequantize_operators();
 std::span<const Operator> transpose_operators();

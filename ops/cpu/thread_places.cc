@@ -59,7 +59,7 @@ void ThreadPlaces::keep(std::span<std::thread> workers) const {
 
 void ThreadPlaces::make_room(std::span<std::thread> workers) {
   const int core = core_of(current_processor());
-  if (core == caller_.core) return;
+  if (core == caller_.core || workers.empty()) return;
   const auto taken = std::ranges::find(workers_, core, &Processor::core);
   if (taken == workers_.end()) return;
   std::swap(*taken, caller_);

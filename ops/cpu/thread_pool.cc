@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <mutex>
+#include <system_error>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
+#include "ops/system/forks.h"
 #include "ops/system/machine_limits.h"
 #include "ops/system/processors.h"
 #include "ops/system/threads.h"
@@ -80,9 +83,9 @@ class ThreadPool::Fetch {
     if (next_ == kMostStreams) return;
     const Stream& stream = pool_.expected_[next_++];
     const std::size_t all = stream.bytes.load(std::memory_order_relaxed);
-    const std::size_t begin = pool_.places_.bound(all, thread_);
+    const std::size_t begin = pool_.places_->bound(all, thread_);
     // A caller may move the bounds between the two reads.
-    const std::size_t end = std::max(begin, pool_.places_.bound(all, thread_ + 1));
+    const std::size_t end = std::max(begin, pool_.places_->bound(all, thread_ + 1));
     const std::size_t bytes = std::min(end - begin, left_);
     left_ -= bytes;
     at_ = stream.begin.load(std::memory_order_relaxed) + begin;
@@ -114,31 +117,67 @@ ThreadPool::ThreadPool(int threads)
 
 ThreadPool::ThreadPool(int threads, const std::vector<Processor>& processors)
     : most_(std::max(threads, usable_processors())),
-      places_(static_cast<std::size_t>(std::max(threads, 1)), processors),
       shares_(static_cast<std::size_t>(std::max(threads, 1))),
       done_(shares_.size()) {
-  for (std::size_t thread = 1; thread < shares_.size(); ++thread)
-    workers_.emplace_back([this, thread] { work(thread); });
-  places_.keep(workers_);
+  static std::once_flag once;
+  std::call_once(once, [] { in_forked_children([] { computing_ = 0; }); });
+  start(processors);
 }
 
 ThreadPool::~ThreadPool() {
+  if (started_ != forks()) {
+    forget();
+    return;
+  }
   stopping_ = true;
   ++jobs_;
   wake_all(jobs_);
-  for (std::thread& worker : workers_) worker.join();
+  for (std::thread& worker : *workers_) worker.join();
+}
+
+void ThreadPool::start(const std::vector<Processor>& processors) {
+  started_ = forks();
+  places_ = std::make_unique<ThreadPlaces>(shares_.size(), processors);
+  workers_ = std::make_unique<std::vector<std::thread>>();
+  workers_->reserve(shares_.size() - 1);
+  try {
+    for (std::size_t thread = 1; thread < shares_.size(); ++thread)
+      workers_->emplace_back([this, thread] { work(thread); });
+  } catch (const std::system_error&) {
+    // The system allows no more threads (ulimit -u, a container's limit): those that there are
+    // also do the shares of the others.
+  }
+  places_->keep(*workers_);
+}
+
+// In a forked child: gives up the parent's workers. Their handles cannot be joined nor destroyed,
+// and whatever names a thread by one of them does so to another thread, or to the calling one.
+void ThreadPool::forget() {
+  [[maybe_unused]] const auto* never_freed = workers_.release();
+  gate_ = 0;
+}
+
+// Makes the calling thread the caller whose job the pool does. False if another one is.
+bool ThreadPool::enter() {
+  const std::int64_t process = forks();
+  std::int64_t caller = caller_.load(std::memory_order_relaxed);
+  if (caller == process) return false;
+  if (!caller_.compare_exchange_strong(caller, process, std::memory_order_acquire)) return false;
+  if (started_ != process) {
+    forget();
+    start(describe_processors(allowed_processors()));
+  }
+  return true;
 }
 
 void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) {
-  std::unique_lock lock(caller_, std::defer_lock);
   const int others = computing_.fetch_add(1, std::memory_order_relaxed);
-  if (tasks <= 1 || tasks > kMostTasks || workers_.empty() || others + 1 >= most_ ||
-      !lock.try_lock()) {
+  if (tasks <= 1 || tasks > kMostTasks || shares_.size() == 1 || others + 1 >= most_ || !enter()) {
     for (std::int64_t index = 0; index < tasks; ++index) call(context, index, 0);
     computing_.fetch_sub(1, std::memory_order_relaxed);
     return;
   }
-  places_.make_room(workers_);
+  places_->make_room(*workers_);
   call_ = call;
   context_ = context;
   deal(tasks);
@@ -158,21 +197,22 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) 
       pause();
     }
   }
-  if (places_.are_uneven()) learn();
+  if (places_->are_uneven()) learn();
+  caller_.store(kNobody, std::memory_order_release);
   computing_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void ThreadPool::learn() {
   for (std::size_t thread = 0; thread < shares_.size(); ++thread)
     done_[thread] = shares_[thread].done;
-  places_.learn(done_);
+  places_->learn(done_);
 }
 
 void ThreadPool::deal(std::int64_t tasks) {
   const auto all = static_cast<std::uint64_t>(tasks);
   for (std::size_t thread = 0; thread < shares_.size(); ++thread) {
     const std::uint64_t range =
-        places_.bound(all, thread + 1) << kEndBits | places_.bound(all, thread);
+        places_->bound(all, thread + 1) << kEndBits | places_->bound(all, thread);
     shares_[thread].range.store(range, std::memory_order_relaxed);
     shares_[thread].done = 0;
   }

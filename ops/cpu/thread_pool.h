@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <thread>
 #include <type_traits>
@@ -34,7 +33,7 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+  int threads() const { return static_cast<int>(shares_.size()); }
 
   // Calls task(index), or task(index, thread), for every index in [0, tasks) on all threads, and
   // returns when all are done. `thread` is below threads(); tasks of a call that run at the same
@@ -49,6 +48,9 @@ class ThreadPool {
   // workers help while a core is free for them, and leave after their current task when another
   // caller needs it. A caller that finds no free core, or whose pool is helping another caller,
   // does all tasks alone.
+  //
+  // A process that was forked has none of its parent's workers: the first call there starts new
+  // ones.
   template <typename Task>
   void run(std::int64_t tasks, const Task& task) {
     run_erased(
@@ -102,6 +104,9 @@ class ThreadPool {
   // may join while there are fewer than `most_`.
   static std::atomic<int> computing_;
 
+  bool enter();
+  void start(const std::vector<Processor>& processors);
+  void forget();
   void run_erased(std::int64_t tasks, Call call, const void* context);
   void work(std::size_t thread);
   bool join();
@@ -112,10 +117,15 @@ class ThreadPool {
   void learn();
 
   int most_;
-  std::mutex caller_;
-  std::vector<std::thread> workers_;
-
-  ThreadPlaces places_;
+  // The caller whose job it is: kNobody, or the number of forks (ops/system/forks.h) of the process
+  // that the caller belongs to. In a forked child, a caller of the parent's counts as nobody.
+  static constexpr std::int64_t kNobody = -1;
+  std::atomic<std::int64_t> caller_{kNobody};
+  // Belong to the caller: the number of forks of the process that started the workers; these; and
+  // where they run.
+  std::uint32_t started_ = 0;
+  std::unique_ptr<std::vector<std::thread>> workers_;
+  std::unique_ptr<ThreadPlaces> places_;
 
   // A thread's share of the job: [begin, end), begin in the low half, end in the high one. On a
   // cache line of its own.

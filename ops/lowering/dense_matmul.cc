@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products with a constant weight, and what follows them, -> DenseMatMul:
 //
-//   MatMul(X, W), Gemm(X, W, C)                          -> DenseMatMul(X, W, -, C)
+//   MatMul(X, W), Gemm(X, W, C)                          -> DenseMatMul(X, W, -, C), C its bias or
+//                                                        residual
 //   W = Cast(constant), DequantizeLinear(constant, s)    -> the constant itself, and its scale s
 //   Reshape(DenseMatMul(Reshape(X, [-1, K]), ..), ..)    -> DenseMatMul(X, ..)
 //   Add(DenseMatMul(..), bias), Gelu(DenseMatMul(..)), Add(DenseMatMul(..), residual)
@@ -80,8 +81,9 @@ Weight weight_of(Graph& graph, const Value& value, bool transposed) {
   return weight;
 }
 
-void become_product(Node& node, const Weight& weight, bool transposed, Value bias) {
-  std::vector<Value> inputs{node.inputs[0], weight.value, weight.scale, std::move(bias), {}};
+void become_product(Node& node, const Weight& weight, bool transposed, Value bias, Value residual) {
+  std::vector<Value> inputs{node.inputs[0], weight.value, weight.scale, std::move(bias),
+                            std::move(residual)};
   node.op_type = "DenseMatMul";
   node.domain = kDomain;
   node.since_version = 1;
@@ -91,7 +93,14 @@ void become_product(Node& node, const Weight& weight, bool transposed, Value bia
 
 void matmul(Graph& graph, Node& node) {
   const Weight weight = weight_of(graph, node.inputs[1], false);
-  if (!weight.value.name.empty()) become_product(node, weight, false, {});
+  if (!weight.value.name.empty()) become_product(node, weight, false, {}, {});
+}
+
+// Whether C of a Gemm has an element for each of the product's, as far as is known: ORT's
+// MatMulAddFusion makes such Gemms of MatMul(X, W) + Z.
+bool is_residual(const Value& c, const Value& x, std::int64_t columns) {
+  return c.type == DataType::kFloat32 && c.shape && x.shape && c.shape->rank() == 2 &&
+         (*c.shape)[0] == (*x.shape)[0] && (*c.shape)[1] == columns;
 }
 
 void gemm(Graph& graph, Node& node) {
@@ -99,9 +108,13 @@ void gemm(Graph& graph, Node& node) {
     return;
   const bool transposed = node.integer("transB", 0) != 0;
   const Weight weight = weight_of(graph, node.inputs[1], transposed);
-  const Value bias = input_or_none(node, 2);
-  if (weight.value.name.empty() || (!bias.name.empty() && !is_vector(bias, weight.m))) return;
-  become_product(node, weight, transposed, bias);
+  if (weight.value.name.empty()) return;
+  const Value c = input_or_none(node, 2);
+  if (c.name.empty() || is_vector(c, weight.m)) {
+    become_product(node, weight, transposed, c, {});
+  } else if (is_residual(c, node.inputs[0], weight.m)) {
+    become_product(node, weight, transposed, {}, c);
+  }
 }
 
 // The DenseMatMul that makes `value`, if nothing but one node reads it; null otherwise.

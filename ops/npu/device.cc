@@ -129,8 +129,12 @@ Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) cons
   return lowered;
 }
 
+std::string compatible_layout(std::string_view device) {
+  return std::string(device).append(", ").append(kLayout);
+}
+
 std::string NpuDevice::compatibility(const Lowering& lowering) const {
-  return std::string(name()) + ", " + std::string(kLayout) + ", artifacts " +
+  return compatible_layout(name()) + ", artifacts " +
          open(lowering.model_folder)->artifacts().identity();
 }
 

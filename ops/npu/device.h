@@ -24,6 +24,10 @@ bool npu_built_in();
 
 namespace npu {
 
+// What Device::compatibility() begins with: the device, and how constants of lowered nodes are laid
+// out.
+std::string compatible_layout(std::string_view device);
+
 class NpuDevice final : public layers::DeviceWithHost {
  public:
   // Artifacts and runtime are opened when nodes are lowered or prepared.

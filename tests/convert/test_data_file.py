@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+import pytest
 
 from flownpu.convert.graph.data_file import ALIGNMENT, DataFile
-
-if TYPE_CHECKING:
-    import pytest
 
 LARGE_PAGE = 2 << 20
 # Bytes of each tensor's parts: less than a page, whole large pages, parts across a page's end, several pages at once.
@@ -50,6 +48,17 @@ def test_parts_that_are_not_contiguous_are_written_in_order(tmp_path: Path) -> N
     with DataFile(tmp_path / "data") as data:
         data.write("transposed", ir.DataType.FLOAT, (3, 3), [square.T])
     np.testing.assert_array_equal(np.fromfile(tmp_path / "data", np.float32), square.T.reshape(-1))
+
+
+@pytest.mark.parametrize("dtype", [ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.UINT2], ids=str)
+@pytest.mark.parametrize("size", [6, 7])
+def test_types_of_less_than_a_byte_are_packed(dtype: ir.DataType, size: int, tmp_path: Path) -> None:
+    numbers = (np.arange(3 * size).reshape(3, size) % 3).astype(np.int8).astype(dtype.numpy())
+    with DataFile(tmp_path / "data") as data:
+        tensor = data.write("codes", dtype, numbers.shape, [numbers])
+    expected = onnx.numpy_helper.from_array(numbers)  # whose raw_data is packed
+    assert (tmp_path / "data").read_bytes() == expected.raw_data
+    np.testing.assert_array_equal(tensor.numpy(), numbers)
 
 
 def test_the_file_is_written_a_large_page_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,13 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import pytest
+import transformers
 
 from flownpu.convert import ConversionError, Progress, convert
 from flownpu.convert import output as output_module
 from flownpu.convert.graph import data_file
 from flownpu.convert.output import output_folder
+from flownpu.generate.chat_template import ChatTemplate
 from flownpu.graph_rewrites.testing import declare_simplified_layer_normalization
 
 
@@ -300,3 +302,21 @@ def test_progress_counts_every_weight_and_byte(checkpoint: Path, tmp_path: Path)
     assert all(progress.done == progress.total for progress in stages.values())
     assert stages["quantise"].total == 300 * 96 + 3 * ((6 + 4) * 16 * 96 + 6 * 16 * 96 + 3 * 96 * 160)
     assert [p.done for p in seen if p.stage == "quantise"] == sorted(p.done for p in seen if p.stage == "quantise")
+
+
+def test_chat_templates_are_copied_and_render_as_the_checkpoints(checkpoint: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(checkpoint, source)
+    (source / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools[0].name }}{{ sep_token }}")
+    (source / "special_tokens_map.json").write_text('{"sep_token": "<sep>"}')
+    convert(source, tmp_path / "model")
+    manifest = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())
+    for files in (manifest["source"]["files"], manifest["files"]):
+        assert "additional_chat_templates/tool_use.jinja" in files
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    messages, tools = [{"role": "user", "content": "Hi"}], [{"name": "f"}]
+    for given in ([], tools):
+        expected = tokenizer.apply_chat_template(messages, given or None, tokenize=False, add_generation_prompt=True)
+        assert ChatTemplate.of(tmp_path / "model").render(messages, given) == expected

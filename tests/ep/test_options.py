@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,6 +77,16 @@ def test_options_reach_the_device(placed: Placed) -> None:
     assert placement["why"] == "device=cpu"
 
 
+def test_placement_of_sessions_made_at_once_is_whole(make_session: MakeSession, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    with ThreadPoolExecutor(8) as threads:
+        made = [threads.submit(make_session, MODEL, {"placement": str(path)}) for _ in range(80)]
+    for session in made:
+        session.result()
+    assert json.loads(path.read_text())["nodes"] == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_placement_on_stderr_is_one_line(make_session: MakeSession, capfd: pytest.CaptureFixture[str]) -> None:
     make_session(MODEL, {"placement": "stderr"})
     lines = capfd.readouterr().err.splitlines()
@@ -118,7 +129,7 @@ def test_placement_in_a_folder_is_by_the_models_name(make_session: MakeSession, 
 
 
 def test_a_placement_file_that_cannot_be_written_is_an_error(make_session: MakeSession, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"option placement: cannot write '.*missing/placement\.json'"):
+    with pytest.raises(Exception, match=r"option placement: cannot write '.*missing/placement\.json': No such"):
         make_session(MODEL, {"placement": str(tmp_path / "missing" / "placement.json")})
 
 

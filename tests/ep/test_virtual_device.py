@@ -59,3 +59,15 @@ def test_a_session_on_it_is_emulated(library: Path) -> None:
             print("emulate" if "emulate" in str(error) else error)
     """
     assert run(library, body) == ["emulate"]
+
+
+def test_compatibility_of_a_model_compiled_for_the_emulator(library: Path) -> None:
+    """ORT's query, to which the device without a session answers; its enumerators have the API's numbers."""
+    body = """
+        from onnxruntime.capi._pybind_state import get_model_compatibility_for_ep_devices
+        onnxruntime.register_execution_provider_library(NAME + ".virtual", LIBRARY)
+        layout = "decoder layers 2, encoder layers 1, operators 1"
+        for text in (f"emulate, {layout}, artifacts 0123", f"emulate, {layout} and more", "emulate, none", "cpu"):
+            print(get_model_compatibility_for_ep_devices(ours(), "flownpu-context 3; " + text).name)
+    """
+    assert run(library, body) == ["EP_SUPPORTED_OPTIMAL", "EP_UNSUPPORTED", "EP_UNSUPPORTED", "EP_UNSUPPORTED"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat templates rendered here and by transformers, by name and feature: `python -m tests.generate.template_table FOLDER`.
+"""Chat templates rendered here and by transformers, by name and feature.
 
-FOLDER holds templates as files NAME.jinja, such as those that come with llama.cpp, vLLM or TRL. The table's lines are
-docs/use/chat-templates.md's.
+`python -m tests.generate.template_table FOLDER` prints the table of docs/use/chat-templates.md. FOLDER holds
+templates as files NAME.jinja, such as those that come with llama.cpp, vLLM or TRL.
 """
 
 import sys
@@ -27,7 +27,10 @@ PROPERTIES = {
 PARAMETERS = {"type": "object", "properties": PROPERTIES, "required": ["city"]}
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "description": "Tells.", "parameters": PARAMETERS}},
-    {"type": "function", "function": {"name": "stop", "description": "Stops.", "parameters": {"type": "object", "properties": {}}}},
+    {
+        "type": "function",
+        "function": {"name": "stop", "description": "Stops.", "parameters": {"type": "object", "properties": {}}},
+    },
 ]
 
 
@@ -50,6 +53,7 @@ def result(name: str, content: str) -> dict[str, Any]:
 
 ASK, ANSWER = said("user", "  How is it?\n"), said("assistant", "Fine.")
 CALLS = {"weather": {"city": "Köln", "days": None, "units": ["K"]}, "stop": {}}
+RESULTS = [result("weather", "3 °C"), result("stop", "ok")]
 FEATURES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]] = {
     "plain": ([ASK], [], {}),
     "system": ([said("system", "Be\n\nbrief. "), ASK], [], {}),
@@ -57,7 +61,7 @@ FEATURES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, 
     "unicode": ([said("user", "Ä 東京 🙂 {{ x }} {% if %} <|im_end|> \\n 'a' \"b\" </s>")], [], {}),
     "tools": ([said("system", "Be brief."), ASK], TOOLS, {}),
     "call": ([ASK, called(None, weather=CALLS["weather"]), result("weather", '{"t": 3}')], TOOLS, {}),
-    "calls": ([ASK, called("I look.", **CALLS), result("weather", "3 °C"), result("stop", "ok"), ANSWER, ASK], TOOLS, {}),
+    "calls": ([ASK, called("I look.", **CALLS), *RESULTS, ANSWER, ASK], TOOLS, {}),
     "thought": ([ASK, said("assistant", "Fine.", reasoning_content="Hm.\n"), ASK], [], {}),
     "thinking on": ([ASK], [], {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}),
     "thinking off": ([ASK], [], {"enable_thinking": False, "thinking": False}),
@@ -74,7 +78,7 @@ def by_transformers(template: str) -> PreTrainedTokenizerFast:
 
 
 def compare(template: str) -> dict[str, str]:
-    """For each feature what became of it: "equal", "refused" by both, "more" if only transformers refuses, or "differs".
+    """For each feature: "equal", "refused" by both, "more" if only transformers refuses, or "differs".
 
     "form" is a text or a list of parts that the template itself does not read, and is given in the other form here.
     """
@@ -86,7 +90,7 @@ def compare(template: str) -> dict[str, str]:
             expected = reference.apply_chat_template(
                 messages, tools or None, add_generation_prompt=True, tokenize=False, **variables
             )
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 whatever its template raises, transformers refuses
             expected = error
         try:
             got = own.render(messages, tools, **variables)

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
 
 from flownpu.errors import FlowNPUError
 from flownpu.generate import template_process
 from flownpu.generate.chat_template import ChatTemplate
 from flownpu.generate.template_environment import variables
-from flownpu.model.folder import special_tokens
+from flownpu.model.folder import CLASS_TOKENS, special_tokens
 from tests.generate.template_table import ASK, FEATURES, TOKENS, TOOLS, by_transformers, called, compare, result, said
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
@@ -27,16 +28,19 @@ WRITTEN_BY_US = {
     "tokens": "{{ bos_token }}{{ eos_token }}{{ unk_token + pad_token }}{{ mask_token }}",
     "tojson": "{{ tools | tojson }}{{ messages | tojson(indent=2) }}{{ tools | tojson(ensure_ascii=True) }}",
     "tojson arguments": "{{ tools | tojson(separators=(',', ':'), sort_keys=True) }}",
-    "raise": "{% if tools %}{{ raise_exception('No tools: ' + tools[0].function.name) }}{% endif %}{{ messages[0].content }}",
+    "raise": "{% if tools %}{{ raise_exception('No tools: ' + tools[0].function.name) }}{% endif %}"
+    "{{ messages[0].content }}",
     "today": "{{ strftime_now('%d %b %Y') }}",
-    "generation": "{% for m in messages %}{% generation %}{% set x = 1 %}{{ m.content }}\n{% endgeneration %}{{ x }}{% endfor %}",
+    "generation": "{% for m in messages %}{% generation %}{% set x = 1 %}{{ m.content }}\n{% endgeneration %}{{ x }}"
+    "{% endfor %}",
     "namespace": "{% set n = namespace(i=0, t='') %}{% for m in messages %}{% set n.i = n.i + 1 %}"
     "{% set n.t = n.t ~ m.role %}{% endfor %}{{ n.i }}{{ n.t }}",
     "dict": "{{ dict(a=1, **{'b': 2}) }}{{ dict.fromkeys(['x'], 0) }}",
     "methods": "{{ messages[0].content.strip().replace('i', 'o').split(' ')[-1].upper().startswith('I') }}",
     "filters": "{{ messages | map(attribute='role') | list | unique | join(',') }}{{ messages | first }}"
     "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ messages[-1].content | trim | title }}",
-    "items": "{% for k, v in messages[0].items() %}{{ k }}={{ v }};{% endfor %}{% for k, v in messages[0] | items %}{{ k }}{% endfor %}",
+    "items": "{% for k, v in messages[0].items() %}{{ k }}={{ v }};{% endfor %}"
+    "{% for k, v in messages[0] | items %}{{ k }}{% endfor %}",
     "macro": "{% macro turn(m, end='!') %}<{{ m.role }}>{{ m.content }}{{ end }}{% endmacro %}"
     "{% for m in messages %}{{ turn(m) }}{% endfor %}",
     "slices": "{% for m in messages[1:] %}{{ m.content }}{% endfor %}{{ messages[::-1][0].role }}",
@@ -93,7 +97,11 @@ def test_a_call_without_content_where_the_template_wants_one_is_rendered():
 @pytest.mark.parametrize(
     ("text", "content", "expected"),
     [
-        (EVERY, [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}], "a<start_of_image>b"),
+        (
+            EVERY,
+            [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}],
+            "a<start_of_image>b",
+        ),
         ("{{ messages | tojson }}", [{"type": "text", "text": "a"}], '"content": "a"'),
         (WRITTEN_BY_US["parts alone"], "a", "a"),
         (WRITTEN_BY_US["parts"], [{"type": "text", "text": "a"}, {"type": "image"}], "[text]a[image]"),
@@ -137,15 +145,19 @@ def hurried(monkeypatch):
         ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "more than 33554432 characters"),
         ("{{ 'x' * 10 ** 10 }}", "more than 1024 MiB"),
         ("{{ '%999999999999d' % 1 }}", "more than 1024 MiB|too"),
-        ("{% set n = namespace(t='x') %}{% for i in range(99) %}{% set n.t = n.t ~ n.t %}{% endfor %}", "1024 MiB|more than 1 s"),
+        (
+            "{% set n = namespace(t='x') %}{% for i in range(99) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
+            "1024 MiB|more than 1 s",
+        ),
         ("{{ range(10 ** 9) | list }}", "Range too big"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "too deeply"),
     ],
 )
-def test_a_template_without_end_is_ended(text, said, hurried):
+@pytest.mark.usefixtures("hurried")
+def test_a_template_without_end_is_ended(text, said):
     with pytest.raises(FlowNPUError, match=said):
         template(text).render([ASK])
-    assert template(EVERY).render([said_again := ASK]) == f"user:{said_again['content']}|"
+    assert template(EVERY).render([ASK]) == f"user:{ASK['content']}|"
 
 
 def test_a_process_that_was_killed_is_started_again():
@@ -200,11 +212,24 @@ OBJECT = {"__type": "AddedToken", "content": "<bos>", "lstrip": False, "normaliz
         ({"chat_template": EVERY}, {"chat_template.jinja": b"file " + EVERY.encode()}),
         ({"chat_template": NAMED}, {}),
         ({"chat_template": NAMED}, {"chat_template.jinja": EVERY.encode()}),
-        ({}, {"chat_template.jinja": EVERY.encode(), "additional_chat_templates/tool_use.jinja": b"more " + EVERY.encode()}),
+        (
+            {},
+            {
+                "chat_template.jinja": EVERY.encode(),
+                "additional_chat_templates/tool_use.jinja": b"more " + EVERY.encode(),
+            },
+        ),
         ({}, {"chat_template.jinja": b"\xef\xbb\xbf" + EVERY.encode()}),
         ({}, {"chat_template.jinja": b"a\r\n{% if true %}\r\nb{% endif %}\r\n" + EVERY.encode()}),
         ({"chat_template": "{{ bos_token }}{{ eos_token }}|", "bos_token": OBJECT}, {}),
-        ({"chat_template": "{{ x_token }}{{ image }}|{{ y }}", "x_token": "X", "extra_special_tokens": {"image": "I"}}, {}),
+        (
+            {
+                "chat_template": "{{ x_token }}{{ image }}|{{ y }}",
+                "x_token": "X",
+                "extra_special_tokens": {"image": "I"},
+            },
+            {},
+        ),
         ({"chat_template": "{{ bos_token }}{{ sep_token }}|"}, {"special_tokens_map.json": b'{"sep_token": "S"}'}),
         (
             {"chat_template": "{{ bos_token }}{{ sep_token }}|", "added_tokens_decoder": {}},
@@ -224,11 +249,15 @@ def test_a_folder_is_read_as_transformers_reads_it(folder, settings, files):
         assert own.render([ASK], tools) == expected
 
 
-def test_special_tokens_are_those_of_transformers(folder):
-    path, _ = folder
-    expected = AutoTokenizer.from_pretrained(path).special_tokens_map
-    assert special_tokens(path) == expected | special_tokens(path)
-    assert expected.items() <= special_tokens(path).items()
+@pytest.mark.parametrize("given", [{}, {"bos_token": None}, {"eos_token": "<end>"}])
+@pytest.mark.parametrize("kind", ["LlamaTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend", *CLASS_TOKENS])
+def test_special_tokens_are_those_of_transformers(tmp_path, kind, given):
+    tokens = {text: at for at, text in enumerate(["<unk>", "<s>", "</s>", "a"])}
+    Tokenizer(models.BPE(tokens, [], unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))  # noqa: S106
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind, **given}))
+    expected = AutoTokenizer.from_pretrained(tmp_path).special_tokens_map
+    names = ("bos_token", "eos_token")
+    assert {name: special_tokens(tmp_path).get(name) for name in names} == {name: expected.get(name) for name in names}
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ STRONG = [
 
 
 def reference(penalties, logits, prompt, new, temperature):
-    """Logits float64 [V] in which tokens that cannot be chosen are -inf, as the libraries that name the fields compute."""
+    """Logits float64 [V] in which tokens that cannot be chosen are -inf, as libraries compute them."""
     row = np.array(logits, np.float64).reshape(-1)
     for token, value in penalties.bias:
         row[token] += value
@@ -170,7 +170,7 @@ def test_bias_of_100_decides_and_guidance_still_holds(plain, answer):
     assert answer(plain, bias, count=4)[0] == [token] * 4
     # Nothing that the grammar allows passes min-p or has the bias: the likeliest of the allowed tokens are taken.
     both = dataclasses.replace(bias, min_p=1.0, frequency=2.0)
-    guided = answer(plain, both, count=6, temperature=1, seed=1, guidance=Guidance("regex", "[0-9]{6,9}"))[1]
+    guided = answer(plain, both, count=6, temperature=1, seed=1, guidance=Guidance("start: /[0-9]{6,9}/"))[1]
     assert re.fullmatch("[0-9]+", guided)
 
 

@@ -46,7 +46,13 @@ def texts() -> list[str]:
     """Pages of Python's reference, and random characters of many kinds; always the same."""
     chosen = random.Random(0)
     pages = [page[:300] for page in list(pydoc_data.topics.topics.values())[12:40]]
-    return ["", " ", "  two", *pages, *("".join(chosen.choices(CHARACTERS, k=chosen.randint(1, 40))) for _ in range(200))]
+    return [
+        "",
+        " ",
+        "  two",
+        *pages,
+        *("".join(chosen.choices(CHARACTERS, k=chosen.randint(1, 40))) for _ in range(200)),
+    ]
 
 
 def test_tokens_of_a_text_are_those_of_transformers(ours: Tokenizer, theirs: Any) -> None:

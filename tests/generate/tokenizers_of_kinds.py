@@ -13,14 +13,15 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 if TYPE_CHECKING:
     from pathlib import Path
 
-SPECIAL = ("<unk>", "<s>", "</s>", "<|turn|>", "<|end|>")
+UNKNOWN = "<unk>"
+SPECIAL = (UNKNOWN, "<s>", "</s>", "<|turn|>", "<|end|>")
 # Not special, as in some repositories; the last is ordinary text that is one token.
-OTHERS = ("<｜User｜>", "<think>", "</think>", "    ")
+OTHERS = ("<\uff5cUser\uff5c>", "<think>", "</think>", "    ")
 TEXTS = list(pydoc_data.topics.topics.values())[:12]
 KINDS = ("byte-level BPE", "BPE with bytes and a space before", "Unigram")
 TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<|turn|><｜User｜>{{ message['role'] }}\n{{ message['content'] }}<|end|>"
-    "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{{ bos_token }}{% for message in messages %}<|turn|><\uff5cUser\uff5c>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|end|>{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% if add_generation_prompt %}<|turn|>assistant\n<think>{% endif %}"
 )
 
@@ -77,7 +78,7 @@ def _byte_level() -> Tokenizer:
 
 def _with_bytes() -> Tokenizer:
     """As Llama 2, Phi-3 and Mistral have it: a text begins with a space, and rare characters are bytes."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN, byte_fallback=True, fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -92,7 +93,7 @@ def _with_bytes() -> Tokenizer:
     tokenizer.model = models.BPE(
         vocab=vocabulary,
         merges=[tuple(merge) for merge in model["merges"]],
-        unk_token="<unk>",
+        unk_token=UNKNOWN,
         byte_fallback=True,
         fuse_unk=True,
     )
@@ -105,6 +106,6 @@ def _unigram() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     tokenizer.train_from_iterator(
-        TEXTS, trainers.UnigramTrainer(vocab_size=600, special_tokens=list(SPECIAL), unk_token="<unk>")
+        TEXTS, trainers.UnigramTrainer(vocab_size=600, special_tokens=list(SPECIAL), unk_token=UNKNOWN)
     )
     return tokenizer

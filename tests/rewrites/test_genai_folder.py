@@ -14,6 +14,7 @@ import onnxruntime_genai as og
 import pytest
 
 from flownpu.convert import ConversionError, convert
+from flownpu.explain.overview import explain
 from tests.decoding import DecoderSession, float32_tolerance
 from tests.rewrites.genai_export import SIZES, WINDOW
 
@@ -102,6 +103,33 @@ def test_a_window_that_only_the_configuration_has(layers: list[int], exports: di
     convert(source, tmp_path / "windowed", sliding_window_cache=True)
     section = _config(tmp_path / "windowed")["model"]["decoder"]["sliding_window"]
     assert section["layers"] == (layers or [0, 1, 2])
+
+
+@pytest.mark.parametrize("opset", [14, 18, 20])
+def test_an_older_opset_is_converted(opset: int, exports: dict[str, Path], tmp_path: Path) -> None:
+    """As GenAI's builder wrote models until 2025, with other nodes' semantics unchanged: the logits are the same."""
+    source = shutil.copytree(exports["llama"], tmp_path / "source")
+    _set_opset(source, opset)
+    convert(source, tmp_path / "model", logits="all")
+    convert(exports["llama"], tmp_path / "expected", logits="all")
+    ids = np.random.default_rng(3).integers(4, 260, (1, 12))
+    logits, expected = (DecoderSession(tmp_path / name)(ids) for name in ("model", "expected"))
+    np.testing.assert_array_equal(logits, expected)
+    explanation = explain(source, {"device": "cpu"}, bandwidth=1e9)
+    assert (explanation.source, explanation.misses) == ("genai", ())
+
+
+def test_an_operator_that_the_opset_does_not_have_is_named(source: Path, tmp_path: Path) -> None:
+    _set_opset(source, 18)
+    with pytest.raises(ConversionError, match=r"model.onnx: of ONNX opset 18, which does not have Gelu \(opset 20\)"):
+        convert(source, tmp_path / "model")
+
+
+def _set_opset(folder: Path, opset: int) -> None:
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    next(entry for entry in model.opset_import if not entry.domain).version = opset
+    model.ir_version = 8 if opset < 19 else 9
+    onnx.save(model, folder / "model.onnx")
 
 
 def test_context_length(source: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 """`flownpu batch`: all lines are answered, none twice, whatever interrupts it."""
 
 import asyncio
+import contextlib
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from flownpu.cli import main
@@ -316,3 +318,25 @@ def test_batch_that_is_told_to_end_ends(topics, tmp_path):
     assert process.wait(30) == 143
     assert target.read_bytes().endswith(b"\n")
     assert len(read(target)) < 200
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM that another process could send")
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", ["batch", "serve"])
+def test_command_that_is_told_to_end_while_a_model_loads_ends(topics, source, tmp_path, command, by):
+    """The model's process is stopped, as if it loaded for ever."""
+    arguments = ["batch", source, tmp_path / "out.jsonl", "--model", topics] if command == "batch" else ["serve", topics]
+    process = subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while not (children := psutil.Process(process.pid).children()):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    children[0].suspend()
+    process.send_signal(by)
+    try:
+        assert process.wait(30) == 128 + by
+        assert psutil.wait_procs(children, 10)[1] == []
+    finally:
+        for one in (process, *children):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()

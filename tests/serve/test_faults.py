@@ -284,7 +284,8 @@ def test_the_model_s_process_is_killed(start_server, topics):
         thread = threading.Thread(target=lambda: answered.append(server.http().post(CHAT, json=body)))
         thread.start()
         wait_for(lambda: requests_of(http) == 1)
-        (child,) = psutil.Process(server.process.pid).children()
+        children = psutil.Process(server.process.pid).children()
+        (child,) = [one for one in children if "flownpu.serve.processes.host" in one.cmdline()]
         child.kill()
         thread.join(30)
         refused(answered[0], 500, "was ended by signal 9")

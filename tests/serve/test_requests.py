@@ -158,15 +158,29 @@ def test_origin_is_compared_as_browsers_write_it(given, sent):
 
 @pytest.mark.parametrize(
     "origin",
-    ["chat.example", "localhost:3000", "https://", "https://chat.example/page", "https://user@chat.example", "null"]
-    + ["https://*.example", "https://b\xfccher.example", "https://x:99999", "https://x:", "https://a b", "http://[::1"],
+    [
+        "chat.example",
+        "localhost:3000",
+        "https://",
+        "https://chat.example/page",
+        "https://user@chat.example",
+        "null",
+        "https://*.example",
+        "https://b\xfccher.example",
+        "https://x:99999",
+        "https://x:",
+        "https://a b",
+        "http://[::1",
+    ],
 )
 def test_origin_that_no_browser_sends_is_refused(origin):
     with pytest.raises(FlowNPUError, match=r"expected an origin as browsers write it, SCHEME://HOST"):
         ServerSettings({}, origins=(origin,))
 
 
-@pytest.mark.parametrize("key", ["", " ", "s\xe9same", "\u043a\u043b\u044e\u0447", " sesame", "sesame\r", "a\tb", "a\0b"])
+@pytest.mark.parametrize(
+    "key", ["", " ", "s\xe9same", "\u043a\u043b\u044e\u0447", " sesame", "sesame\r", "a\tb", "a\0b"]
+)
 def test_key_that_clients_cannot_send_is_refused_without_repeating_it(key):
     with pytest.raises(FlowNPUError, match="the server's key: expected printable ASCII") as refused:
         ServerSettings({}, api_key=key)
@@ -184,6 +198,11 @@ def test_key_of_printable_characters_opens(key):
 CHAT = {"model": "m", "messages": MESSAGES}
 PROMPT = {"model": "m", "prompt": "hi"}
 INPUT = {"model": "m", "input": "hi"}
+
+
+INPUT_PART = {"role": "user", "content": [{"type": "text"}]}
+FORMAT = {"format": {"type": "json_schema", "name": "x"}}
+LOGPROBS = "message.output_text.logprobs"
 
 
 def part(**fields):
@@ -209,7 +228,12 @@ def part(**fields):
         (CompletionRequest, PROMPT | {"repetition_penalty": 0}, "repetition_penalty", "greater than or equal to 0.01"),
         (ChatRequest, CHAT | {"tool_choice": "any"}, "tool_choice", "'none', 'auto' or 'required' or an object"),
         (ChatRequest, CHAT | {"tool_choice": {"type": "auto"}}, "tool_choice.type", "should be 'function'"),
-        (ChatRequest, CHAT | {"response_format": {"type": "xml"}}, "response_format.type", "one of 'text', 'json_object'"),
+        (
+            ChatRequest,
+            CHAT | {"response_format": {"type": "xml"}},
+            "response_format.type",
+            "one of 'text', 'json_object'",
+        ),
         (ChatRequest, CHAT | {"response_format": {}}, "response_format.type", "is missing"),
         (ChatRequest, CHAT | {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "a valid list"),
         (ChatRequest, part(type="x", text="a"), "messages.0.content.0.type", "one of 'text'"),
@@ -218,9 +242,24 @@ def part(**fields):
         (ChatRequest, part(type="image_url", image_url={}), "messages.0.content.0.image_url.url", "is missing"),
         (ChatRequest, part(type="image_url", image_url="u"), "messages.0.content.0.image_url", "an object"),
         (ResponsesRequest, INPUT | {"input": [{"type": "reasoning"}]}, "input.0.type", "one of 'message'"),
-        (ResponsesRequest, INPUT | {"input": [{"role": "user", "content": [{"type": "text"}]}]}, "input.0.content.0.type", "one of 'input_text'"),
-        (ResponsesRequest, INPUT | {"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "is missing"),
-        (ResponsesRequest, INPUT | {"include": ["message.output_text.logprobs"]}, "include", "log-probabilities are in"),
+        (
+            ResponsesRequest,
+            INPUT | {"input": [INPUT_PART]},
+            "input.0.content.0.type",
+            "one of 'input_text'",
+        ),
+        (
+            ResponsesRequest,
+            INPUT | {"text": FORMAT},
+            "text.format.schema",
+            "is missing",
+        ),
+        (
+            ResponsesRequest,
+            INPUT | {"include": [LOGPROBS]},
+            "include",
+            "log-probabilities are in",
+        ),
         (OllamaChat, CHAT | {"format": "xml"}, "format", "'' or 'json' or an object"),
         (OllamaChat, CHAT | {"options": {"typical_p": 0.5}}, "options.typical_p", "this server does not do it"),
         (OllamaChat, CHAT | {"options": {"temperature": 9}}, "options.temperature", "less than or equal to 2"),
@@ -228,9 +267,9 @@ def part(**fields):
         (OllamaChat, CHAT | {"options": {"colour": 1}}, "options.colour", "unknown field"),
         (OllamaChat, [], None, "expected a JSON object as body"),
     ],
-)  # fmt: skip
+)
 def test_refusal_names_the_field_as_the_client_wrote_it(kind, body, field, message):
-    with pytest.raises(ApiError, match=".") as refused:
+    with pytest.raises(ApiError) as refused:
         validated(kind, body)
     assert refused.value.parameter == field
     assert message in refused.value.message

@@ -21,7 +21,7 @@ from flownpu.serve.requests.responses import ResponsesRequest
 from flownpu.serve.template_variables import template_variables
 
 MESSAGES = [{"role": "user", "content": "Tell."}]
-# As templates of models that think read it: Qwen's, DeepSeek's, gpt-oss', Mistral's; and those that always think, never.
+# As templates of models that think read it, and those of models that always think, and never.
 QWEN = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
 DEEPSEEK = "{% if thinking %}<think>{% else %}</think>{% endif %}"
 GPT_OSS = "Reasoning: {{ reasoning_effort or 'medium' }}<|channel|>"
@@ -59,7 +59,11 @@ def variables(text, **fields):
         (NEVER, {"reasoning_effort": "none"}, {}),
         (NEVER, {"reasoning_effort": "medium"}, {}),
         (NEVER, {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}, {}),
-        ("{{ documents }}{{ x }}", {"chat_template_kwargs": {"documents": [], "x": {"a": 1}}}, {"documents": [], "x": {"a": 1}}),
+        (
+            "{{ documents }}{{ x }}",
+            {"chat_template_kwargs": {"documents": [], "x": {"a": 1}}},
+            {"documents": [], "x": {"a": 1}},
+        ),
     ],
 )
 def test_a_wish_becomes_the_variables_that_the_template_reads(text, fields, expected):
@@ -124,8 +128,9 @@ def server(start_server, topics, tmp_path_factory):
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "chat_template.jinja").write_text(
         "{{ bos_token }}{% for m in messages %}{{ m.content }}{% if m.reasoning_content %}({{ m.reasoning_content }})"
-        "{% endif %}{% endfor %}{% if messages[0].content == 'slow' %}{% for i in range(99999) %}{% for i in range(99999) %}"
-        "{% endfor %}{% endfor %}{% endif %}{% if messages[0].content == 'no' %}{{ raise_exception('Not so.') }}{% endif %}"
+        "{% endif %}{% endfor %}{% if messages[0].content == 'slow' %}"
+        "{% for i in range(9**5) %}{% for j in range(9**5) %}{% endfor %}{% endfor %}{% endif %}"
+        "{% if messages[0].content == 'no' %}{{ raise_exception('Not so.') }}{% endif %}"
         "{% if enable_thinking is not defined or enable_thinking %}<think>{{ 'think. ' * 40 }}</think>{% endif %}"
     )
     return start_server(folder, topics, "--slots", 2)
@@ -183,7 +188,7 @@ def test_earlier_thoughts_reach_the_template(prompt_tokens):
         ({"chat_template_kwargs": {"x": 1}}, "does not read x"),
         ({"chat_template_kwargs": {str(i): i for i in range(33)}}, "chat_template_kwargs"),
         ({"messages": [{"role": "user", "content": "no"}]}, "does not take this conversation: Not so."),
-        ({"messages": MESSAGES * 5000}, "at least 5000 tokens long"),
+        ({"messages": MESSAGES * 5000}, "has 5000 turns"),
     ],
 )
 def test_what_the_template_refuses_is_the_requests_fault(server, fields, message):
@@ -223,7 +228,7 @@ class Worker:
         self.may = threading.Event()
         self.submitted = queue.Queue()
 
-    def tokens_of_messages(self, messages, tools, variables):
+    def tokens_of_messages(self, messages, _tools, variables):
         if messages[0]["content"] == "slow":
             assert self.may.wait(60)
         return np.array([variables["token"]], np.int32)

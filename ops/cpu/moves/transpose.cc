@@ -9,14 +9,11 @@
 #include "ops/cpu/broadcast.h"
 #include "ops/cpu/elements.h"
 #include "ops/cpu/integers.h"
+#include "ops/cpu/plane.h"
 #include "ops/cpu/step.h"
 
 namespace flownpu::cpu {
 namespace {
-
-// Rows and columns of a plane that are transposed together: 16 elements of 4 bytes are a cache
-// line, and 16 lines read and 16 written stay in the first-level cache.
-constexpr std::int64_t kTile = 16;
 
 // The output's axes in its order, without those of size 1; axes that are neighbours in the input as
 // well are joined.
@@ -130,22 +127,6 @@ class Transpose final : public Step {
         fail("[", name_, "] expected perm to have each axis once, got axis ", axis, " twice");
     }
     return order;
-  }
-
-  // to[row][column] = from[column][row], in tiles.
-  template <typename T>
-  static void transpose(const T* from, std::int64_t from_stride, T* to, std::int64_t to_stride,
-                        std::int64_t rows, std::int64_t columns) {
-    for (std::int64_t first_row = 0; first_row < rows; first_row += kTile) {
-      const std::int64_t last_row = std::min(first_row + kTile, rows);
-      for (std::int64_t first = 0; first < columns; first += kTile) {
-        const std::int64_t last = std::min(first + kTile, columns);
-        for (std::int64_t row = first_row; row < last_row; ++row) {
-          for (std::int64_t column = first; column < last; ++column)
-            to[row * to_stride + column] = from[column * from_stride + row];
-        }
-      }
-    }
   }
 
   // Calls work(rows, first element of the input, of the output) for parts of all planes, on all

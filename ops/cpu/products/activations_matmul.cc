@@ -10,24 +10,16 @@
 namespace flownpu::cpu {
 namespace {
 
-// A [.., S, K] times B [.., K, M], whose leading axes broadcast.
+// A [.., S, K] times B [.., K, M], whose leading axes broadcast. A vector A is one row, a vector B
+// one column, whose axis the product does not have.
 class ActivationsMatMul final : public Step {
  public:
   ActivationsMatMul(const Node& node, const Context& context)
-      : name_(to_string(node)), product_(context, DenseRounding::kFloat) {
-    for (const std::size_t i : {0, 1}) {
-      const Value* value = node.input(i);
-      if (value->shape && value->shape->rank() < 2)
-        fail("[", name_, "] expected operands of two axes or more, got ", to_string(*value->shape));
-    }
-  }
+      : name_(to_string(node)), product_(context, DenseRounding::kFloat) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
-    const Shape& a = inputs[0].shape;
-    const Shape& b = inputs[1].shape;
-    if (a.rank() < 2 || b.rank() < 2)
-      unsupported("[", name_, "] expected operands of two axes or more, got ", to_string(a),
-                  " and ", to_string(b));
+    const Shape a = rows_of(inputs[0]);
+    const Shape b = columns_of(inputs[1]);
     if (a[-1] != b[-2])
       fail("[", name_, "] expected shapes [.., S, K] and [.., K, M], got ", to_string(a), " and ",
            to_string(b));
@@ -37,25 +29,25 @@ class ActivationsMatMul final : public Step {
       unsupported("[", name_, "] expected shapes that broadcast, got ", to_string(a), " and ",
                   to_string(b));
     outputs[0] = *batches;
-    outputs[0].append(a[-2]);
-    outputs[0].append(b[-1]);
+    if (inputs[0].shape.rank() > 1) outputs[0].append(a[-2]);
+    if (inputs[1].shape.rank() > 1) outputs[0].append(b[-1]);
   }
 
   std::size_t scratch_bytes(std::span<const Tensor> inputs) const override {
-    const Shape& a = inputs[0].shape;
-    return product_.scratch_bytes(a[-2], a[-1], inputs[1].shape[-1]);
+    const Shape a = rows_of(inputs[0]);
+    return product_.scratch_bytes(a[-2], a[-1], columns_of(inputs[1])[-1]);
   }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> scratch) const override {
-    const Shape& a = inputs[0].shape;
-    const Shape& b = inputs[1].shape;
+    const Shape a = rows_of(inputs[0]);
+    const Shape b = columns_of(inputs[1]);
     const std::int64_t rows = a[-2];
     const std::int64_t k = a[-1];
     const std::int64_t m = b[-1];
     const Shape leading_a = leading(a);
     const Shape leading_b = leading(b);
-    const Shape batches = leading(outputs[0].shape);
+    const Shape batches = *try_broadcast(leading_a, leading_b);
     const Broadcast<2> broadcast(batches, {&leading_a, &leading_b});
     broadcast.walk(
         0, batches.elements(), [&](std::int64_t first, std::int64_t count, const auto& offsets) {
@@ -78,6 +70,12 @@ class ActivationsMatMul final : public Step {
   }
 
  private:
+  static Shape rows_of(const Tensor& a) {
+    return a.shape.rank() > 1 ? a.shape : Shape{1, a.shape[0]};
+  }
+  static Shape columns_of(const Tensor& b) {
+    return b.shape.rank() > 1 ? b.shape : Shape{b.shape[0], 1};
+  }
   static Shape leading(const Shape& shape) {
     return Shape(shape.begin(), static_cast<std::size_t>(shape.rank() - 2));
   }

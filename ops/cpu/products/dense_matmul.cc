@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DenseMatMul on the CPU, and MatMul and Gemm, which are the same without an epilogue or with a
-// bias.
+// DenseMatMul on the CPU, and MatMul with a constant weight, which is the same without an epilogue.
 #include "ops/cpu/products/dense_matmul.h"
 
 #include <algorithm>
@@ -20,7 +19,6 @@ struct Operands {
   std::size_t bias = kAbsent;
   std::size_t residual = kAbsent;
   bool transposed = false;
-  bool rounded = true;
   Activation activation = Activation::kNone;
 };
 
@@ -30,8 +28,7 @@ class DenseMatMul final : public Step {
       : context_(context),
         name_(to_string(node)),
         operands_(operands),
-        product_(operands.rounded ? DenseProduct::rounded(context)
-                                  : DenseProduct(context, DenseRounding::kFloat)) {
+        product_(DenseProduct::rounded(context)) {
     const Value* weight = node.input(1);
     if (weight == nullptr || !weight->shape || weight->shape->rank() != 2 ||
         weight->shape->elements() < 0 || (*weight->shape)[0] < 0) {
@@ -156,16 +153,6 @@ Activation activation_of(const Node& node) {
                                : Activation::kNone;
 }
 
-// Gemm: alpha A B + beta C, with alpha = beta = 1 and an A that is not transposed. If B is
-// computed, not a weight, nothing is rounded.
-std::unique_ptr<Step> make_gemm(const Node& node, const Context& context) {
-  const Value* b = node.input(1);
-  return std::make_unique<DenseMatMul>(node, context,
-                                       Operands{.bias = 2,
-                                                .transposed = node.integer("transB", 0) != 0,
-                                                .rounded = b != nullptr && b->constant != nullptr});
-}
-
 std::unique_ptr<Step> make_matmul(const Node& node, const Context& context) {
   const Value* b = node.input(1);
   if (b == nullptr || b->constant == nullptr || !b->shape || b->shape->rank() != 2)
@@ -186,17 +173,10 @@ constexpr AttributeRule kDenseAttributes[] = {text("activation", "none|gelu|gelu
                                               flag("transposed")};
 constexpr Port kMatMul[] = {{.name = "A", .types = kFloat, .shape = "[..,?]"},
                             {.name = "B", .types = kFloat, .shape = "[..,?]"}};
-constexpr Port kGemm[] = {
-    {.name = "A", .types = kFloat, .shape = "[S,K]"},
-    {.name = "B", .types = kFloat, .shape = "[?,?]"},
-    {.name = "C", .types = kFloat, .presence = Presence::kOptional, .shape = "[..,M]"}};
-constexpr AttributeRule kAlphaAndBeta[] = {only("transA", 0), flag("transB"), number("alpha", 1, 1),
-                                           number("beta", 1, 1)};
 
 constexpr Operator kOperators[] = {
     {{kDomain, "DenseMatMul", 1, 1, kDense, kY, kDenseAttributes}, make_dense_matmul},
     {{"", "MatMul", 1, 13, kMatMul, kY}, make_matmul},
-    {{"", "Gemm", 7, 13, kGemm, kY, kAlphaAndBeta}, make_gemm},
 };
 
 }  // namespace

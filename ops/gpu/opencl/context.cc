@@ -6,6 +6,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "ops/cancellation.h"
 #include "ops/gpu/opencl/loader.h"
 #include "ops/gpu/opencl/status.h"
 
@@ -49,11 +50,12 @@ Buffer::Buffer(cl::Memory handle, std::size_t bytes, LiveBytes live)
 }
 
 Buffer::~Buffer() {
-  if (handle_ != nullptr) opencl().clReleaseMemObject(handle_);
+  if (handle_ != nullptr && !opencl_is_parents()) opencl().clReleaseMemObject(handle_);
   if (live_ != nullptr) *live_ -= static_cast<std::int64_t>(bytes_);
 }
 
 CompiledKernel::~CompiledKernel() {
+  if (opencl_is_parents()) return;
   opencl().clReleaseKernel(kernel_);
   opencl().clReleaseProgram(program_);
 }
@@ -74,6 +76,7 @@ Context::Context(FoundDevice device, std::filesystem::path cache_folder)
 }
 
 Context::~Context() {
+  if (opencl_is_parents()) return;
   try {
     wait();
   } catch (const OpenClError&) {
@@ -143,6 +146,7 @@ void Context::wait() {
   check(opencl().clFlush(queue_), "clFlush", text_of(marks_.back().before));
   cl::Int error = cl::kComplete;
   for (const Mark& one : marks_) {
+    check_cancelled();  // what was enqueued goes on; whoever comes next waits for it
     const std::optional<cl::Int> ended = end_of(one.event, limit_);
     if (!ended) give_up(one);
     if (error == cl::kComplete) error = *ended;

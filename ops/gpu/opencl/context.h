@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "ops/gpu/opencl/devices.h"
+#include "ops/gpu/opencl/loader.h"
 #include "ops/gpu/opencl/program_cache.h"
 #include "ops/gpu/opencl/progress.h"
 
@@ -117,7 +118,11 @@ class Context {
   // All of device, driver and build options that a compiled kernel, or its time, depends on.
   std::string identity() const;
   const Counts& counts() const { return counts_; }
-  std::mutex& mutex() { return mutex_; }
+  // Throws OpenClError in a process that was forked since: a thread that it lacks may have it.
+  std::mutex& mutex() {
+    check_opencl_is_own();
+    return mutex_;
+  }
   // Whether a command failed or the device was given up; a new context may work again.
   bool failed() const { return failed_; }
 

@@ -12,8 +12,8 @@
 #include <system_error>
 
 #include "ops/formats/crc32.h"
+#include "ops/system/new_file.h"
 #include "ops/system/paths.h"
-#include "ops/system/threads.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -85,21 +85,13 @@ void ProgramCache::keep(const std::string& key, const std::vector<unsigned char>
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
   const std::filesystem::path file = file_of(key);
-  const std::filesystem::path unfinished =
-      path_of(utf8_of(file) + "." + std::to_string(process_number()));
   const std::string content = key + std::string(binary.begin(), binary.end());
   const Head head{kMagic, key.size(), binary.size(), sum_of(content)};
-  std::ofstream to(unfinished, std::ios::binary | std::ios::trunc);
-  to.write(reinterpret_cast<const char*>(&head), sizeof(head));
-  to.write(content.data(), static_cast<std::streamsize>(content.size()));
-  to.close();
-  if (!to) {
-    problem_ = "could not write " + utf8_of(unfinished);
-    std::filesystem::remove(unfinished, error);
-    return;
-  }
-  std::filesystem::rename(unfinished, file, error);
-  if (error) problem_ = "could not write " + utf8_of(file) + ": " + error.message();
+  NewFile to(file);
+  to.content().write(reinterpret_cast<const char*>(&head), sizeof(head));
+  to.content().write(content.data(), static_cast<std::streamsize>(content.size()));
+  if (const std::string problem = to.finish(); !problem.empty())
+    problem_ = "could not write " + utf8_of(file) + ": " + problem;
 }
 
 }  // namespace flownpu::gpu

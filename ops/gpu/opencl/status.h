@@ -18,6 +18,7 @@ enum class Failure : std::uint8_t {
   kMemory,      // a buffer was not to be had
   kProgram,     // a kernel did not compile
   kCommand,     // any other call was refused, or the device is lost
+  kForked,      // the process was forked since OpenCL was loaded
   kTime,        // kernels did not end within the limit, or had not when the device was given up
 };
 

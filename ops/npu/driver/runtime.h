@@ -31,6 +31,7 @@ enum class Failure : std::uint8_t {
   kSubmit,      // the call was not accepted
   kCommand,     // the call ended with an error
   kTimeout,     // the call did not end in time
+  kForked,      // the process was forked since the device was opened
 };
 
 class DeviceError : public DeviceFailed {

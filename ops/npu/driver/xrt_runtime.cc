@@ -9,6 +9,7 @@
 #include "ops/npu/driver/runtimes.h"
 #include "ops/npu/driver/xrt_abi.h"
 #include "ops/npu/driver/xrt_plugin.h"
+#include "ops/system/forks.h"
 
 namespace flownpu::npu {
 namespace {
@@ -16,16 +17,32 @@ namespace {
 using xrt_abi::Status;
 
 // The plugin's table and the counters, shared by all that the runtime made, which may outlive it.
-struct Connection {
-  explicit Connection(const xrt_abi::Table& plugin) : table(plugin) {}
-  const xrt_abi::Table& table;
-  std::string description;
-  Counters counters;
+// In a forked child nothing of it can be used, nor may be freed: it would be the parent's, which
+// uses the same open file.
+class Connection {
+ public:
+  explicit Connection(const xrt_abi::Table& plugin) : table_(plugin) {}
 
+  // Throws DeviceError in a process that was forked since the device was opened.
+  const xrt_abi::Table& table() const {
+    if (forks() != forks_) throw DeviceError(Failure::kForked, forked_text("npu"));
+    return table_;
+  }
+  template <typename Handle>
+  void free(void (*xrt_abi::Table::*function)(Handle*), Handle* handle) const {
+    if (forks() == forks_) (table_.*function)(handle);
+  }
   // Where something is too old, the message needs the versions.
   std::string versions(Status status) const {
     return status == Status::kTooOld ? " on " + description : "";
   }
+
+  std::string description;
+  Counters counters;
+
+ private:
+  const xrt_abi::Table& table_;
+  std::uint32_t forks_ = forks();
 };
 
 class XrtBuffer final : public Buffer {
@@ -34,14 +51,14 @@ class XrtBuffer final : public Buffer {
       : connection_(std::move(connection)), size_(size) {
     ErrorText error;
     void* host = nullptr;
-    error.check(connection_->table.make_buffer(device, size, &handle_, &host, error.text()),
+    error.check(connection_->table().make_buffer(device, size, &handle_, &host, error.text()),
                 "a buffer of " + std::to_string(size) + " bytes on the NPU");
     host_ = static_cast<std::byte*>(host);
     connection_->counters.buffer_bytes += size_;
   }
   ~XrtBuffer() override {
     connection_->counters.buffer_bytes -= size_;
-    connection_->table.free_buffer(handle_);
+    connection_->free(&xrt_abi::Table::free_buffer, handle_);
   }
   XrtBuffer(const XrtBuffer&) = delete;
   XrtBuffer& operator=(const XrtBuffer&) = delete;
@@ -64,7 +81,7 @@ class XrtBuffer final : public Buffer {
     }
     if (bytes == 0) return;
     ErrorText error;
-    error.check(connection_->table.move(handle_, direction, offset, bytes, error.text()),
+    error.check(connection_->table().move(handle_, direction, offset, bytes, error.text()),
                 "a transfer of " + std::to_string(bytes) + " bytes");
     count += bytes;
   }
@@ -90,11 +107,11 @@ class XrtArray final : public Array, public std::enable_shared_from_this<XrtArra
   XrtArray(std::shared_ptr<Connection> connection, xrt_abi::Device* device, std::string file)
       : connection_(std::move(connection)), file_(std::move(file)) {
     ErrorText error;
-    error.check(connection_->table.load_array(device, file_.c_str(), &handle_, &most_buffers_,
-                                              error.text()),
+    error.check(connection_->table().load_array(device, file_.c_str(), &handle_, &most_buffers_,
+                                                error.text()),
                 file_ + " on " + connection_->description);
   }
-  ~XrtArray() override { connection_->table.free_array(handle_); }
+  ~XrtArray() override { connection_->free(&xrt_abi::Table::free_array, handle_); }
   XrtArray(const XrtArray&) = delete;
   XrtArray& operator=(const XrtArray&) = delete;
 
@@ -114,31 +131,31 @@ class XrtArray final : public Array, public std::enable_shared_from_this<XrtArra
 class XrtSequence final : public Sequence {
  public:
   XrtSequence(std::shared_ptr<XrtArray> array, std::span<const std::int64_t> words)
-      : array_(std::move(array)), table_(array_->connection().table), size_(words.size()) {
+      : array_(std::move(array)), size_(words.size()) {
     std::vector<std::uint32_t> narrow(words.size());
     std::transform(words.begin(), words.end(), narrow.begin(), word_of);
     ErrorText error;
-    const Status status = table_.make_sequence(array_->handle(), narrow.data(), narrow.size(),
-                                               &handle_, error.text());
+    const Status status = array_->connection().table().make_sequence(
+        array_->handle(), narrow.data(), narrow.size(), &handle_, error.text());
     error.check(status,
                 "words for the array " + array_->file() + array_->connection().versions(status));
   }
-  ~XrtSequence() override { table_.free_sequence(handle_); }
+  ~XrtSequence() override { array_->connection().free(&xrt_abi::Table::free_sequence, handle_); }
   XrtSequence(const XrtSequence&) = delete;
   XrtSequence& operator=(const XrtSequence&) = delete;
 
   void write(std::size_t word, std::int64_t value) override {
     if (word >= size_) fail("[FlowNPU] a sequence has ", size_, " words, got word ", word);
     ErrorText error;
-    error.check(table_.write_word(handle_, word, word_of(value), error.text()),
-                "word " + std::to_string(word) + " of a sequence");
+    error.check(
+        array_->connection().table().write_word(handle_, word, word_of(value), error.text()),
+        "word " + std::to_string(word) + " of a sequence");
   }
   const XrtArray* array() const { return array_.get(); }
   xrt_abi::Sequence* handle() const { return handle_; }
 
  private:
   std::shared_ptr<XrtArray> array_;
-  const xrt_abi::Table& table_;
   std::size_t size_;
   xrt_abi::Sequence* handle_ = nullptr;
 };
@@ -189,7 +206,7 @@ class XrtRuntime final : public Runtime {
                 "device 'npu'");
     connection_->description = description.data();
   }
-  ~XrtRuntime() override { connection_->table.free_device(device_); }
+  ~XrtRuntime() override { connection_->free(&xrt_abi::Table::free_device, device_); }
   XrtRuntime(const XrtRuntime&) = delete;
   XrtRuntime& operator=(const XrtRuntime&) = delete;
 
@@ -212,8 +229,8 @@ class XrtRuntime final : public Runtime {
     ErrorText error;
     xrt_abi::Outcome outcome{.accepted = false, .word_bytes = 0, .failed = calls.size()};
     const Status status =
-        connection_->table.run(on.handle(), flat.data(), flat.size(),
-                               static_cast<std::uint32_t>(milliseconds), &outcome, error.text());
+        connection_->table().run(on.handle(), flat.data(), flat.size(),
+                                 static_cast<std::uint32_t>(milliseconds), &outcome, error.text());
     if (outcome.accepted) {
       connection_->counters.dispatches += 1;
       connection_->counters.calls += flat.size();

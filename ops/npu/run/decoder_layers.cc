@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/cancellation.h"
 #include "ops/error.h"
 #include "ops/layers/decoder_call.h"
 #include "ops/nodes/flow_qkv_attention.h"
@@ -192,6 +193,7 @@ void DecoderLayers::compute(const Tensor& hidden, const Tokens& tokens, Buffer& 
   for (std::int64_t token = 0; token <= last;) {
     const std::int64_t position = tokens.past + token;
     const auto [program, count] = part_at(tokens, token);
+    check_cancelled();
     program->write(rows(token, count));
     const std::string first = std::to_string(position);
     program->run(position,

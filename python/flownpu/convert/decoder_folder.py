@@ -53,7 +53,7 @@ def make_decoder_folder(
         options: see ModelOptions.
         tokenizer: the contents of the tokenizer's files, by path relative to the folder.
         source: the manifest's entries on the source, except its files.
-        files: the source's files, whose checksums the manifest gets.
+        files: the source's files, whose checksums the manifest gets; the first lies in the source's own folder.
         pictures: the vision part; only for a decoder with an image token.
         generation: defaults of sampling, as in generation_config.json.
         quantisation: the manifest's entries on the quantisation, except format and errors.
@@ -73,9 +73,12 @@ def make_decoder_folder(
             (folder / name).write_bytes(contents)
         written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         counter = Stage(progress, "sum", written + sum(path.stat().st_size for path in files), "B")
+        sums = {
+            path.relative_to(files[0].parent).as_posix(): {"sha256": sha256(path, counter.advance)} for path in files
+        }
         write_manifest(
             folder,
-            source={**source, "files": {path.name: {"sha256": sha256(path, counter.advance)} for path in files}},
+            source={**source, "files": sums},
             settings={
                 **options.as_dict(),
                 "context_length": decoder.context_length,

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from flownpu.errors import require
@@ -22,8 +22,9 @@ __all__ = ["ControlTokens"]
 # Three of the 131,068 characters of Unicode's planes for private use: a number of 51 bits, which nobody guesses.
 _PRIVATE = [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]
 _MARK_LENGTH = 3
-# Forms of names that are control tokens even if tokenizer.json does not call them special, as DeepSeek's do not.
-_CONTROL_NAME = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
+# Forms of names that are control tokens even if tokenizer.json does not call them special; DeepSeek's, which have the
+# fullwidth bar U+FF5C, are not.
+_CONTROL_NAME = re.compile("<[|\uff5c].*[|\uff5c]>", re.DOTALL)
 _BRACKETED = re.compile(r"[<\[{].*[>\]}]", re.DOTALL)
 
 
@@ -112,17 +113,19 @@ class ControlTokens:
     def _renamed(self, name: str) -> str:
         return name[:1] + self._mark + name[1:]
 
-    def _renaming_view(self, tokenizer: Any, added: Iterable[Any]) -> Any:
+    def _renaming_view(self, tokenizer: Any, added: Collection[Any]) -> Any:
         """The tokenizer with other names for its control tokens; it shares the vocabulary's memory."""
         tokenizers = require("tokenizers", extra="genai", purpose="Text generation")
         view = tokenizers.Tokenizer(tokenizer.model)
         for part in ("normalizer", "pre_tokenizer", "post_processor"):
             if (value := getattr(tokenizer, part)) is not None:
                 setattr(view, part, value)
-        # New tokens are numbered from the vocabulary's size on; where it has holes, some of its own are beyond that.
-        size = tokenizer.get_vocab_size(with_added_tokens=False)
-        beyond = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1) + 1 - size
-        view.add_tokens([f"{self._mark}{number}" for number in range(beyond)])
+        # New tokens are numbered from the vocabulary's size on. Where it has holes, its own are among these numbers,
+        # which are then taken by names that no text has.
+        first = size = tokenizer.get_vocab_size(with_added_tokens=False)
+        while own := [n for n in range(first, first + len(added)) if view.model.id_to_token(n) is not None]:
+            first = own[-1] + 1
+        view.add_tokens([f"{self._mark}{number}" for number in range(first - size)])
         names = set(self._control.values())
         view.add_tokens(
             [
@@ -151,7 +154,7 @@ def _pattern(names: Collection[str]) -> re.Pattern[str]:
 
 def _branches(names: Collection[str]) -> str:
     """A regular expression that tries each character once: names that begin alike share their beginning."""
-    beginning = os.path.commonprefix(list(names))
+    beginning = os.path.commonprefix(list(names))  # noqa: RUF071 of texts, not of paths
     rests: dict[str, list[str]] = {}
     for name in names:
         rest = name[len(beginning) :]

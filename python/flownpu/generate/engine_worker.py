@@ -10,8 +10,9 @@ import numpy as np
 
 from flownpu.errors import ContextLengthError, FlowNPUError, require
 from flownpu.generate.arrivals import Arrivals
-from flownpu.generate.guidance import blamed
+from flownpu.generate.guidance import blamed, rehearse
 from flownpu.generate.language_model import LanguageModel
+from flownpu.generate.speculative.choice import ChoiceModel
 from flownpu.generate.stop_texts import StopTexts
 from flownpu.generate.worker import Deliver, Failed, Finished, FinishReason, Piece, Request, Started
 
@@ -37,6 +38,9 @@ _ROOM = 128
 # Runs in a row that GenAI's engine may want to repeat before a request is blamed. What can pass, such as memory that is
 # short for a moment, has passed by then; an error of a grammar repeats for ever.
 _REPEATS = 3
+# Tokens that are tried behind a request's last one to find out whether its grammar is at fault: the engine does not say
+# which one it had chosen. Where a grammar fails, it has begun an object or a list, and few tokens do that.
+_TRIALS = 16
 
 
 @dataclass(eq=False)
@@ -300,18 +304,40 @@ class EngineWorker:
             self._interrupt()
 
     def _blame(self) -> None:
-        """Ends a request for which the engine repeats its run: it does not say for which, and computes none meanwhile.
+        """Ends the requests for which the engine repeats its run: it does not say which, and computes none meanwhile.
 
-        Only an error of a grammar is known to repeat without end, so it is the request with a grammar that began last;
-        if it was not this one, the next one follows.
+        Only an error of a grammar is known to repeat without end. If no grammar is found out, it is the request with a
+        grammar that began last; if it was not this one, the next follows.
         """
         self._repeats = 0
-        turn = next((turn for turn in reversed(self._turns) if turn.request.guidance is not None), None)
-        if turn is None:
+        guided = [turn for turn in self._turns if turn.request.guidance is not None]
+        if not guided:
             self._fail_all(RuntimeError("GenAI's engine repeats its run without end, and does not say why"))
             return
-        reason = "GenAI's guidance cannot go on with the grammar of the schema or the tools: simplify them"
-        self._end(turn, turn.finished(turn.ending) if turn.ending else Failed(FlowNPUError(reason)))
+        guilty = self._errors_of_grammars(guided) if len(guided) > 1 else []
+        unknown = FlowNPUError("GenAI's guidance cannot go on with the schema or the tools: simplify them")
+        for turn, error in guilty or [(guided[-1], unknown)]:
+            self._end(turn, turn.finished(turn.ending) if turn.ending else Failed(error))
+
+    def _errors_of_grammars(self, turns: list[_Turn]) -> list[tuple[_Turn, Exception]]:
+        """The requests with whose grammars guidance cannot go on behind their tokens, and why."""
+        errors: list[tuple[_Turn, Exception]] = []
+        choices = ChoiceModel(self._genai, self.model.folder, self.model.vocabulary_size)
+        for turn in turns:
+            assert turn.request.guidance is not None
+            tried: list[int] = []
+            try:
+                while len(tried) < _TRIALS:
+                    # Two tokens, because one is committed when the next is chosen.
+                    written = rehearse(self._genai, choices, turn.request.guidance, 2, tokens=turn.tokens, last=tried)[
+                        len(turn.tokens) :
+                    ]
+                    if not written or written[0] in tried:
+                        break  # the grammar allows no others
+                    tried.append(written[0])
+            except RuntimeError as error:
+                errors.append((turn, error))
+        return errors
 
     def _cause(self) -> Exception:
         """Why the engine has failed; it tells so only when the next request is created."""

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules that an answer's text must follow, as ORT GenAI's guidance takes them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from flownpu.errors import FlowNPUError
+from flownpu.generate.speculative.choice import ChoiceModel
 
-__all__ = ["Guidance", "blamed"]
+__all__ = ["Guidance", "blamed", "rehearse"]
 
 # By default llguidance tokenises text that a grammar leaves no choice about, even if it ends inside a character. GenAI
 # 0.18 makes U+FFFD of such a piece, and the next token then violates the grammar: "€" could not be written with tokens
@@ -39,3 +44,49 @@ def blamed(error: Exception) -> Exception:
     reason = message.partition("\n")[0].removeprefix("Error creating grammar: ")
     reason = reason.rpartition("failed to compile JSON schema: ")[2]
     return FlowNPUError(f"GenAI's guidance cannot follow the grammar: {reason}")
+
+
+def rehearse(
+    genai: Any,
+    choices: ChoiceModel,
+    guidance: Guidance,
+    more: int,
+    *,
+    tokens: Sequence[int] = (),
+    last: Sequence[int] = (),
+) -> list[int]:
+    """Writes tokens that follow a grammar, without a model: given ones, then up to `more` of the lowest ids.
+
+    Args:
+        genai: the module onnxruntime_genai.
+        choices: has the vocabulary.
+        guidance: the grammar.
+        more: how many tokens to write behind the given ones.
+        tokens: the given tokens.
+        last: further tokens that are written only where the grammar allows no others.
+
+    Returns:
+        The tokens; where the text has ended, the one that ends it is the last.
+
+    Raises:
+        FlowNPUError: guidance does not take the grammar, or cannot go on with it.
+    """
+
+    def generator(model: Any) -> Any:
+        parameters = genai.GeneratorParams(model)
+        parameters.set_search_options(do_sample=False)
+        parameters.set_guidance(*guidance.genai_grammar)
+        return genai.Generator(model, parameters)
+
+    try:
+        choice = choices.choice(generator)
+        choice.append(np.zeros(1, np.int32), np.zeros(choices.vocabulary, np.float32))
+        written: list[int] = []
+        while not choice.generator.is_done() and len(written) < len(tokens) + more:
+            logits = np.zeros(choices.vocabulary, np.float32)
+            logits[list(last)] = -1
+            logits[list(tokens[len(written) : len(written) + 1])] = 1
+            written.append(choice.next(logits))
+    except RuntimeError as error:
+        raise blamed(error) from error
+    return written

@@ -36,8 +36,8 @@ __all__ = ["LanguageModel", "Message", "Sampling", "Timing", "Tokens"]
 CPU_PLACEMENT: dict[str, Any] = {"summary": "Every node runs on ONNX Runtime's own CPU provider."}
 
 LEAST_TOP_P = 1e-6
-"""Leaves the likeliest token alone, unless a million are as likely; GenAI 0.18 takes no notice of 0, nor of what is 0 in
-float32."""
+"""Leaves the likeliest token alone, unless a million are as likely; GenAI 0.18 takes no notice of what is 0 in float32.
+"""
 
 Message = dict[str, Content]
 """One turn of a conversation: its "role" ("user", "assistant", "system") and its "content"."""
@@ -260,7 +260,8 @@ class LanguageModel:
             variables: what else the template may read, such as {"enable_thinking": False}.
 
         Raises:
-            FlowNPUError: the template does not take the conversation, see `ChatTemplate.render`; or a text is not UTF-8.
+            FlowNPUError: the template does not take the conversation, see `ChatTemplate.render`; or a text is not
+                UTF-8.
         """
         for message in messages:
             check_text(text_of(message.get("content")))

@@ -68,15 +68,19 @@ class ChangedLogits:
         self._biased = np.array([token for token, _ in penalties.bias], np.int64)
         self._biases = np.array([value for _, value in penalties.bias], np.float32)
         # How often a token is among those that count; never 0.
-        self._repeated: Counter[int] = Counter()
+        self._last = deque(prompt[-(penalties.window or 0) :].tolist(), penalties.window)
+        self._repeated = Counter(self._last)
         self._counted = self._repeated if penalties.window is not None else Counter()
-        self._last: deque[int] = deque(maxlen=penalties.window)
-        for token in prompt.tolist():
-            self._count(self._repeated, token)
 
     def add(self, token: int) -> None:
         """Appends a new token to the sequence."""
-        self._count(self._repeated, token)
+        if len(self._last) == self._wanted.window:
+            leaving = self._last[0]
+            self._repeated[leaving] -= 1
+            if not self._repeated[leaving]:
+                del self._repeated[leaving]
+        self._last.append(token)
+        self._repeated[token] += 1
         if self._counted is not self._repeated:
             self._counted[token] += 1
 
@@ -103,16 +107,6 @@ class ChangedLogits:
             least = row.max() + self._temperature * math.log(wanted.min_p)
             np.subtract(row, FAR, out=row, where=row < least)
         return changed
-
-    def _count(self, counts: "Counter[int]", token: int) -> None:
-        if len(self._last) == self._wanted.window:
-            leaving = self._last[0]
-            counts[leaving] -= 1
-            if not counts[leaving]:
-                del counts[leaving]
-        if self._wanted.window is not None:
-            self._last.append(token)
-        counts[token] += 1
 
 
 def _arrays(counts: "Counter[int]") -> "tuple[NDArray[np.int64], NDArray[np.float32]]":

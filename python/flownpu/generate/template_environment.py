@@ -28,6 +28,10 @@ __all__ = ["render", "variables"]
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """The names of a turn's reasoning; transformers fills the first two from whichever is there."""
 PROBE = "flownpu-probe"
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}},
+}
 PART = re.compile(r"""["']type["']: *["']text["']""")
 """A part of a content as Python or JSON writes it: the template has written the list, not the text in it."""
 
@@ -201,39 +205,32 @@ def _readable(template: str, turn: Mapping[str, Any], passed: Mapping[str, Any])
     reasoning = next((turn[name] for name in REASONING if turn.get(name) is not None), None)
     if reasoning is not None:
         found = {"thinking": reasoning, **found, "reasoning_content": reasoning}
+    tokens = {name: value for name, value in passed.items() if name.endswith("_token") and isinstance(value, str)}
+    takes = _takes(template, str(turn.get("role")), tuple(tokens.items()), tools=passed["tools"] is not None)
     content = turn.get("content")
-    takes = _takes(template, str(turn.get("role")), tuple(sorted(_tokens(passed).items())))
     if isinstance(content, list) and "parts" not in takes:
         found["content"] = text_of(content)
     elif isinstance(content, str) and takes == {"parts"}:
-        found["content"] = [{"type": "text", "text": content}]
+        found["content"] = _parts(content)
     return found
 
 
-def _tokens(passed: Mapping[str, Any]) -> dict[str, str]:
-    return {name: value for name, value in passed.items() if name.endswith("_token") and isinstance(value, str)}
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 @lru_cache(64)
-def _takes(template: str, role: str, tokens: tuple[tuple[str, str], ...]) -> frozenset[str]:
+def _takes(template: str, role: str, tokens: tuple[tuple[str, str], ...], *, tools: bool) -> frozenset[str]:
     """What a template reads as a role's content: "text", "parts"; it is asked to write a turn of each kind.
 
     A template that takes no parts refuses them, or writes Python's own form of the list.
     """
-    passed = {**dict(tokens), "documents": None, "tools": None, "add_generation_prompt": True}
-    asks = {"role": "user", "content": "a"} if role == "user" or "text" in _takes(template, "user", tokens) else None
-    asks = asks or {"role": "user", "content": [{"type": "text", "text": "a"}]}
+    passed = {**dict(tokens), "documents": None, "tools": [TOOL] if tools else None, "add_generation_prompt": True}
+    asks_in_parts = role != "user" and _takes(template, "user", tokens, tools=tools) == {"parts"}
+    asks = {"role": "user", "content": _parts("a") if asks_in_parts else "a"}
     found = set()
-    for kind, content in (("text", PROBE), ("parts", [{"type": "text", "text": PROBE}])):
-        turn = {"role": role, "content": content}
-        turns = {"user": [turn], "system": [turn, asks], "assistant": [asks, turn, asks]}.get(role)
-        if turns is None:  # a result: answers a call
-            call = {"id": "callprobe", "type": "function", "function": {"name": "f", "arguments": {}}}
-            turns = [
-                asks,
-                {"role": "assistant", "tool_calls": [call]},
-                {**turn, "name": "f", "tool_call_id": "callprobe"},
-            ]
+    for kind, content in (("text", PROBE), ("parts", _parts(PROBE))):
+        turns = _conversation({"role": role, "content": content}, asks)
         for form in _forms(turns):
             try:
                 written = _write(template, form, passed, 1 << 20)
@@ -243,3 +240,16 @@ def _takes(template: str, role: str, tokens: tuple[tuple[str, str], ...]) -> fro
                 found.add(kind)
             break
     return frozenset(found)
+
+
+def _conversation(turn: dict[str, Any], asks: dict[str, Any]) -> list[dict[str, Any]]:
+    """The shortest conversation in which a turn of that role may stand; `asks` is a user's turn."""
+    match turn["role"]:
+        case "user":
+            return [turn]
+        case "system":
+            return [turn, asks]
+        case "assistant":
+            return [asks, turn, asks]
+    call = {"id": "callprobe", "type": "function", "function": {"name": "f", "arguments": {}}}
+    return [asks, {"role": "assistant", "tool_calls": [call]}, {**turn, "name": "f", "tool_call_id": call["id"]}]

@@ -16,6 +16,17 @@ MANIFEST = "flownpu_manifest.json"
 MODULES = "modules.json"
 # The folder in which transformers puts chat templates beside the usual one, such as tool_use.jinja.
 MORE_TEMPLATES = "additional_chat_templates"
+# Special tokens of transformers' (5.23) tokenizer classes, where tokenizer_config.json does not name any: bos, eos.
+CLASS_TOKENS = {
+    "CodeLlamaTokenizer": ("<s>", "</s>"),
+    "CohereTokenizer": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"),
+    "GPT2Tokenizer": ("<|endoftext|>", "<|endoftext|>"),
+    "GPTNeoXTokenizer": ("<|endoftext|>", "<|endoftext|>"),
+    "GemmaTokenizer": ("<bos>", "<eos>"),
+    "LlamaTokenizer": ("<s>", "</s>"),
+    "Qwen2Tokenizer": (None, "<|endoftext|>"),
+    "Qwen3_5Tokenizer": (None, "<|endoftext|>"),
+}
 # Where sentence-transformers puts the graph that optimum exports.
 EXPORTED_GRAPH = "onnx/model.onnx"
 
@@ -255,25 +266,26 @@ def chat_templates(folder: Path) -> dict[str, str]:
 def _templates_in(path: Path) -> dict[str, str]:
     """The templates in a JSON file: a text, or a list of objects with their names."""
     value = read_json(path).get("chat_template")
-    if isinstance(value, list):
-        found = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
-        wrong = len(found) != len(value)
-    else:
-        found = {} if value is None else {"default": value}
-        wrong = False
-    if wrong or not all(isinstance(text, str) for item in found.items() for text in item):
-        raise FlowNPUError(
-            f'{path}: expected chat_template to be a text, or a list of objects with "name" and "template", got '
-            f"{reprlib.repr(value)}"
-        )
-    return found
+    if value is None:
+        return {}
+    named: Any = value if isinstance(value, list) else [{"name": "default", "template": value}]
+    try:
+        found = {item["name"]: item["template"] for item in named}
+        if all(isinstance(text, str) for item in found.items() for text in item):
+            return found
+    except (KeyError, TypeError):
+        pass
+    raise FlowNPUError(
+        f'{path}: expected chat_template to be a text, or a list of objects with "name" and "template", got '
+        f"{reprlib.repr(value)}"
+    )
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
     """The texts of a tokenizer's special tokens by name, such as "bos_token", which chat templates write.
 
     As transformers (5.23) gives them to templates: special_tokens_map.json counts where tokenizer_config.json does not
-    list the added tokens.
+    list the added tokens, and the tokenizer's class where neither names a token.
 
     Raises:
         FlowNPUError: a file is not a JSON object.
@@ -283,7 +295,8 @@ def special_tokens(folder: Path) -> dict[str, str]:
     if "added_tokens_decoder" not in settings and older.is_file():
         settings = settings | read_json(older)
     more = settings.get("extra_special_tokens")
-    named = settings | (more if isinstance(more, dict) else {})
+    bos, eos = CLASS_TOKENS.get(str(settings.get("tokenizer_class")).removesuffix("Fast"), (None, None))
+    named = {"bos_token": bos, "eos_token": eos, **settings, **(more if isinstance(more, dict) else {})}
     # A token is its text, or an object that has it as "content".
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
     return {

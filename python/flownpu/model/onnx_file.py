@@ -35,9 +35,11 @@ def load_model(path: Path, *, purpose: str) -> Any:
         FlowNPUError: the file is not an ONNX model.
         MissingDependencyError: onnx_ir is not installed; the message names `purpose` as what needs it.
     """
-    ir = require("onnx_ir", extra="convert", purpose=purpose)
+    require("onnx_ir", extra="convert", purpose=purpose)
+    from flownpu.model.graph_loading import load  # noqa: PLC0415 needs the extra "convert"
+
     try:
-        return ir.load(path)
+        return load(path)
     except Exception as error:
         # The parser is protobuf's and raises its own errors, a package that FlowNPU does not depend on.
         raise FlowNPUError(f"{path} is not an ONNX model ({error}): export or convert it again") from error

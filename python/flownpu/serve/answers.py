@@ -105,6 +105,7 @@ class Answers:
     async def _next(self) -> tuple[int, Event]:
         try:
             async with asyncio.timeout_at(self._deadline):
+                await asyncio.sleep(0)  # without a pause there is no timeout: events may come faster than they are sent
                 index, event = await self._events.get()
         except TimeoutError:
             raise ApiError(

@@ -3,6 +3,7 @@
 
 import asyncio
 import logging
+import subprocess
 import time
 from dataclasses import dataclass
 
@@ -82,8 +83,13 @@ class Catalogue:
         async with self._making_room:
             await self._make_room(name)
             log.info("%s: loading", name)
+            started: list[subprocess.Popen[bytes]] = []
             try:
-                process = await asyncio.to_thread(ModelProcess, settings)
+                process = await asyncio.to_thread(ModelProcess, settings, started.append)
+            except asyncio.CancelledError:  # the thread waits as long as its process opens the model
+                for one in started:
+                    one.kill()
+                raise
             except (FlowNPUError, RuntimeError) as error:
                 log.exception("%s: cannot be loaded", name, exc_info=None if isinstance(error, FlowNPUError) else error)
                 raise ApiError(503, f"the model {name} cannot be loaded: {error}", code="model_not_loaded") from error
@@ -123,6 +129,8 @@ class Catalogue:
     async def close(self) -> None:
         """Closes all models."""
         opening = [entry.opening for entry in self._entries.values() if entry.opening is not None]
+        for task in opening:
+            task.cancel()
         await asyncio.gather(*opening, return_exceptions=True)
         processes = [entry.process for entry in self._entries.values() if entry.process is not None]
         await asyncio.gather(*(asyncio.to_thread(process.close) for process in processes))

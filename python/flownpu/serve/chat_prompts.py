@@ -15,7 +15,7 @@ from flownpu.generate.chat_template import ChatTemplate
 from flownpu.generate.image_prompts import read_image_data
 from flownpu.generate.turns import text_of
 from flownpu.model.folder import read_genai_config
-from flownpu.serve.errors import invalid
+from flownpu.serve.errors import ApiError, invalid
 from flownpu.serve.grammars.form import offered
 from flownpu.serve.requests.openai import ChatRequest, ImagePart, Message
 from flownpu.serve.template_variables import template_variables
@@ -47,13 +47,24 @@ class ChatModel:
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The chat template; false if there is none."""
-        return ChatTemplate.of(self.folder)
+        """The chat template; false if there is none.
+
+        Raises:
+            ApiError: a file of it is damaged; the model cannot be loaded either.
+        """
+        try:
+            return ChatTemplate.of(self.folder)
+        except FlowNPUError as error:
+            message = f"the model {self.folder.name} cannot be loaded: {error}"
+            raise ApiError(503, message, code="model_not_loaded") from error
 
     @cached_property
     def calls(self) -> CallFormat:
         """How the model writes calls of functions."""
-        return CallFormat.of_template(self.template.text(tools=True))
+        try:
+            return CallFormat.of_template(self.template.text(tools=True))
+        except FlowNPUError as error:  # there are templates of other names only
+            raise invalid(str(error)) from error
 
     @cached_property
     def takes_images(self) -> bool:

@@ -55,10 +55,6 @@ def serve(settings: "ServerSettings", host: str, port: int, say: Callable[[str],
             timeout_graceful_shutdown=round(settings.limits.stopping_seconds),
             server_header=False,
         )
-        # When it is done, uvicorn raises the signal that ended it once more: with this handler that kills nothing.
-        # Outside the main thread no handler can be set (ValueError).
-        with contextlib.suppress(ValueError):
-            signal.signal(signal.SIGTERM, lambda *_: None)
         asyncio.run(_run(_Server(config, service, say), listening))
 
 
@@ -79,6 +75,10 @@ async def _run(server: "_Server", listening: socket.socket) -> None:
             await server.service.load_first()
         except ApiError as error:
             raise FlowNPUError(error.message) from error
+        # When it is done, uvicorn raises the signal that ended it once more: with this handler that kills nothing.
+        # Outside the main thread no handler can be set (ValueError).
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGTERM, lambda *_: None)
         await server.serve(sockets=[listening])
     finally:
         await server.service.close()

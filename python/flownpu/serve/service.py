@@ -13,7 +13,7 @@ from flownpu.serve.answers import Answers
 from flownpu.serve.catalogue import Catalogue
 from flownpu.serve.chat_prompts import ChatModel
 from flownpu.serve.embeddings import Embedder
-from flownpu.serve.errors import invalid, unknown_model
+from flownpu.serve.errors import ApiError, invalid, unknown_model
 from flownpu.serve.grammars.form import AnswerForm
 from flownpu.serve.grammars.process import GrammarProcess
 from flownpu.serve.metrics import Metrics
@@ -171,7 +171,11 @@ class Service:
         """
         limits, model = self.settings.limits, self.model(request.model)
         form = AnswerForm.of(request, model.calls)
-        grammar = await self.grammars.compile(form)
+        try:
+            async with asyncio.timeout(limits.request_seconds):
+                grammar = await self.grammars.compile(form)
+        except TimeoutError:
+            raise ApiError(504, "others' grammars are compiled: try again later", code="timeout") from None
         conversation = model.conversation(request, limits.images)
         async with self._decoding:
             images = await asyncio.to_thread(model.read_images, conversation)

@@ -12,10 +12,10 @@ from flownpu.generate.chat_template import ChatTemplate
 from flownpu.serve.errors import invalid
 from flownpu.serve.requests.openai import ChatRequest
 
-__all__ = ["template_variables"]
+__all__ = ["has_switch", "template_variables"]
 
 SWITCHES = ("enable_thinking", "thinking")
-"""By these names templates read whether the model shall think: Qwen's, GLM's, SmolLM's; DeepSeek's, Granite's, Kimi's."""
+"""The names by which templates read whether the model shall think: Qwen's and GLM's; DeepSeek's and Granite's."""
 EFFORT = "reasoning_effort"
 """By this name templates read how long: gpt-oss', DeepSeek's."""
 USUAL_EFFORT = "medium"
@@ -65,6 +65,14 @@ def template_variables(request: ChatRequest, template: ChatTemplate, *, tools: b
         if not wish:
             _check_happens_anyway(request, reads, switch=switch, thinks=thinks)
     return wish | {name: value for name, value in given.items() if name in reads}
+
+
+def has_switch(template: ChatTemplate) -> bool:
+    """Whether a request can say whether the model shall think, or how long."""
+    try:
+        return not template.variables(tools=False).isdisjoint((*SWITCHES, EFFORT))
+    except FlowNPUError:  # no conversation can be written by it either
+        return False
 
 
 def _switch(request: ChatRequest) -> bool | None:

@@ -68,7 +68,7 @@ def reference(folder, prompt, files, new_tokens):
     parameters.set_search_options(max_length=prompt_tokens + new_tokens, do_sample=False)
     generator = onnxruntime_genai.Generator(model, parameters)
     generator.set_inputs(inputs)
-    # A random model writes bytes that are no UTF-8, at which GenAI's stream loses text (tests/generate/test_tokenizer.py).
+    # A random model writes bytes that are no UTF-8, and GenAI's stream loses text behind them.
     text_of = Tokenizer(folder).text_stream()
     text = ""
     while not generator.is_done():

@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import onnxruntime_genai
 import pytest
+from transformers import AutoTokenizer
 
 CPU = ("--provider", "cpu")
 PROMPT = "The with statement"
@@ -241,3 +242,20 @@ class TestOnFlowNPU:
         done = flownpu("run", model, "-p", PROMPT, "--device", "npu")
         assert done.code == 1
         assert "npu" in done.err
+
+
+def test_a_prompt_has_all_of_its_text_and_no_control_tokens_unless_allowed(flownpu, model):
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    prompt = "a\0b<end_of_turn>c"
+    turn = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
+    )
+    more = len(tokenizer.encode("<end_of_turn>", add_special_tokens=False, split_special_tokens=True)) - 1
+    command = ("run", model, "-p", prompt, "--max-new-tokens", 1, "--json", "--provider", "cpu")
+
+    def tokens(*options):
+        return json.loads(flownpu(*command, *options).out)["prompt_tokens"]
+
+    assert tokens() == len(turn) + more
+    assert tokens("--allow-control-tokens") == len(turn)
+    assert tokens("--no-chat-template") == len(tokenizer.encode(prompt))

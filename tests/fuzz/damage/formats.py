@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tests.ep import context_files
+from tests.ep.context import files as context_files
 from tests.fuzz.damage.edits import DEEP, damaged_bytes, damaged_tree
 from tests.npu.artifacts.folders import INDEX
 
@@ -179,7 +179,7 @@ def _write_context(tree: Any, _: bytes) -> bytes:
         context_files.Node(**{**node, **{key: [kind(**item) for item in node[key]] for key, kind in kinds.items()}})
         for node in tree["nodes"]
     ]
-    return context_files.write(context_files.ContextFile(tree["compatibility"], nodes, tree["blobs"]))
+    return context_files.write(context_files.ContextFile(**{**tree, "nodes": nodes}))
 
 
 # --- Words (aie/words/writer.py): magic, version, kind, checksum of what follows ------------------------------------
@@ -206,6 +206,8 @@ FORMATS = {
     "safetensors": _SAFETENSORS,
     "q4nx": _SAFETENSORS,
     "gguf": Format(_read_gguf, _write_gguf, _gguf_head),
-    "flownpu": Format(_read_context, _write_context, lambda content: 32 + len(context_files.head_of(content))),
+    "flownpu": Format(
+        _read_context, _write_context, lambda content: context_files.HEAD + len(context_files.head_of(content))
+    ),
     "words": Format(_read_words, _write_words),
 }

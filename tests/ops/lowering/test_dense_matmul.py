@@ -32,8 +32,9 @@ def steps(
     lines: Lines,
     constants: dict[str, np.ndarray],
     shape: tuple[int | str, ...] = ALL,
+    x: np.ndarray = X,
 ) -> tuple[dict[str, int], np.ndarray]:
-    """The operators of the session's steps with their counts, and `y` for X, computed in float32."""
+    """The operators of the session's steps with their counts, and `y` for `x`, computed in float32."""
     nodes = [helper.make_node(op, inputs, [output], output, **attributes) for op, inputs, output, attributes in lines]
     graph = helper.make_graph(
         nodes,
@@ -50,7 +51,7 @@ def steps(
     options = {"device": "cpu", "on_unsupported": "error", "cpu_isa": "generic"}
     configuration.add_provider_for_devices(ep_devices, options)
     session = onnxruntime.InferenceSession(model.SerializeToString(), configuration)
-    (y,) = session.run(None, {"x": X})
+    (y,) = session.run(None, {"x": x})
     events = json.loads(Path(session.end_profiling()).read_text())
     return Counter(event["args"]["op_name"] for event in events if event["cat"] == "Kernel"), y
 
@@ -87,6 +88,29 @@ def test_quantised_weights_stay_as_they_are(ep_devices: list[Any], tmp_path: Pat
     found, y = steps(ep_devices, tmp_path, lines, {"codes": codes, "scale": SCALE, "bias": BIAS})
     close(y, reference(X, CODES, SCALE, BIAS))
     assert found == {"DenseMatMul": 1}
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([("MatMul", ["x", "first"], "a", {}), ("Add", ["a", "z"], "y", {})], {"DenseMatMul": 1}),
+        ([("Gemm", ["x", "second", "z"], "y", {"transB": 1})], {"DenseMatMul": 1}),
+        ([("Gemm", ["x", "first", "column"], "y", {})], {"Gemm": 1}),
+        ([("Gemm", ["x", "first", "z"], "y", {"alpha": 0.5, "beta": 2.0})], {"Gemm": 1}),
+    ],
+    ids=["ORT's fusion", "a Gemm", "a column", "factors"],
+)
+def test_a_gemm_of_two_axes_has_a_residual(
+    ep_devices: list[Any], tmp_path: Path, lines: Lines, expected: dict[str, int]
+) -> None:
+    """ONNX Runtime makes a Gemm of a product of two axes and what is added to it; only factors and broadcasts stay."""
+    x, z, column = X[0], RNG.standard_normal((5, M), dtype=np.float32), RNG.standard_normal((5, 1), dtype=np.float32)
+    constants = {"first": FIRST, "second": np.ascontiguousarray(FIRST.T), "z": z, "column": column}
+    found, y = steps(ep_devices, tmp_path, lines, constants, x.shape, x)
+    alpha, beta = (0.5, 2.0) if lines[0][3].get("alpha") else (1, 1)
+    added = column if "column" in lines[0][1] else z
+    close(y, alpha * reference(x, FIRST) + beta * added)
+    assert found == expected
 
 
 def test_unknown_sizes(ep_devices: list[Any], tmp_path: Path) -> None:

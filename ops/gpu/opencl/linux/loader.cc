@@ -4,11 +4,14 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <mutex>
 #include <optional>
 
 #include "ops/gpu/opencl/status.h"
+#include "ops/system/forks.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -64,11 +67,29 @@ cl::Functions load_opencl(const std::string& file) {
   return functions;
 }
 
+namespace {
+
+// The count of forks() of the process that loaded OpenCL.
+constexpr std::int64_t kNotLoaded = -1;
+std::atomic<std::int64_t> loaded_in{kNotLoaded};
+
+}  // namespace
+
+bool opencl_is_parents() { return loaded_in != kNotLoaded && loaded_in != forks(); }
+
+void check_opencl_is_own() {
+  if (opencl_is_parents()) throw OpenClError(Failure::kForked, forked_text("gpu"));
+}
+
 const cl::Functions& opencl() {
   static std::mutex mutex;
   static std::optional<cl::Functions> loaded;
+  check_opencl_is_own();
   const std::lock_guard lock(mutex);
-  if (!loaded) loaded = load_opencl("");
+  if (!loaded) {
+    loaded = load_opencl("");
+    loaded_in = forks();
+  }
   return *loaded;
 }
 

@@ -16,4 +16,8 @@ const cl::Functions& opencl() {
   return loaded;
 }
 
+bool opencl_is_parents() { return false; }
+
+void check_opencl_is_own() {}
+
 }  // namespace flownpu::gpu

@@ -83,15 +83,20 @@ class DataFile:
     ) -> ir.ExternalTensor:
         """Writes a tensor of that type and shape, whose bytes are those of `parts` one after the other.
 
+        Types of less than a byte are packed, as ONNX stores them; `parts` then is one array, with a byte an element.
+
         Raises:
             OSError: the disk is full, or cannot be written.
         """
         offset = aligned(self._file.size)
         self._file.append(memoryview(bytes(offset - self._file.size)))
         for part in parts:
-            self._file.append(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+            if dtype.bitwidth < 8:
+                self._file.append(memoryview(ir.Tensor(part, dtype=dtype).tobytes()))
+            else:
+                self._file.append(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
         length = self._file.size - offset
-        expected = math.prod(shape) * dtype.itemsize
+        expected = math.ceil(math.prod(shape) * dtype.itemsize)
         assert length == expected, f"{name}: {length} bytes for {list(shape)} {dtype}, expected {expected}"
         return ir.ExternalTensor(
             self._path.name, offset, length, dtype, shape=ir.Shape(shape), name=name, base_dir=self._path.parent

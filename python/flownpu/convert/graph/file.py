@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import onnx
@@ -13,6 +12,7 @@ from flownpu.convert.errors import ConversionError
 from flownpu.convert.graph.data_file import DataFile
 from flownpu.convert.progress import Stage
 from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
+from flownpu.model.graph_loading import load, outside
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def load_graph(path: Path) -> ir.Model:
         ConversionError: the file is not an ONNX model.
     """
     try:
-        return ir.load(path)
+        return load(path)
     except Exception as error:  # whatever protobuf and the deserialiser raise for damaged bytes
         raise ConversionError(f"{path}: cannot be read as an ONNX model: {error}") from error
 
@@ -59,17 +59,14 @@ def check_data(model: ir.Model, path: Path) -> list[Path]:
     """
     files: dict[str, Path] = {}
     for tensor in tensors(model):
+        if tensor.dtype in {ir.DataType.UNDEFINED, ir.DataType.STRING}:
+            raise ConversionError(f"{path}: expected tensor {tensor.name} to be of numbers, got {tensor.dtype}")
         if not isinstance(tensor, ir.ExternalTensor):
             continue
         location = str(tensor.location)
-        if tensor.dtype in {ir.DataType.UNDEFINED, ir.DataType.STRING}:
-            raise ConversionError(
-                f"{path}: expected tensor {tensor.name}, stored in {location!r}, to be of numbers, got {tensor.dtype}"
-            )
         if location not in files:
-            where = PurePosixPath(location)
-            if where.is_absolute() or ".." in where.parts or "\\" in location:
-                raise ConversionError(f"{path}: tensor {tensor.name} is stored outside of the folder, in {location!r}")
+            if reason := outside(path, location):
+                raise ConversionError(f"{path}: tensor {tensor.name} is stored {reason}")
             if not (path.parent / location).is_file():
                 raise ConversionError(f"{path.parent / location}: the model's weights are in this file; it is missing")
             files[location] = path.parent / location
@@ -83,24 +80,35 @@ def check_data(model: ir.Model, path: Path) -> list[Path]:
 
 
 def check_operators(model: ir.Model, path: Path) -> None:
-    """Raises ConversionError if the installed ONNX Runtime lacks an operator of the model, or its opset is too new."""
+    """Raises ConversionError if ONNX Runtime lacks an operator, the model's opset does, or the opset is too new."""
     version, newest = model.opset_imports.get("", 0), onnx.defs.onnx_opset_version()
     if version > newest:
         raise ConversionError(f"{path}: ONNX opset {version}, expected {newest} or older; export with an older opset")
     # Imported here, so that other conversions do without ONNX Runtime. None of its public modules lists its operators.
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema  # noqa: PLC0415
 
-    known = {(schema.domain, schema.name) for schema in get_all_operator_schema()}
-    unknown = sorted(
-        {
-            f"{node.domain or 'ai.onnx'}.{node.op_type}"
-            for node in model.graph.all_nodes()
-            if (node.domain, node.op_type) not in known and node.op_identifier() not in model.functions
-        }
-    )
+    oldest: dict[tuple[str, str], int] = {}
+    for schema in get_all_operator_schema():
+        key = schema.domain, schema.name
+        oldest[key] = min(schema.since_version, oldest.get(key, schema.since_version))
+    unknown, newer = set[str](), set[str]()
+    for node in model.graph.all_nodes():
+        if node.op_identifier() in model.functions:
+            continue
+        first = oldest.get((node.domain, node.op_type))
+        if first is None:
+            unknown.add(f"{node.domain or 'ai.onnx'}.{node.op_type}")
+        elif not node.domain and first > version:
+            newer.add(f"{node.op_type} (opset {first})")
     if unknown:
         raise ConversionError(
-            f"{path}: {', '.join(unknown)}: operators that ONNX Runtime does not have; export the model without them"
+            f"{path}: {', '.join(sorted(unknown))}: operators that ONNX Runtime does not have; export the model "
+            "without them"
+        )
+    if newer:
+        raise ConversionError(
+            f"{path}: of ONNX opset {version}, which does not have {', '.join(sorted(newer))}; export the model with a "
+            "newer opset"
         )
 
 

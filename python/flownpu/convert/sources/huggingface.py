@@ -15,6 +15,7 @@ from flownpu.convert.quantise import QuantizedWeights
 from flownpu.convert.sources.checkpoint_weights import CheckpointWeights
 from flownpu.convert.sources.embedding_model import convert_embedding_model, is_embedding_model
 from flownpu.convert.sources.prequantised import PrequantisedWeights, read_packing
+from flownpu.convert.sources.tokenizer_settings import readable_by_genai
 from flownpu.convert.vision.image_processor import settings_files
 from flownpu.convert.vision.pictures import read_pictures
 from flownpu.convert.weights import weight_plan
@@ -85,7 +86,7 @@ def convert_checkpoint(request: Request, vision_weights: str | None = None, enco
     tokenizer = tokenizer_paths(source)
     if not (source / "tokenizer.json").is_file():
         raise ConversionError(
-            f"{source}: tokenizer.json is missing, which ORT GenAI reads; download it, or save it with "
+            f"{source}: tokenizer.json is missing, by which texts become tokens; download it, or save it with "
             "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
     make_decoder_folder(
@@ -93,7 +94,7 @@ def convert_checkpoint(request: Request, vision_weights: str | None = None, enco
         decoder,
         weights,
         request.options,
-        tokenizer={path.relative_to(source).as_posix(): path.read_bytes() for path in tokenizer},
+        tokenizer=readable_by_genai({path.relative_to(source).as_posix(): path.read_bytes() for path in tokenizer}),
         source={
             "kind": "huggingface",
             "model_type": checkpoint.config["model_type"],

@@ -39,7 +39,7 @@ class ChoiceModel:
     """
 
     def __init__(self, genai: Any, folder: Path, vocabulary: int) -> None:
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         config = genai.Config(str(folder))
         config.clear_providers()
         # Any plain decoder's type will do: GenAI treats types differently only in their caches and images.
@@ -52,7 +52,7 @@ class ChoiceModel:
 
     def choice(self, make: Callable[[Any], Any]) -> "Choice":
         """A choice for a new sequence; `make` makes a generator of a given model, with the wanted sampling."""
-        return Choice(make(self._model), self._vocabulary)
+        return Choice(make(self._model), self.vocabulary)
 
 
 class Choice:

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flownpu.errors import FlowNPUError, require
-from flownpu.generate.guidance import Guidance, blamed
+from flownpu.generate.guidance import Guidance, rehearse
 from flownpu.generate.speculative.choice import ChoiceModel
 from flownpu.serve.grammars.form import AnswerForm, write_rules
 from flownpu.serve.grammars.schemas import enforce
@@ -85,25 +83,11 @@ class Compiler:
         return self._remembered(rules) if len(rules) < REMEMBERED else self._refusal(rules)
 
     def _refusal(self, rules: str) -> str:
-        logits = np.zeros(VOCABULARY, np.float32)
         try:
-            choice = self._choices.choice(lambda model: self._generator(model, Guidance(rules)))
-            choice.append(np.array([END_TOKEN], np.int32), logits)
-            for count in range(TRIED):
-                choice.next(logits)
-                if choice.generator.is_done():
-                    return "" if count else "no text follows the schema"
-        except RuntimeError as error:
-            if isinstance(reason := blamed(error), FlowNPUError):
-                return str(reason)
-            raise
-        return ""
-
-    def _generator(self, model: Any, guidance: Guidance) -> Any:
-        parameters = self._genai.GeneratorParams(model)
-        parameters.set_search_options(do_sample=False)
-        parameters.set_guidance(*guidance.genai_grammar)
-        return self._genai.Generator(model, parameters)
+            written = rehearse(self._genai, self._choices, Guidance(rules), TRIED)
+        except FlowNPUError as error:
+            return str(error)
+        return "" if written != [END_TOKEN] else "no text follows the schema"
 
 
 def _write_folder(folder: Path) -> None:

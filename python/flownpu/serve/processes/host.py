@@ -63,7 +63,7 @@ class _Host:
         self._requests: dict[int, Request | None] = {}
         """What is asked, by number; None while its prompt is written."""
         self._cancelled: set[int] = set()
-        """Of those, what is to be dropped when its prompt is written."""
+        """Those of them that are dropped when their prompt is written."""
         self._lock = Lock()  # guards these and sending: other threads send, too
         self._prompts = ThreadPoolExecutor(PROMPTS, "prompt")
 
@@ -124,10 +124,12 @@ def _request(question: Question, worker: Worker) -> Request:
     Raises:
         FlowNPUError: the prompt is empty or too long, has unknown tokens, or the chat template does not take it.
     """
-    if isinstance(question.prompt, tuple) and len(question.prompt) > worker.context_length:
-        raise FlowNPUError(
-            f"the prompt is at least {len(question.prompt)} tokens long, one for each turn, and the context holds "
-            f"{worker.context_length}, the answer included: shorten the prompt"
+    prompt = question.prompt
+    # A turn has a token at least, and a template may take long for many turns.
+    if len(prompt) > worker.context_length and not isinstance(prompt, str) and not isinstance(prompt[0], int):
+        raise ContextLengthError(
+            f"the conversation has {len(prompt)} turns and the context holds {worker.context_length} tokens, the answer "
+            "included: shorten the conversation"
         )
     tokens = _tokens(question, worker.model)
     room = worker.context_length - len(tokens)

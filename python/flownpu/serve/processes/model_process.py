@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -27,6 +28,7 @@ class ModelProcess:
 
     Args:
         settings: how the model is opened.
+        started: is called with the process, which may be killed to end the opening.
 
     Raises:
         FlowNPUError: the model cannot be opened; or its process ended, and the message says how.
@@ -35,9 +37,12 @@ class ModelProcess:
 
     facts: ModelFacts
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(
+        self, settings: ModelSettings, started: Callable[[subprocess.Popen[bytes]], None] = lambda _: None
+    ) -> None:
         self.settings = settings
         self._process, self._connection = start_connected([sys.executable, "-m", "flownpu.serve.processes.host"])
+        started(self._process)
         self._numbers = itertools.count()
         self._delivers: dict[int, Deliver] = {}
         self._lock = threading.Lock()  # guards `_delivers` and `_ended`

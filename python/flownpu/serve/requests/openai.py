@@ -59,7 +59,7 @@ class CalledFunction(Strict):
     name: str
     arguments: str
     parsed_arguments: Any = None
-    """What the helpers of OpenAI's clients add to an answer, and send back with it; `arguments` says the same."""
+    """The same as a value: OpenAI's own clients send back what they read."""
 
 
 class ToolCall(Strict):
@@ -81,8 +81,8 @@ class Message(Strict):
     tool_call_id: str | None = None
     # Fields of the server's answers, which clients may send back with the conversation.
     refusal: str | None = None
-    annotations: list[Any] | None = None
     parsed: Any = None
+    annotations: list[Any] | None = None
     reasoning_content: str | None = None
     audio: None = None
     function_call: None = None

@@ -16,6 +16,7 @@ from flownpu.serve.requests.openai import ChatRequest
 from flownpu.serve.routes.json_route import JsonRoute
 from flownpu.serve.service import Chat, Delta, End, Service
 from flownpu.serve.streams import line_stream, unless_gone
+from flownpu.serve.template_variables import has_switch
 
 __all__ = ["ollama_routes"]
 
@@ -50,11 +51,11 @@ def ollama_routes(service: Service) -> APIRouter:
             }
         model = service.model(name)
         settings = read_genai_config(model.folder)["model"]
-        abilities = ["completion", *(["vision"] if model.takes_images else []), *(["tools"] if model.template else [])]
+        abilities = {"vision": model.takes_images, "tools": model.template, "thinking": has_switch(model.template)}
         return {
             **{key: value for key, value in _description(service, name).items() if key in {"details", "modified_at"}},
-            "template": model.template,
-            "capabilities": abilities,
+            "template": model.template.texts.get("default", ""),
+            "capabilities": ["completion", *(name for name, has in abilities.items() if has)],
             "model_info": {
                 "general.architecture": settings.get("type", ""),
                 f"{settings.get('type', '')}.context_length": settings["context_length"],

@@ -177,7 +177,7 @@ def _completion_choice(
 
 
 def _completion_token(one: Likelihood) -> str:
-    """A token's text; of one that is part of a character its bytes, such as "bytes:\\xe2\\x82", as OpenAI has them."""
+    r"""A token's text; of one that is part of a character its bytes, such as "bytes:\xe2\x82", as OpenAI has them."""
     return f"bytes:{one.text}" if one.data and one.text.encode() != one.data else one.text
 
 

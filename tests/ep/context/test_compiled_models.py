@@ -10,8 +10,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from tests.ep import context_files
 from tests.ep.conftest import parse, reference
+from tests.ep.context import files as context_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,7 @@ def test_gives_what_the_model_gave(compiled: Any, make_session: MakeSession) -> 
     assert sorted(file.name for file in path.parent.iterdir()) == ["small_ctx.0.flownpu", "small_ctx.onnx"]
     model = onnx.load(path)
     assert [(node.domain, node.op_type) for node in model.graph.node] == [("com.microsoft", "EPContext")]
-    assert [entry.value for entry in model.metadata_props] == ["flownpu-context 2; cpu"]
+    assert [entry.value for entry in model.metadata_props] == ["flownpu-context 3; cpu"]
     found = make_session(path, strict=True).run(None, FEEDS)
     for ours, expected in zip(found, make_session(GRAPH).run(None, FEEDS), strict=True):
         np.testing.assert_array_equal(ours, expected)  # The same steps on the same numbers.
@@ -138,7 +138,7 @@ def test_another_devices_is_refused_with_both_names(edited: Any) -> None:
 def test_a_missing_file_is_named(compiled: Any, make_session: MakeSession) -> None:
     path = compiled()
     path.with_name("small_ctx.0.flownpu").unlink()
-    with pytest.raises(Exception, match=r"cannot open '.*small_ctx\.0\.flownpu': No such file"):
+    with pytest.raises(Exception, match=r"there is no '.*small_ctx\.0\.flownpu', the compiled partition"):
         make_session(path)
 
 
@@ -164,9 +164,9 @@ def test_every_flipped_bit_of_the_head_is_refused(compiled: Any, make_session: M
     path = compiled()
     file = path.with_name("small_ctx.0.flownpu")
     content = file.read_bytes()
-    head = 32 + len(context_files.head_of(content))
+    head = context_files.HEAD + len(context_files.head_of(content))
     rng = np.random.default_rng(0)
-    places = [*range(32), *rng.integers(32, head, 100)]
+    places = [*range(context_files.HEAD), *rng.integers(context_files.HEAD, head, 100)]
     for place in places:
         damaged = bytearray(content)
         damaged[place] ^= 1 << int(rng.integers(8))
@@ -179,8 +179,8 @@ def test_files_that_end_elsewhere_are_refused(compiled: Any, make_session: MakeS
     path = compiled()
     file = path.with_name("small_ctx.0.flownpu")
     content = file.read_bytes()
-    head = 32 + len(context_files.head_of(content))
-    sizes = [0, 5, 31, *np.random.default_rng(0).integers(32, head, 20), head, len(content) - 1]
+    head = context_files.HEAD + len(context_files.head_of(content))
+    sizes = [0, 5, 39, *np.random.default_rng(0).integers(context_files.HEAD, head, 20), head, len(content) - 1]
     for cut in [*(content[:size] for size in sizes), content + b"x"]:
         file.write_bytes(cut)
         with pytest.raises(Exception, match=r"FlowNPU.*(cannot be read as a compiled partition|cannot read)"):
@@ -191,8 +191,8 @@ def test_a_file_of_another_version_is_refused(compiled: Any, make_session: MakeS
     path = compiled()
     file = path.with_name("small_ctx.0.flownpu")
     content = file.read_bytes()
-    file.write_bytes(content[:8] + b"\1" + content[9:])
-    with pytest.raises(Exception, match="it is of version 1, expected 2; compile the model again"):
+    file.write_bytes(content[:8] + b"\2" + content[9:])
+    with pytest.raises(Exception, match="it is of version 2, expected 3; compile the model again"):
         make_session(path)
 
 

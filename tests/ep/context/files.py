@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAGIC = b"FlowNPUC"
-VERSION = 2
+VERSION = 3
+# Where the head begins.
+HEAD = 40
 ALIGNMENT = 4096
 NO_CONSTANT = -1
 # The numbers of the element types (ops/nodes/tensor.h).
@@ -61,6 +63,8 @@ class ContextFile:
     compatibility: str | bytes
     nodes: list[Node]
     blobs: list[bytes] = field(default_factory=list)
+    # What the model's EPContext node has in its attribute `notes`, as a number.
+    identity: int = 0
 
     def values(self) -> list[Value]:
         return [value for node in self.nodes for value in [*node.inputs, *node.outputs]]
@@ -69,19 +73,19 @@ class ContextFile:
         return next(node for node in self.nodes if node.op_type == op_type)
 
 
-def seal(head: bytes, version: int = VERSION) -> bytes:
-    """The head, preceded by magic, version, size and checksum."""
-    sizes = struct.pack("<QQ", version, len(head))
-    return MAGIC + sizes + struct.pack("<Q", zlib.crc32(sizes + head)) + head
+def seal(head: bytes, identity: int, version: int = VERSION) -> bytes:
+    """The head, preceded by magic, version, size, identity and checksum."""
+    begin = struct.pack("<QQQ", version, len(head), identity % 2**64)
+    return MAGIC + begin + struct.pack("<Q", zlib.crc32(begin + head)) + head
 
 
 def head_of(content: bytes) -> bytes:
     (size,) = struct.unpack_from("<Q", content, 16)
-    return content[32 : 32 + size]
+    return content[HEAD : HEAD + size]
 
 
 def write(file: ContextFile) -> bytes:
-    content = bytearray(seal(_head(file)))
+    content = bytearray(seal(_head(file), file.identity))
     for blob in file.blobs:
         content += bytes(-len(content) % ALIGNMENT) + blob
     return bytes(content)
@@ -89,8 +93,9 @@ def write(file: ContextFile) -> bytes:
 
 def read(content: bytes) -> ContextFile:
     reader = _Reader(head_of(content))
-    file = ContextFile(reader.text(), reader.list(reader.node))
-    at = 32 + len(reader.head)
+    (identity,) = struct.unpack_from("<Q", content, 24)
+    file = ContextFile(reader.text(), reader.list(reader.node), identity=identity)
+    at = HEAD + len(reader.head)
     for size in reader.list(reader.number):
         at += -at % ALIGNMENT
         file.blobs.append(content[at : at + size])

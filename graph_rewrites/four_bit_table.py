@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns GatherBlockQuantized's tables of ONNX's types int4 and uint4 into bytes of two codes each.
+
+ONNX Runtime's quantiser writes the types, ORT GenAI's builder bytes, which the rule q4nx_gather reads. A code of int4
+is one of uint4 less 8, and so is its zero point; absent, the zero point is 0 for both types, and 8 for bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from flownpu.graph_rewrites.node import attribute_int, is_constant, optional_input, unique_name
+from flownpu.graph_rewrites.report import Miss
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["bytes_of_tables"]
+
+_TYPES = {ir.DataType.INT4, ir.DataType.UINT4}
+# Flips the highest bit of both codes of a byte: adds 8 to codes of int4, modulo 16.
+_ADD_8 = 0x88
+_TABLE, _ZERO_POINTS = 0, 3
+
+
+def bytes_of_tables(model: ir.Model) -> list[Miss]:
+    """Changes all such tables of a model, in place.
+
+    Returns:
+        The nodes whose tables stay as they are, with the reasons.
+    """
+    misses = []
+    for node in model.graph:
+        if (node.domain, node.op_type) != ("com.microsoft", "GatherBlockQuantized"):
+            continue
+        table, zero_points = optional_input(node, _TABLE), optional_input(node, _ZERO_POINTS)
+        if table is None or table.dtype not in _TYPES:
+            continue
+        if reason := _obstacle(node, table, zero_points):
+            misses.append(Miss("four_bit_table", node.name or node.op_type, reason))
+            continue
+        _replace(model.graph, node, _TABLE, _codes(table))
+        if zero_points is not None or table.dtype == ir.DataType.UINT4:
+            _replace(model.graph, node, _ZERO_POINTS, _points(node, table, zero_points))
+        node.attributes["bits"] = ir.AttrInt64("bits", 4)
+    return misses
+
+
+def _obstacle(node: ir.Node, table: ir.Value, zero_points: ir.Value | None) -> str:
+    if not is_constant(table) or not (zero_points is None or is_constant(zero_points)):
+        return "the table or its zero points are no constants of the model"
+    axes = attribute_int(node, "gather_axis", 0), attribute_int(node, "quantize_axis", 1)
+    shape, scales = table.const_value.shape, optional_input(node, 2)
+    if len(shape) != 2 or axes[0] not in (0, -2) or axes[1] not in (1, -1):
+        return f"a table {list(shape)} is gathered along axis {axes[0]} and quantised along {axes[1]}, expected 0 and 1"
+    if shape[1] % 2:
+        return f"rows of {shape[1]} codes do not fill bytes"
+    if scales is None or scales.shape is None or scales.shape.rank() != 2 or not scales.shape.is_static():
+        return "the scales' shape is not known to be [rows, blocks of a row]"
+    return ""
+
+
+def _codes(table: ir.Value) -> NDArray[np.uint8]:
+    """The table's codes, [rows, columns / 2]."""
+    tensor = table.const_value
+    packed = np.frombuffer(tensor.tobytes(), np.uint8).reshape(tensor.shape[0], -1)
+    return packed ^ np.uint8(_ADD_8) if tensor.dtype == ir.DataType.INT4 else packed
+
+
+def _points(node: ir.Node, table: ir.Value, zero_points: ir.Value | None) -> NDArray[np.uint8]:
+    """The zero points, each row in whole bytes."""
+    rows, blocks = node.inputs[2].shape.numpy()
+    if zero_points is None:
+        points = np.zeros((rows, blocks), np.uint8)
+    else:
+        points = zero_points.const_value.numpy().astype(np.int8).reshape(rows, blocks)
+        points = (points + 8 if table.dtype == ir.DataType.INT4 else points).astype(np.uint8)
+    points = np.pad(points, ((0, 0), (0, blocks % 2)))
+    return points[:, ::2] | points[:, 1::2] << np.uint8(4)
+
+
+def _replace(graph: ir.Graph, node: ir.Node, position: int, array: NDArray[np.uint8]) -> None:
+    """Makes an array the constant at an input of a node."""
+    old = optional_input(node, position)
+    name = unique_name(graph, f"{old.name if old is not None else node.name}_bytes")
+    value = ir.Value(name=name, const_value=ir.tensor(array, name=name), type=ir.TensorType(ir.DataType.UINT8),
+                     shape=ir.Shape(array.shape))  # fmt: skip
+    graph.register_initializer(value)
+    node.resize_inputs(max(len(node.inputs), position + 1))
+    node.replace_input_with(position, value)

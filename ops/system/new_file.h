@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writes a file beside the one that it replaces, so that nobody reads an incomplete one.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+namespace flownpu {
+
+// Several threads and processes may write the same file at once: each writes one of its own, with a
+// random name, and the last to finish replaces the others'.
+class NewFile {
+ public:
+  // Opens the file to write; finish() reports what failed. `path`: where it will be.
+  explicit NewFile(const std::filesystem::path& path);
+  // Removes what was written, unless finish() succeeded.
+  ~NewFile();
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  // Binary; may be positioned.
+  std::ofstream& content() { return content_; }
+  // Gives the file its name. Returns "" or, if that or anything before it failed, the reason.
+  std::string finish();
+
+ private:
+  std::filesystem::path path_;
+  std::filesystem::path unfinished_;
+  std::ofstream content_;
+  std::string problem_;  // why it could not be opened
+};
+
+}  // namespace flownpu

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads ONNX models as ONNX Runtime takes them: with external data behind links, and with either name of ONNX's domain.
+
+In the cache of Hugging Face every file of a model is a link to a file of another folder, and tools that save space give
+one file several names. onnx_ir reads neither.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache, partial
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["load", "outside"]
+
+
+# Of ONNX's domain, which onnx_ir shortens at nodes only.
+_LONG_NAME = "ai.onnx"
+
+
+class LinkedTensor(ir.ExternalTensor):
+    """A tensor in a file of the model's folder, wherever this name links to."""
+
+    def __init__(self, tensor: ir.ExternalTensor, folder: Path) -> None:
+        """Takes over all that a tensor says of itself; `folder` is the model's."""
+        # Without base_dir, onnx_ir does not look where the file is.
+        super().__init__(
+            tensor.location,
+            tensor.offset,
+            tensor.length,
+            tensor.dtype,
+            shape=tensor.shape,  # type: ignore[arg-type] # of a model, it is an ir.Shape
+            name=tensor.name or "",
+            doc_string=tensor.doc_string,
+            base_dir="",
+        )
+        self._folder = folder
+
+    @property
+    def path(self) -> str:
+        """Where the file is."""
+        return os.path.join(self._folder, self.location)  # noqa: PTH118 a text, as of all external tensors
+
+
+def outside(path: Path, location: str) -> str:
+    """Why a model may not have external data at a location, in words; "" if it may.
+
+    The rule is ONNX Runtime's: the file is in the model's folder, or in that of the file to which the model is a link.
+
+    Args:
+        path: the model's file.
+        location: the name that the model gives the data's file.
+    """
+    where = PurePosixPath(location)
+    if where.is_absolute() or ".." in where.parts or "\\" in location:
+        return f"outside of the folder, in {location!r}"
+    file = (path.parent / location).resolve()
+    if any(file.is_relative_to(folder) for folder in (path.parent.resolve(), path.resolve().parent)):
+        return ""
+    return f"in {location!r}, a link to {file}, where neither the model's folder is nor the file that it is a link to"
+
+
+def load(path: Path) -> ir.Model:
+    """Loads a model; its external data is read only when a tensor's values are asked for.
+
+    A tensor that may not be where it is (`outside`) is left to onnx_ir, which refuses to read it.
+
+    Raises:
+        Exception: the file is not an ONNX model; protobuf's and onnx_ir's exceptions have no common class.
+    """
+    model = ir.load(path)
+    if _LONG_NAME in model.opset_imports:
+        model.opset_imports[""] = model.opset_imports.pop(_LONG_NAME)
+    why_not = cache(partial(outside, path))
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor) and not why_not(str(tensor.location)):
+                value.const_value = LinkedTensor(tensor, path.parent)
+    return model

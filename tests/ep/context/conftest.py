@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import onnxruntime
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Load(Protocol):
+    def __call__(
+        self, model: Path | bytes, options: dict[str, str] | None = None, **entries: str
+    ) -> onnxruntime.InferenceSession: ...
+
+
+@pytest.fixture
+def load(ep_devices: list[Any]) -> Load:
+    """Makes a session on FlowNPU with entries of the session's configuration, whose dots are written as two bars."""
+
+    def make(
+        model: Path | bytes, options: dict[str, str] | None = None, **entries: str
+    ) -> onnxruntime.InferenceSession:
+        configuration = onnxruntime.SessionOptions()
+        for key, value in entries.items():
+            configuration.add_session_config_entry(key.replace("__", "."), value)
+        configuration.add_provider_for_devices(ep_devices, options or {})
+        return onnxruntime.InferenceSession(model if isinstance(model, bytes) else str(model), configuration)
+
+    return make

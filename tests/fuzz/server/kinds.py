@@ -119,7 +119,12 @@ def embeddings(random: Random) -> Request:
     several = [values.text(random) for _ in range(random.choice((0, 1, 5, 100, 3000)))]
     texts: Any = random.choice((values.text(random), several, "word " * 5000, [1, 2], [[1]], values.value(random)))
     document = {"model": random.choice((*[bodies.EMBEDDING] * 5, *bodies.MODELS)), "input": texts}
-    fields = ({}, {"dimensions": values.number(random)}, {"encoding_format": "base64"}, {"truncate": False})
+    fields: tuple[dict[str, Any], ...] = (
+        {},
+        {"dimensions": values.number(random)},
+        {"encoding_format": "base64"},
+        {"truncate": False},
+    )
     return _posted("embeddings", random.choice(bodies.EMBEDDINGS), values.body(document | random.choice(fields)))
 
 

@@ -68,3 +68,11 @@ def test_what_it_does_not_have_is_refused(server):
     ):
         client.completions.create(prompt=PROMPTS[0], max_tokens=4, logprobs=2, **GREEDY)
     assert client.completions.create(prompt=PROMPTS[0], max_tokens=4, **GREEDY).choices[0].text
+
+
+def test_temperature_that_is_0_in_float32_takes_the_likeliest_token(server):
+    """GenAI holds it in float32, and refuses top_p beside 0."""
+    client = server.openai()
+    asked = {"model": "topics", "prompt": PROMPTS[0], "max_tokens": 8, "top_p": 0.5}
+    texts = [client.completions.create(temperature=value, **asked).choices[0].text for value in (0, 1e-46, 1e-320)]
+    assert len(set(texts)) == 1

@@ -91,6 +91,7 @@ def test_json_from_a_web_page_is_taken(kind):
     ("content", "message"),
     [
         (b'{"model": "m", "input": "hi", "metadata": {"a": NaN}}', "the body is not JSON: NaN is no number"),
+        (b'{"model": "m", "input": "hi", "metadata": {"a": -1e400}}', "a number is beyond 1.8e+308"),
         (rb'{"model": "m", "input": "hi", "metadata": {"a": "\ud800"}}', "the body is not text: \\ud800 is half"),
         (rb'{"model": "m", "input": "hi", "metadata": {"\ude00": 1}}', "the body is not text: \\ude00 is half"),
         (b"[" * 200_000, "the body is nested too deeply"),

@@ -71,7 +71,7 @@ class _Turn:
     def can_be_interrupted(self) -> bool:
         """Whether it can go on from its tokens alone: a grammar and a seeded choice have a state of their own."""
         sampling = self.request.sampling
-        return self.request.guidance is None and (sampling.seed is None or sampling.temperature == 0)
+        return self.request.guidance is None and (sampling.seed is None or sampling.is_greedy)
 
     @property
     def reach(self) -> int:

@@ -216,7 +216,7 @@ class GeneratorWorker:
 
 
 def _depends_on_seed(request: Request) -> bool:
-    return request.sampling.seed is not None and request.sampling.temperature != 0
+    return request.sampling.seed is not None and not request.sampling.is_greedy
 
 
 def _logarithms(logits: "NDArray[np.float32]") -> "NDArray[np.float64]":

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flownpu.errors import FlowNPUError, check_text, require
 from flownpu.generate.chat_template import ChatTemplate
 from flownpu.generate.guidance import Guidance, blamed
@@ -53,11 +55,16 @@ class Sampling:
     penalties: Penalties = field(default_factory=Penalties)
     """Changes of the logits, which only the workers of a server make."""
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the temperature is 0, in float32 as GenAI holds it: below half its least number, 1.4e-45."""
+        return self.temperature is not None and np.float32(self.temperature) == 0
+
     def search_options(self) -> dict[str, float | int | bool]:
         """The options of GenAI's search."""
         # `ChangedLogits` penalises repetitions in the model's stead.
         own: dict[str, float | int | bool] = {} if self.penalties.repetition is None else {"repetition_penalty": 1.0}
-        if self.temperature == 0:
+        if self.is_greedy:
             return {"do_sample": False, **own}
         given: dict[str, float | int | bool | None] = {
             "temperature": self.temperature,

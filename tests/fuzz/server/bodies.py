@@ -17,10 +17,12 @@ from tests.fuzz.server import values
 if TYPE_CHECKING:
     from random import Random
 
-# Names that the campaign's server knows: a model with slots, a paged one, and one that takes images.
+# Names that the campaign's server knows: a model with slots, a paged one, one that takes images, and one that embeds.
 SLOTS, PAGED, SEEING = MODELS = ("topics", "paged", "seeing")
+EMBEDDING = "embedding"
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-OLLAMA_CHAT, OLLAMA_GENERATE, EMBEDDINGS = "/api/chat", "/api/generate", "/v1/embeddings"
+OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
+EMBEDDINGS = ("/v1/embeddings", "/api/embed")
 ROUTES = (CHAT, COMPLETIONS, RESPONSES, OLLAMA_CHAT, OLLAMA_GENERATE)
 WITH_SCHEMA = (CHAT, RESPONSES, OLLAMA_CHAT, OLLAMA_GENERATE)
 WITH_TOOLS = (CHAT, RESPONSES, OLLAMA_CHAT)

@@ -39,7 +39,7 @@ class Attack:
 
 def command_of(models: Path) -> tuple[str, ...]:
     """The command that serves the models of this folder, which are made if they are not there."""
-    return flownpu_serve(make_models(models), *OPTIONS, "--request-seconds", REQUEST_SECONDS)
+    return flownpu_serve(make_models(models, embedding=True), *OPTIONS, "--request-seconds", REQUEST_SECONDS)
 
 
 def attack(command: tuple[str, ...], how: Attack, *, seeing: bool = True) -> Report:

@@ -114,6 +114,20 @@ def tokens(random: Random) -> Request:
     return _posted("tokens", "/v1/completions", values.body(document))
 
 
+def embeddings(random: Random) -> Request:
+    """Texts to embed, in numbers and lengths of any size, to a model that embeds and to others."""
+    several = [values.text(random) for _ in range(random.choice((0, 1, 5, 100, 3000)))]
+    texts: Any = random.choice((values.text(random), several, "word " * 5000, [1, 2], [[1]], values.value(random)))
+    document = {"model": random.choice((*[bodies.EMBEDDING] * 5, *bodies.MODELS)), "input": texts}
+    fields: tuple[dict[str, Any], ...] = (
+        {},
+        {"dimensions": values.number(random)},
+        {"encoding_format": "base64"},
+        {"truncate": False},
+    )
+    return _posted("embeddings", random.choice(bodies.EMBEDDINGS), values.body(document | random.choice(fields)))
+
+
 def lists(random: Random) -> Request:
     """Stop texts, biases and log-probabilities."""
     stop = [values.text(random, 40) for _ in range(random.choice((0, 1, 4, 16, 200)))]
@@ -237,6 +251,7 @@ KINDS: dict[str, tuple[int, Callable[[Random], Request]]] = {
     "bomb": (4, bomb), "tools": (6, tools), "odd tools": (6, odd_tools), "wrong": (10, wrong), "numbers": (8, numbers),
     "tokens": (4, tokens), "lists": (6, lists), "images": (6, images), "deep": (4, deep), "no JSON": (6, no_json),
     "headers": (6, headers), "routes": (8, routes), "uploads": (4, uploads), "leaving": (8, leaving), "much": (2, much),
+    "embeddings": (6, embeddings),
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.cli import main
 from flownpu.serve import server
+from flownpu.serve.application import application
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -92,6 +93,5 @@ async def _answer(send: Any, status: int, body: bytes) -> None:
 
 
 if __name__ == "__main__":
-    application = server.application
-    server.application = lambda service: Planted(application(service))  # type: ignore[assignment, return-value]
+    server.application = lambda service: Planted(application(service))  # type: ignore[attr-defined, assignment]
     sys.exit(main(["serve", *sys.argv[1:]]))

@@ -18,7 +18,7 @@ FORMATS = ("date-time", "uuid", "email", "uri", "path", "password", "duration", 
 PATTERNS = ("^[a-z]{2,4}$", r"^\d+$", r"\S", "^(?=a)b", r"^\p{L}+$", r"\bfoo\b", r"^(a)\1$", "(", "[", "(a*)*b", "^€+$")
 
 
-TYPES = ("object", "array", "string", "number", "integer", ["string", "null"], "thing", [])
+TYPES: tuple[Any, ...] = ("object", "array", "string", "number", "integer", ["string", "null"], "thing", [])
 REFERENCES = ("#", "#/$defs/A", "#/nowhere", "https://example.com/x.json")
 
 

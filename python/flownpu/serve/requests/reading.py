@@ -3,6 +3,8 @@
 
 import codecs
 import json
+import math
+import sys
 from typing import Any, NoReturn
 
 from flownpu.errors import FlowNPUError
@@ -55,7 +57,7 @@ def _too_deep() -> FlowNPUError:
 
 
 def _check(value: Any) -> None:
-    """Refuses what JSON can spell and UTF-8 cannot write, half a surrogate pair, and what is nested too deeply."""
+    """Refuses what could not be written again: half a surrogate pair, a number beyond float64, and deep nesting."""
     level = [value]
     for _ in range(DEPTH + 1):
         below: list[Any] = []
@@ -63,6 +65,9 @@ def _check(value: Any) -> None:
             if isinstance(each, str):
                 if not each.isascii():
                     _check_characters(each)
+            elif isinstance(each, float):
+                if math.isinf(each):
+                    raise FlowNPUError(f"not JSON that is read here: a number is beyond {sys.float_info.max:.1e}")
             elif isinstance(each, dict):
                 below += each.keys()
                 below += each.values()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import threading
@@ -16,10 +15,9 @@ import pytest
 from flownpu import ops
 from flownpu.ops.q4nx_quantize import quantize
 from tests.ep.conftest import reference
+from tests.forked import in_child
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from tests.ep.conftest import MakeSession
@@ -32,29 +30,6 @@ pytestmark = [
 THREADS = 3
 MODEL = "g (float[N,256] x) => (float[N,256] y) { a = Softmax (x)  b = Mul (a, x)  y = Softmax (b) }"
 X = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32)
-# A child that hangs is ended after so many seconds; the others take less than one.
-PATIENCE = 30
-
-
-def in_child(work: Callable[[], Any]) -> Any:
-    """What `work` returns, or the text of what it raises, in a child made by fork()."""
-    context = multiprocessing.get_context("fork")
-    ours, childs = context.Pipe(duplex=False)
-
-    def run() -> None:
-        try:
-            childs.send(work())
-        except Exception as error:  # noqa: BLE001  # any: it is the result
-            childs.send(str(error))
-
-    child = context.Process(target=run)
-    child.start()
-    try:
-        assert ours.poll(PATIENCE), "the child hangs"
-        return ours.recv()
-    finally:
-        child.kill()
-        child.join()
 
 
 def threads_now() -> int:

@@ -42,8 +42,8 @@ std::span<const std::int64_t> span(const Words& words) { return {words.data(), w
 
 // Raises Python's DeviceError, whose `failure` is the name of the error's kind.
 void raise_device_error(const std::exception_ptr& error, void* type) {
-  constexpr std::array kNames{"no_device", "permission", "version", "artifact",
-                              "memory",    "submit",     "command", "timeout"};
+  constexpr std::array kNames{"no_device", "permission", "version", "artifact", "memory",
+                              "submit",    "command",    "timeout", "forked"};
   try {
     std::rethrow_exception(error);
   } catch (const DeviceError& e) {

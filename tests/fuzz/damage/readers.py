@@ -155,7 +155,7 @@ def _decode(folder: Path, options: dict[str, str], *lengths: int) -> list[str]:
 
 
 def _compiled(folder: Path) -> list[str]:
-    from tests.ep.test_context import FEEDS
+    from tests.ep.context.test_compiled_models import FEEDS
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4

@@ -303,8 +303,8 @@ def _built(folder: Path) -> None:
 
 
 def _compiled(folder: Path) -> None:
-    """A compiled graph of many operators, attributes and types of constants: that of tests/ep/test_context.py."""
-    from tests.ep.test_context import GRAPH
+    """A compiled graph of many operators, attributes and types of constants: that of the tests of compiled models."""
+    from tests.ep.context.test_compiled_models import GRAPH
 
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> {GRAPH}')
     onnx.save(model, folder / "source.onnx")

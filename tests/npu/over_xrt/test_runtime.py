@@ -17,6 +17,7 @@ import pytest
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.vector_operators import RMSNorm
 from tests.aie.designs.cases import fused_dqp_case
+from tests.forked import in_child
 from tests.npu import xrt
 from tests.npu.arrays import npu, read, whole
 from tests.npu.driver import test_emulated_runtime as emulated
@@ -455,3 +456,23 @@ def test_calls_that_do_not_fit_are_refused(bench, case, arguments):
         bench.run((other, arguments))
     assert bench.runtime.counts()["dispatches"] == 0
     bench.run((sequence, arguments))
+
+
+def test_fork_child_neither_uses_nor_frees_what_the_parent_made(driver, bench, case, arguments):
+    """A freed buffer would be the parent's, too: both have the same open file."""
+    alive = driver.alive()
+    made = [bench.sequence(case.plan), bench.runtime, arguments]
+
+    def work():
+        with device_error("forked", "device 'npu' was opened before this process was forked") as raised:
+            made[1].allocate(64)
+        text = str(raised.value)
+        made.clear()
+        vars(bench).clear()
+        gc.collect()
+        return text, driver.alive()
+
+    text, alive_in_child = in_child(work)
+    assert "'spawn'" in text
+    assert alive_in_child == alive + 1
+    bench.run((made[0], arguments))

@@ -6,6 +6,7 @@ and measures times.
 """
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from flownpu.generate.speculative.generator import SpeculativeGenerator, Tally
 from flownpu.generate.speculative.model import DraftModel, Speculation, SpeculativeModel, VerifyingGraph
 from flownpu.model.folder import has_chat_template, most_tokens, read_genai_config
 from flownpu.model.integrity import check_sizes
+from flownpu.model.onnx_file import DATA_FOLDER
 from flownpu.registration import get_ep_name, register
 
 if TYPE_CHECKING:
@@ -150,6 +152,8 @@ class LanguageModel:
             if profile is not None:
                 _overlay(config, {"enable_profiling": str(profile)})
             if graph is not None:
+                # GenAI takes this to be relative to the model's folder.
+                _overlay(config, {DATA_FOLDER: os.path.relpath(graph.data_folder, folder.resolve())})
                 config.add_model_data(graph.filename, graph.content)
             self._model = self._genai.Model(config)
             self._tokenizer = self._genai.Tokenizer(self._model)

@@ -10,8 +10,8 @@ import numpy as np
 
 from flownpu.errors import FlowNPUError, require
 from flownpu.model.kv_cache import PAST, empty_past
-from flownpu.ops import q4nx
 from flownpu.model.onnx_file import DATA_FOLDER
+from flownpu.ops import q4nx
 from flownpu.registration import get_ep_name, register
 from flownpu.verify.graph import DecoderGraph, hidden_input
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -17,8 +18,14 @@ from flownpu.convert.errors import ConversionError
 from flownpu.convert.graph.file import check_data, load_graph
 from flownpu.errors import FlowNPUError
 from flownpu.explain.overview import explain
+from flownpu.generate.language_model import LanguageModel, Sampling, Timing
+from flownpu.generate.speculative.model import Speculation
 from flownpu.model.integrity import damage
 from flownpu.model.onnx_file import load_model, reading
+from flownpu.verify.runs import GraphRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 K, M = 64, 32
 WEIGHT = np.random.default_rng(0).standard_normal((K, M)).astype(np.float32)
@@ -88,6 +95,24 @@ def test_a_folder_of_links_is_converted_as_its_files_are(plain: Path, linked: Pa
         assert not found.is_symlink()
         assert found.read_bytes() == (tmp_path / "expected" / name).read_bytes()
     assert explain(linked / "model.onnx", {"device": "cpu"}).weight_bytes == {"float": WEIGHT.nbytes}
+
+
+def test_graphs_that_are_given_as_bytes_find_weights_behind_links(
+    converted: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Of such a model ONNX Runtime takes data of one folder only, and no link out of it."""
+    folder = tmp_path / "snapshot"
+    folder.mkdir()
+    linked_from_a_cache(converted(), folder)
+    tokens = np.arange(20, 30)
+    runs = [GraphRun(path / "model.onnx", 0, None).run(tokens) for path in (converted(), folder)]
+    np.testing.assert_array_equal(runs[0].logits, runs[1].logits)
+    texts = []
+    for path in (converted(), folder):
+        model = LanguageModel(path, speculation=Speculation(lookup=True))
+        prompt = model.tokens_of_text("The for statement")
+        texts.append("".join(model.complete(prompt, 6, Sampling(temperature=0), Timing())))
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("how", ["by name", "by link"])

@@ -5,6 +5,7 @@ Generator and sampling are GenAI's own; this module opens the model on the wante
 """
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from flownpu.generate.tokenizer import Tokenizer, Tokens
 from flownpu.generate.turns import Content, text_of
 from flownpu.model.folder import most_tokens, read_genai_config
 from flownpu.model.integrity import check_sizes
+from flownpu.model.onnx_file import DATA_FOLDER
 from flownpu.registration import get_ep_name, register
 
 if TYPE_CHECKING:
@@ -172,6 +174,8 @@ class LanguageModel:
             if profile is not None:
                 _overlay(config, {"enable_profiling": str(profile)})
             if graph is not None:
+                # GenAI takes this to be relative to the model's folder.
+                _overlay(config, {DATA_FOLDER: os.path.relpath(graph.data_folder, folder.resolve())})
                 config.add_model_data(graph.filename, graph.content)
             self._model = self._genai.Model(config)
             self.load_seconds = time.perf_counter() - started

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import os
 from functools import cache, partial
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePosixPath
 
 import onnx_ir as ir
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["load", "outside"]
+__all__ = ["load", "outside", "without_links"]
 
 
 # Of ONNX's domain, which onnx_ir shortens at nodes only.
@@ -84,3 +80,32 @@ def load(path: Path) -> ir.Model:
             if isinstance(tensor, ir.ExternalTensor) and not why_not(str(tensor.location)):
                 value.const_value = LinkedTensor(tensor, path.parent)
     return model
+
+
+def without_links(model: ir.Model, path: Path) -> Path:
+    """Lets a model name the files of its external data that links lead to; for models that are given as bytes.
+
+    Of such a model ONNX Runtime is told a folder, and takes no data from outside of it, links or not.
+
+    Args:
+        model: what `load` made of the file; changed in place.
+        path: the model's file.
+
+    Returns:
+        The folder that the names are relative to.
+    """
+    linked = [
+        (value, tensor)
+        for graph in model.graphs()
+        for value in graph.initializers.values()
+        if isinstance(tensor := value.const_value, LinkedTensor)
+    ]
+    files = {tensor.path: Path(tensor.path).resolve() for _, tensor in linked}
+    folder = Path(os.path.commonpath([file.parent for file in files.values()] or [path.parent.resolve()]))
+    for value, tensor in linked:
+        name = files[tensor.path].relative_to(folder).as_posix()
+        value.const_value = ir.ExternalTensor(
+            name, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name or "",
+            base_dir=folder,
+        )  # fmt: skip
+    return folder

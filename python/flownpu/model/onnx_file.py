@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["load_model", "reading"]
+__all__ = ["DATA_FOLDER", "load_model", "reading"]
+
+# ONNX Runtime's entry of a session's configuration for the folder of external data, if the model is given as bytes.
+DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 # The exceptions that reading a damaged graph raises: a node lacks an input or an attribute of its operator, or a tensor
 # is not in its file, or claims a size that no memory would hold.

@@ -156,9 +156,12 @@ class DecoderGraph:
         skip.outputs[0].replace_all_uses_with(norm.outputs[0])
         self.model.graph.insert_after(skip, norm)
 
-    def proto(self) -> bytes:
-        """The serialised model, which refers to its weights in their file."""
-        return bytes(self._ir.to_proto(self.model).SerializeToString())
+    def proto(self) -> tuple[bytes, Path]:
+        """The serialised model, which refers to its weights in their files, and the folder in which it does."""
+        from flownpu.model.graph_loading import without_links  # noqa: PLC0415 needs the extra "convert"
+
+        folder = without_links(self.model, self.path)
+        return bytes(self._ir.to_proto(self.model).SerializeToString()), folder
 
 
 def _is_norm(value: Any) -> bool:

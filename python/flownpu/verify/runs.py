@@ -10,6 +10,7 @@ import numpy as np
 
 from flownpu.errors import FlowNPUError, require
 from flownpu.model.kv_cache import PAST, empty_past
+from flownpu.model.onnx_file import DATA_FOLDER
 from flownpu.ops import q4nx
 from flownpu.registration import get_ep_name, register
 from flownpu.verify.graph import DecoderGraph, hidden_input
@@ -78,10 +79,9 @@ class GraphRun:
             graph.force()
         session_options = self._onnxruntime.SessionOptions()
         session_options.log_severity_level = 3
+        proto, folder = graph.proto()
         # A model that is given as bytes does not say in which folder its weights are.
-        session_options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", str(path.parent.resolve())
-        )
+        session_options.add_session_config_entry(DATA_FOLDER, str(folder))
         providers: list[Any] = ["CPUExecutionProvider"]
         if options is None:
             level = self._onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -89,7 +89,7 @@ class GraphRun:
         else:
             register()
             providers = [(get_ep_name(), dict(options))]
-        self._session = self._onnxruntime.InferenceSession(graph.proto(), session_options, providers=providers)
+        self._session = self._onnxruntime.InferenceSession(proto, session_options, providers=providers)
 
     def run(self, tokens: Tokens, hidden: Sequence[Floats] = ()) -> Run:
         """Runs the decoder on a prompt.

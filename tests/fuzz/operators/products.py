@@ -54,9 +54,35 @@ def gemm(b: Builder) -> None:
     w = b.like(x.type, (m, k) if transposed_b else (k, m), constant=None if b.choices.chance(30) else True)
     inputs = [x, w]
     if b.opset < 11 or b.choices.chance(60):
-        inputs.append(b.like(x.type, b.choices.pick(((m,), (m,), (rows, m), (1, m), (rows, 1), (), (1,)))))
-    rare: dict[str, Any] = {"alpha": 0.5, "beta": 2.0} if b.choices.chance(10) else {}
-    b.node("Gemm", inputs, [(x.type, (rows, m))], transA=transposed_a or None, transB=transposed_b or None, **rare)
+        inputs.append(b.like(x.type, b.choices.pick(((m,), (m,), (rows, m), (1, m), (rows, 1), (), (1,), (1, 1)))))
+    factors: dict[str, Any] = {
+        name: b.choices.pick((0.5, -2.0, 0.0)) for name in ("alpha", "beta") if b.choices.chance(15)
+    }
+    b.node("Gemm", inputs, [(x.type, (rows, m))], transA=transposed_a or None, transB=transposed_b or None, **factors)
+
+
+def optimised_gemm(b: Builder) -> None:
+    """What ONNX Runtime's optimiser makes one Gemm of: transposed operands, their product, a sum, and its transpose."""
+    x = b.operand("MatMul", least=2, most=2, fits=lambda v: v.type == FLOAT and v.rank == 2)
+    if x.type != FLOAT or x.rank != 2:
+        return
+    if b.choices.chance(50):
+        x = _transposed(b, x)
+    m = _columns(b)
+    k = x.shape[1]
+    if b.choices.chance(30):
+        w = _transposed(b, b.source(FLOAT, (m, k)))
+    else:
+        w = b.source(FLOAT, (k, m), constant=None if b.choices.chance(40) else True)
+    y = b.node("MatMul", [x, w], [(FLOAT, (x.shape[0], m))])[0]
+    if b.choices.chance(70):
+        y = _sum(b, y, b.like(FLOAT, b.choices.pick((y.shape, y.shape, (m,), (1, m), (x.shape[0], 1), (1,), ()))))
+    if b.choices.chance(30):
+        _transposed(b, y)
+
+
+def _transposed(b: Builder, x: Value) -> Value:
+    return b.node("Transpose", [x], [(FLOAT, x.shape[::-1])], perm=[1, 0])[0]
 
 
 def projection(b: Builder) -> None:
@@ -169,6 +195,7 @@ def average_pool(b: Builder) -> None:
 OPERATORS: Operators = [
     (18, "MatMul", 7, matmul),
     (16, "Gemm", 7, gemm),
+    (8, "Transpose, MatMul, Add, Transpose", 7, optimised_gemm),
     (26, "MatMul, Add, Gelu, Add", 7, projection),
     (14, "DequantizeLinear", 10, dequantize),
     (9, "Conv", 7, convolution),

@@ -49,7 +49,9 @@ class VerifyingGraph:
 
     filename: str
     content: bytes
-    """The ONNX file without the weights, which stay in the folder's data file."""
+    """The ONNX file without the weights, which stay in their files."""
+    data_folder: Path
+    """The folder of these files, whose names in the graph are relative to it."""
     output: str
     """Name of the further output."""
     rows: int
@@ -77,7 +79,9 @@ class VerifyingGraph:
                 f"{path} cannot verify candidates ({'; '.join(miss.reason for miss in misses)}): convert the model "
                 "again, or leave --lookup and --draft out"
             )
-        return VerifyingGraph(path.name, onnx_ir.to_proto(model).SerializeToString(), output, _ROWS)
+        data_folder = importlib.import_module("flownpu.model.graph_loading").without_links(model, path)
+        content = onnx_ir.to_proto(model).SerializeToString()
+        return VerifyingGraph(path.name, content, data_folder, output, _ROWS)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,6 @@ __all__ = [
     "MORE_TEMPLATES",
     "chat_templates",
     "check_genai_config",
-    "has_chat_template",
     "is_embedding_folder",
     "locate_graph",
     "most_tokens",
@@ -226,11 +225,6 @@ def locate_graph(path: Path) -> tuple[Path, dict[str, Any]]:
     if not path.is_file():
         raise FlowNPUError(f"no such file: {path}")
     return path, {}
-
-
-def has_chat_template(folder: Path) -> bool:
-    """Whether the folder's tokenizer has a template to write a conversation by."""
-    return any(chat_templates(folder).values())
 
 
 def template_files(folder: Path) -> list[Path]:

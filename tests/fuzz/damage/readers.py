@@ -25,9 +25,10 @@ from flownpu.convert import convert
 from flownpu.convert.export_q4nx import export_q4nx
 from flownpu.errors import FlowNPUError
 from flownpu.explain.overview import explain
+from flownpu.generate.chat_template import ChatTemplate
 from flownpu.generate.image_prompts import image_size
 from flownpu.generate.images import ImageSize, read_image
-from flownpu.model.folder import has_chat_template, read_genai_config
+from flownpu.model.folder import read_genai_config
 from flownpu.model.integrity import damage
 from flownpu.model.summary import summarize
 from flownpu.npu.artifacts import build_artifacts
@@ -112,7 +113,7 @@ def _source(folder: Path) -> list[str]:
 def _genai(folder: Path) -> list[str]:
     steps = (
         lambda: read_genai_config(folder),
-        lambda: has_chat_template(folder),
+        lambda: ChatTemplate.of(folder),
         lambda: summarize(folder),
         lambda: decode_traffic(folder),
     )
@@ -127,7 +128,7 @@ def _converted(folder: Path) -> list[str]:
         lambda: read_decoder(folder),
         lambda: read_encoder(folder),
         lambda: decode_traffic(folder),
-        lambda: has_chat_template(folder),
+        lambda: ChatTemplate.of(folder),
         lambda: export_q4nx(folder, folder.with_name("out.q4nx"), force=True),
     )
     return _refused(*steps)

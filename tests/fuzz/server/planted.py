@@ -93,5 +93,5 @@ async def _answer(send: Any, status: int, body: bytes) -> None:
 
 
 if __name__ == "__main__":
-    server.application = lambda service: Planted(application(service))  # type: ignore[attr-defined, assignment]
+    server.application = lambda service: Planted(application(service))  # type: ignore[assignment, attr-defined, return-value]
     sys.exit(main(["serve", *sys.argv[1:]]))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flownpu.graph_rewrites import testing
-from flownpu.graph_rewrites.four_bit_table import bytes_of_tables
+from flownpu.graph_rewrites.upgrades.four_bit_table import bytes_of_tables
 
 ROWS, COLUMNS, BLOCK_SIZE = 50, 96, 32
 IDS = np.array([[0, 49, 7], [31, 32, 7]])

@@ -31,7 +31,7 @@ class LinkedTensor(ir.ExternalTensor):
             tensor.offset,
             tensor.length,
             tensor.dtype,
-            shape=tensor.shape,  # type: ignore[arg-type] # of a model, it is an ir.Shape
+            shape=tensor.shape,
             name=tensor.name or "",
             doc_string=tensor.doc_string,
             base_dir="",

@@ -16,7 +16,7 @@ import onnx_ir as ir
 __all__ = ["load", "outside", "without_links"]
 
 
-# Of ONNX's domain, which onnx_ir shortens at nodes only.
+# The domain of ONNX's own operators; onnx_ir shortens it at nodes only.
 _LONG_NAME = "ai.onnx"
 
 

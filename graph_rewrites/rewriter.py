@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from onnx_ir.passes import common as passes
 
-from flownpu.graph_rewrites.four_bit_table import bytes_of_tables
 from flownpu.graph_rewrites.kv_dtype import set_kv_dtype
 from flownpu.graph_rewrites.last_token_logits import set_logits
 from flownpu.graph_rewrites.native_graph import apply_rules
-from flownpu.graph_rewrites.opset import raise_opset
 from flownpu.graph_rewrites.report import Report, operators
 from flownpu.graph_rewrites.sliding_window_cache import set_sliding_window_cache
+from flownpu.graph_rewrites.upgrades.four_bit_table import bytes_of_tables
+from flownpu.graph_rewrites.upgrades.opset import raise_opset
 from flownpu.ops.definitions import add_functions
 from flownpu.ops.definitions.onnx_function import DOMAIN
 

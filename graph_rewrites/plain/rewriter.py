@@ -9,9 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 
-from flownpu.graph_rewrites.four_bit_table import bytes_of_tables
 from flownpu.graph_rewrites.native_graph import apply_rules
-from flownpu.graph_rewrites.opset import raise_opset
 from flownpu.graph_rewrites.plain.attention.scaled_dot_product_attention import fold_attention
 from flownpu.graph_rewrites.plain.gelu import fold_gelu
 from flownpu.graph_rewrites.plain.known_sizes import MOST_SIZES, fold_known_sizes, take_sizes_from_inputs
@@ -23,6 +21,8 @@ from flownpu.graph_rewrites.plain.weights.mixture import fold_mixture
 from flownpu.graph_rewrites.plain.weights.projection import quantise_projections
 from flownpu.graph_rewrites.report import Report, operators
 from flownpu.graph_rewrites.signature import unknown_parts
+from flownpu.graph_rewrites.upgrades.four_bit_table import bytes_of_tables
+from flownpu.graph_rewrites.upgrades.opset import raise_opset
 from flownpu.ops.definitions import add_functions
 
 if TYPE_CHECKING:

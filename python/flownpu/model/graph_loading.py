@@ -16,7 +16,7 @@ import onnx_ir as ir
 __all__ = ["load", "outside", "without_links"]
 
 
-# Of ONNX's domain, which onnx_ir shortens at nodes only.
+# The domain of ONNX's own operators; onnx_ir shortens it at nodes only.
 _LONG_NAME = "ai.onnx"
 
 
@@ -31,7 +31,7 @@ class LinkedTensor(ir.ExternalTensor):
             tensor.offset,
             tensor.length,
             tensor.dtype,
-            shape=tensor.shape,  # type: ignore[arg-type] # of a model, it is an ir.Shape
+            shape=tensor.shape,
             name=tensor.name or "",
             doc_string=tensor.doc_string,
             base_dir="",

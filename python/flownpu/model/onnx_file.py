@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DATA_FOLDER", "load_model", "reading"]
 
-# ONNX Runtime's entry of a session's configuration for the folder of external data, if the model is given as bytes.
+# ONNX Runtime's entry of a session's configuration that names the folder of external data of a model given as bytes.
 DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 # The exceptions that reading a damaged graph raises: a node lacks an input or an attribute of its operator, or a tensor

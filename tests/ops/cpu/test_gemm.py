@@ -91,7 +91,7 @@ def test_gemm_of_shapes_that_do_not_fit_is_refused(inputs: list[Any], attributes
 
 
 def test_gemm_of_changing_sizes_is_computed_run_by_run() -> None:
-    """Of a B that is computed, nothing needs to be known when the session is made."""
+    """Nothing needs to be known of a computed B when the session is made."""
     node = Node("Gemm", [A, B], domain="", transB=1)
     for rows, k, columns in [(2, 3, 4), (5, 1, 7), (1, 0, 2)]:
         a, b = np.ones((rows, k), np.float32), np.ones((columns, k), np.float32)

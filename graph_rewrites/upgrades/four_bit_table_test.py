@@ -3,10 +3,11 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from flownpu.graph_rewrites import testing
-from flownpu.graph_rewrites.four_bit_table import bytes_of_tables
+from flownpu.graph_rewrites.upgrades.four_bit_table import bytes_of_tables
 
 ROWS, COLUMNS, BLOCK_SIZE = 50, 96, 32
 IDS = np.array([[0, 49, 7], [31, 32, 7]])
@@ -57,4 +58,4 @@ def test_a_table_that_is_quantised_along_its_columns_stays_with_the_reason() -> 
     model = testing.parse(graph, codes=codes, scales=scales)
     (miss,) = bytes_of_tables(model)
     assert "gathered along axis 0 and quantised along 0, expected 0 and 1" in miss.reason
-    assert model.graph.initializers["codes"].dtype.name == "UINT4"
+    assert model.graph.initializers["codes"].dtype == ir.DataType.UINT4

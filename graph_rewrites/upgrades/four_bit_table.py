@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from flownpu.graph_rewrites.node import attribute_int, is_constant, optional_input, unique_name
+from flownpu.graph_rewrites.node import attribute_int, is_constant, last_dimension, optional_input, unique_name
 from flownpu.graph_rewrites.report import Miss
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ __all__ = ["bytes_of_tables"]
 _TYPES = {ir.DataType.INT4, ir.DataType.UINT4}
 # Flips the highest bit of both codes of a byte: adds 8 to codes of int4, modulo 16.
 _ADD_8 = 0x88
-_TABLE, _ZERO_POINTS = 0, 3
+_TABLE, _SCALES, _ZERO_POINTS = 0, 2, 3
 
 
 def bytes_of_tables(model: ir.Model) -> list[Miss]:
@@ -36,50 +36,58 @@ def bytes_of_tables(model: ir.Model) -> list[Miss]:
     for node in model.graph:
         if (node.domain, node.op_type) != ("com.microsoft", "GatherBlockQuantized"):
             continue
-        table, zero_points = optional_input(node, _TABLE), optional_input(node, _ZERO_POINTS)
+        table = optional_input(node, _TABLE)
         if table is None or table.dtype not in _TYPES:
             continue
-        if reason := _obstacle(node, table, zero_points):
+        if reason := _obstacle(node):
             misses.append(Miss("four_bit_table", node.name or node.op_type, reason))
             continue
-        _replace(model.graph, node, _TABLE, _codes(table))
-        if zero_points is not None or table.dtype == ir.DataType.UINT4:
-            _replace(model.graph, node, _ZERO_POINTS, _points(node, table, zero_points))
+        codes, points = _constant(table), _constant(optional_input(node, _ZERO_POINTS))
+        assert codes is not None
+        _replace(model.graph, node, _TABLE, _bytes_of_codes(codes))
+        if points is not None or codes.dtype == ir.DataType.UINT4:
+            _replace(model.graph, node, _ZERO_POINTS, _bytes_of_points(points, codes.shape.numpy()[0], _blocks(node)))
         node.attributes["bits"] = ir.AttrInt64("bits", 4)
     return misses
 
 
-def _obstacle(node: ir.Node, table: ir.Value, zero_points: ir.Value | None) -> str:
-    if not is_constant(table) or not (zero_points is None or is_constant(zero_points)):
+def _obstacle(node: ir.Node) -> str:
+    codes, zero_points = _constant(node.inputs[_TABLE]), optional_input(node, _ZERO_POINTS)
+    if codes is None or (zero_points is not None and _constant(zero_points) is None):
         return "the table or its zero points are no constants of the model"
     axes = attribute_int(node, "gather_axis", 0), attribute_int(node, "quantize_axis", 1)
-    shape, scales = table.const_value.shape, optional_input(node, 2)
+    shape = codes.shape.numpy()
     if len(shape) != 2 or axes[0] not in (0, -2) or axes[1] not in (1, -1):
         return f"a table {list(shape)} is gathered along axis {axes[0]} and quantised along {axes[1]}, expected 0 and 1"
     if shape[1] % 2:
         return f"rows of {shape[1]} codes do not fill bytes"
-    if scales is None or scales.shape is None or scales.shape.rank() != 2 or not scales.shape.is_static():
-        return "the scales' shape is not known to be [rows, blocks of a row]"
-    return ""
+    return "" if _blocks(node) else "the scales' shape is not known to be [rows, blocks of a row]"
 
 
-def _codes(table: ir.Value) -> NDArray[np.uint8]:
+def _constant(value: ir.Value | None) -> ir.TensorProtocol | None:
+    return value.const_value if is_constant(value) else None
+
+
+def _blocks(node: ir.Node) -> int:
+    """How many blocks, each with a scale, a row has; 0 if that is not known."""
+    scales = optional_input(node, _SCALES)
+    return 0 if scales is None or scales.shape is None or len(scales.shape) != 2 else last_dimension(scales) or 0
+
+
+def _bytes_of_codes(codes: ir.TensorProtocol) -> NDArray[np.uint8]:
     """The table's codes, [rows, columns / 2]."""
-    tensor = table.const_value
-    packed = np.frombuffer(tensor.tobytes(), np.uint8).reshape(tensor.shape[0], -1)
-    return packed ^ np.uint8(_ADD_8) if tensor.dtype == ir.DataType.INT4 else packed
+    packed = np.frombuffer(codes.tobytes(), np.uint8).reshape(codes.shape.numpy()[0], -1)
+    return packed ^ np.uint8(_ADD_8) if codes.dtype == ir.DataType.INT4 else packed
 
 
-def _points(node: ir.Node, table: ir.Value, zero_points: ir.Value | None) -> NDArray[np.uint8]:
-    """The zero points, each row in whole bytes."""
-    rows, blocks = node.inputs[2].shape.numpy()
-    if zero_points is None:
-        points = np.zeros((rows, blocks), np.uint8)
-    else:
-        points = zero_points.const_value.numpy().astype(np.int8).reshape(rows, blocks)
-        points = (points + 8 if table.dtype == ir.DataType.INT4 else points).astype(np.uint8)
-    points = np.pad(points, ((0, 0), (0, blocks % 2)))
-    return points[:, ::2] | points[:, 1::2] << np.uint8(4)
+def _bytes_of_points(points: ir.TensorProtocol | None, rows: int, blocks: int) -> NDArray[np.uint8]:
+    """The zero points, each row in whole bytes; None: all are 0."""
+    numbers = np.zeros((rows, blocks), np.int8)
+    if points is not None:
+        numbers += points.numpy().astype(np.int8).reshape(rows, blocks) + (8 if points.dtype == ir.DataType.INT4 else 0)
+    padded = np.pad(numbers.astype(np.uint8), ((0, 0), (0, blocks % 2)))
+    packed: NDArray[np.uint8] = padded[:, ::2] | padded[:, 1::2] << np.uint8(4)
+    return packed
 
 
 def _replace(graph: ir.Graph, node: ir.Node, position: int, array: NDArray[np.uint8]) -> None:

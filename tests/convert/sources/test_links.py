@@ -100,7 +100,7 @@ def test_a_folder_of_links_is_converted_as_its_files_are(plain: Path, linked: Pa
 def test_graphs_that_are_given_as_bytes_find_weights_behind_links(
     converted: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Of such a model ONNX Runtime takes data of one folder only, and no link out of it."""
+    """ONNX Runtime then takes data of one folder only, and follows no link out of it."""
     folder = tmp_path / "snapshot"
     folder.mkdir()
     linked_from_a_cache(converted(), folder)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from flownpu.graph_rewrites import testing
-from flownpu.graph_rewrites.opset import raise_opset
+from flownpu.graph_rewrites.upgrades.opset import raise_opset
 from flownpu.ops.definitions.onnx_function import OPSET
 
 RNG = np.random.default_rng(0)

@@ -34,7 +34,7 @@ FEEDS = {
 X, XT, Z = "float[N,64] x", "float[64,N] xt", "float[N,32] z"
 X3, Z3 = "float[B,N,64] x3", "float[B,N,32] z3"
 TURN = "<perm = [1, 0]>"
-# Inputs, the graph, and the operator that FlowNPU leaves of it where it was saved with extended optimisations; "": none.
+# Inputs, the graph, and the operator that FlowNPU leaves of it if it was saved with extended optimisations; "": none.
 GRAPHS: dict[str, tuple[str, str, str]] = {
     "product and vector": (X, "a = MatMul(x, W) y = Add(a, b)", ""),
     "product and matrix": (f"{X}, {Z}", "a = MatMul(x, W) y = Add(a, z)", ""),

@@ -122,9 +122,10 @@ def _request(question: Question, worker: Worker) -> Request:
     Raises:
         FlowNPUError: the prompt is empty or too long, has unknown tokens, or the chat template does not take it.
     """
-    if isinstance(question.prompt, tuple) and len(question.prompt) > worker.context_length:
+    turns = 0 if isinstance(question.prompt, str) else sum(isinstance(turn, dict) for turn in question.prompt)
+    if turns > worker.context_length:
         raise FlowNPUError(
-            f"the prompt is at least {len(question.prompt)} tokens long, one for each turn, and the context holds "
+            f"the prompt is at least {turns} tokens long, one for each turn, and the context holds "
             f"{worker.context_length}, the answer included: shorten the prompt"
         )
     tokens = _tokens(question, worker.model)

@@ -291,6 +291,8 @@ def test_an_empty_template_is_none(folder, settings):
     assert not ChatTemplate.of(path)
     (path / "chat_template.jinja").write_bytes(b"")
     assert not ChatTemplate.of(path)
+    with pytest.raises(FlowNPUError, match="has no chat template, or an empty one"):
+        ChatTemplate.of(path).render([ASK])
 
 
 def test_every_feature_is_in_the_table():

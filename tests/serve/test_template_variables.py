@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What requests set in the chat template, in each API; and a template that takes long while others ask."""
+"""What requests set in the chat template, in each API; and prompts that take long to write while others ask."""
 
 import json
 import queue
@@ -120,7 +120,7 @@ def test_the_reasoning_of_responses_is_the_wish():
 
 @pytest.fixture(scope="module")
 def server(start_server, topics, tmp_path_factory):
-    """A model that thinks: it is told so by many tokens. Turns of "slow" take its template without end."""
+    """A model that thinks: it is told so by many tokens. Its template refuses conversations that begin with "no"."""
     folder = tmp_path_factory.mktemp("thinking") / "thinking"
     shutil.copytree(topics, folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
@@ -128,8 +128,7 @@ def server(start_server, topics, tmp_path_factory):
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "chat_template.jinja").write_text(
         "{{ bos_token }}{% for m in messages %}{{ m.content }}{% if m.reasoning_content %}({{ m.reasoning_content }})"
-        "{% endif %}{% endfor %}{% if messages[0].content == 'slow' %}"
-        "{% for i in range(9**5) %}{% for j in range(9**5) %}{% endfor %}{% endfor %}{% endif %}"
+        "{% endif %}{% endfor %}"
         "{% if messages[0].content == 'no' %}{{ raise_exception('Not so.') }}{% endif %}"
         "{% if enable_thinking is not defined or enable_thinking %}<think>{{ 'think. ' * 40 }}</think>{% endif %}"
     )
@@ -196,25 +195,6 @@ def test_what_the_template_refuses_is_the_requests_fault(server, fields, message
         response = http.post("/v1/chat/completions", json={"model": "thinking", "messages": MESSAGES, **fields})
     assert response.status_code == 400
     assert message in response.json()["error"]["message"]
-
-
-@pytest.mark.slow
-def test_a_template_without_end_is_told_while_others_are_answered(server):
-    answers = {}
-
-    def ask(content):
-        with server.http() as http:
-            body = {"model": "thinking", "messages": [{"role": "user", "content": content}], "max_tokens": 1}
-            answers[content] = http.post("/v1/chat/completions", json=body)
-
-    slow = threading.Thread(target=ask, args=("slow",))
-    slow.start()
-    ask("Tell.")
-    assert answers["Tell."].status_code == 200
-    assert slow.is_alive()
-    slow.join()
-    assert answers["slow"].status_code == 400
-    assert "it took more than 10 s" in answers["slow"].json()["error"]["message"]
 
 
 class Worker:

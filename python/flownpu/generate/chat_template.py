@@ -76,10 +76,12 @@ class ChatTemplate:
             variables: what else the template may read, such as enable_thinking.
 
         Raises:
-            FlowNPUError: the template refuses the conversation, is none, or needs more time or memory than it may.
+            FlowNPUError: the template refuses the conversation, is none, or needs more time or memory than it may; or
+                there is no template.
         """
         given = {**self.tokens, **variables}
-        template = self.text(tools=bool(tools))
+        if not (template := self.text(tools=bool(tools))):
+            raise FlowNPUError(f"{self.folder} has no chat template, or an empty one, and conversations need one")
         try:
             return str(_processes().ask("render", template=template, messages=messages, tools=tools, given=given))
         except FlowNPUError as error:

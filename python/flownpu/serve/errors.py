@@ -3,7 +3,7 @@
 
 from typing import Any
 
-__all__ = ["ApiError", "busy", "invalid", "unknown_model"]
+__all__ = ["ApiError", "busy", "invalid", "too_slow", "unknown_model"]
 
 
 class ApiError(Exception):
@@ -43,6 +43,11 @@ class ApiError(Exception):
 def invalid(message: str, parameter: str | None = None, code: str | None = None) -> ApiError:
     """Status 400: the request is wrong."""
     return ApiError(400, message, parameter=parameter, code=code)
+
+
+def too_slow(seconds: float) -> ApiError:
+    """Status 504: an answer has had its time, `seconds`."""
+    return ApiError(504, f"the answer took more than {seconds:.0f} s, and was given up", code="timeout")
 
 
 def unknown_model(name: str, known: list[str]) -> ApiError:

@@ -30,16 +30,20 @@ LONG = {
     "model": "topics",
     "messages": MESSAGES,
     "temperature": 0,
-    "max_tokens": 900,
+    "max_tokens": 1900,
+    # The small model writes 2000 tokens in a second; with these it takes three.
+    "logprobs": True,
+    "top_logprobs": 20,
     "response_format": {"type": "json_schema", "json_schema": {"name": "endless", "schema": SCHEMA}},
 }
+LONGER = LONG | {"n": 16}
 CHAT = "/v1/chat/completions"
 BODY_LIMIT = 2**20
 
 
 @pytest.fixture(scope="module")
 def server(start_server, topics):
-    limits = ["--slots", 1, "--queue", 1, "--context", 1024, "--max-body", 1, "--max-images", 2]
+    limits = ["--slots", 1, "--queue", 1, "--context", 2048, "--max-body", 1, "--max-images", 2]
     return start_server(topics, *limits)
 
 
@@ -121,7 +125,7 @@ def png(content):
         (chat(frequency_penalty=3), 400, "frequency_penalty: Input should be less than or equal to 2"),
         (chat(logit_bias={"4096": -100}), 400, "logit_bias: expected tokens from 0 to 4095, got 4096"),
         (chat(top_logprobs=2), 400, "top_logprobs wants logprobs"),
-        (chat(messages=[{"role": "user", "content": "word " * 3000}]), 400, "the context holds 1024"),
+        (chat(messages=[{"role": "user", "content": "word " * 3000}]), 400, "the context holds 2048"),
         (image("https://example.com/x.png"), 400, "this server fetches nothing"),
         (image("data:image/png;base64,???"), 400, "base64 is broken"),
         (image(png(b"GIF89a")), 400, "takes no images"),
@@ -228,7 +232,7 @@ def test_a_slow_sender_holds_nobody_up(server, http):
 
 
 def test_a_client_that_leaves_ends_its_answer(http, server):
-    """Both streams and whole answers; the slot is free again long before 900 tokens are written."""
+    """Both streams and whole answers; the slot is free again long before 1900 tokens are written."""
     before = cancelled(http)
     for stream in (True, False):
         body = json.dumps(LONG | {"stream": stream})
@@ -267,10 +271,11 @@ def stream_until_closed(stack, server, body):
 
 def test_an_answer_that_takes_too_long_is_given_up(start_server, topics):
     server = start_server(topics, "--request-seconds", 1, "--context", 2048)
-    body = LONG | {"max_tokens": 2000}
     with server.http() as http:
-        refused(http.post(CHAT, json=body), 504, "took more than 1 s")
-        lines = http.post(CHAT, json=body | {"stream": True}).text.splitlines()
+        # The process that compiles grammars takes a second to start.
+        wait_for(lambda: http.post(CHAT, json=LONG | {"max_tokens": 1}).status_code == 200)
+        refused(http.post(CHAT, json=LONGER), 504, "took more than 1 s")
+        lines = http.post(CHAT, json=LONGER | {"stream": True}).text.splitlines()
         assert "took more than 1 s" in json.loads(lines[-2].removeprefix("data: "))["error"]["message"]
         assert answers(http)
 
@@ -278,12 +283,11 @@ def test_an_answer_that_takes_too_long_is_given_up(start_server, topics):
 def test_the_model_s_process_is_killed(start_server, topics):
     """Requests that it was computing get an error; the next one gets a new process."""
     server = start_server(topics, "--context", 2048)
-    body = LONG | {"max_tokens": 2000}
     with server.http() as http:
         answered = []
-        thread = threading.Thread(target=lambda: answered.append(server.http().post(CHAT, json=body)))
+        thread = threading.Thread(target=lambda: answered.append(server.http().post(CHAT, json=LONGER)))
         thread.start()
-        wait_for(lambda: requests_of(http) == 1)
+        wait_for(lambda: requests_of(http) == LONGER["n"])
         children = psutil.Process(server.process.pid).children()
         (child,) = [one for one in children if "flownpu.serve.processes.host" in one.cmdline()]
         child.kill()
@@ -372,14 +376,13 @@ def test_a_server_that_is_told_to_end_finishes_its_answers(start_server, topics,
 
 def test_a_server_that_is_told_to_end_does_not_wait_for_ever(start_server, topics):
     server = start_server(topics, "--stopping-seconds", 1, "--context", 2048)
-    body = LONG | {"max_tokens": 2000}
-    thread = threading.Thread(target=stream_until_closed, args=(contextlib.ExitStack(), server, body))
+    thread = threading.Thread(target=stream_until_closed, args=(contextlib.ExitStack(), server, LONGER))
     thread.start()
     with server.http() as http:
-        wait_for(lambda: requests_of(http) == 1)
+        wait_for(lambda: requests_of(http) == LONGER["n"])
     assert server.end() == 0
     thread.join()
-    assert "1 requests were cut short" in server.text()
+    assert "16 requests were cut short" in server.text()
 
 
 def test_no_text_is_logged(server, http):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from flownpu.errors import ContextLengthError, FlowNPUError
 from flownpu.generate.worker import Event, Failed, Finished, Piece, Started
-from flownpu.serve.errors import ApiError, busy, invalid, too_long
+from flownpu.serve.errors import ApiError, busy, invalid, too_long, too_slow
 from flownpu.serve.metrics import Metrics
 from flownpu.serve.processes.model_process import ModelProcess
 from flownpu.serve.processes.protocol import Question
@@ -108,11 +108,7 @@ class Answers:
                 await asyncio.sleep(0)  # without a pause there is no timeout: events may come faster than they are sent
                 index, event = await self._events.get()
         except TimeoutError:
-            raise ApiError(
-                504,
-                f"the answer took more than {self.settings.limits.request_seconds:.0f} s, and was given up",
-                code="timeout",
-            ) from None
+            raise too_slow(self.settings.limits.request_seconds) from None
         self._measure(index, event)
         if isinstance(event, Failed):
             if isinstance(event.error, FlowNPUError):

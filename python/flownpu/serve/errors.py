@@ -3,7 +3,7 @@
 
 from typing import Any
 
-__all__ = ["ApiError", "busy", "invalid", "mistake", "too_long", "unknown_model"]
+__all__ = ["ApiError", "busy", "invalid", "mistake", "too_long", "too_slow", "unknown_model"]
 
 
 class ApiError(Exception):
@@ -53,6 +53,11 @@ def too_long(message: str, parameter: str) -> ApiError:
 def mistake() -> ApiError:
     """Status 500: the server has a bug. What is known of it is logged, for it is not the client's business."""
     return ApiError(500, "the server made a mistake; its log says which")
+
+
+def too_slow(seconds: float) -> ApiError:
+    """Status 504: an answer has had its time, `seconds`."""
+    return ApiError(504, f"the answer took more than {seconds:.0f} s, and was given up", code="timeout")
 
 
 def unknown_model(name: str, known: list[str]) -> ApiError:

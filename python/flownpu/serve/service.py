@@ -13,7 +13,7 @@ from flownpu.serve.answers import Answers
 from flownpu.serve.catalogue import Catalogue
 from flownpu.serve.chat_prompts import ChatModel
 from flownpu.serve.embeddings import Embedder
-from flownpu.serve.errors import ApiError, invalid, unknown_model
+from flownpu.serve.errors import invalid, too_slow, unknown_model
 from flownpu.serve.grammars.form import AnswerForm
 from flownpu.serve.grammars.process import GrammarProcess
 from flownpu.serve.metrics import Metrics
@@ -175,7 +175,7 @@ class Service:
             async with asyncio.timeout(limits.request_seconds):
                 grammar = await self.grammars.compile(form)
         except TimeoutError:
-            raise ApiError(504, "others' grammars are compiled: try again later", code="timeout") from None
+            raise too_slow(limits.request_seconds) from None
         conversation = await asyncio.to_thread(model.conversation, request, limits.images)
         async with self._decoding:
             images = await asyncio.to_thread(model.read_images, conversation)

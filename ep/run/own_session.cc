@@ -8,12 +8,9 @@ OwnSession::OwnSession(const Api& api, const std::string& model, int threads,
                        ort::OrtLoggingLevel severity)
     : api_(api) {
   // The process already has an ORT environment: this adds a reference to it.
-  api_.call(ort::CreateEnv, ort::ORT_LOGGING_LEVEL_WARNING, "FlowNPU", &environment_);
-  const auto release_environment = [this](OrtEnv* environment) {
-    api_.call(ort::ReleaseEnv, environment);
-  };
-  std::unique_ptr<OrtEnv, decltype(release_environment)> environment(environment_,
-                                                                     release_environment);
+  OrtEnv* environment = nullptr;
+  api_.call(ort::CreateEnv, ort::ORT_LOGGING_LEVEL_WARNING, "FlowNPU", &environment);
+  environment_ = {environment, [api](OrtEnv* owned) { api.call(ort::ReleaseEnv, owned); }};
   OrtSessionOptions* made = nullptr;
   api_.call(ort::CreateSessionOptions, &made);
   const auto release = [this](OrtSessionOptions* options) {
@@ -22,13 +19,9 @@ OwnSession::OwnSession(const Api& api, const std::string& model, int threads,
   const std::unique_ptr<OrtSessionOptions, decltype(release)> options(made, release);
   api_.call(ort::SetIntraOpNumThreads, made, threads);
   api_.call(ort::SetSessionLogSeverityLevel, made, static_cast<int>(severity));
-  api_.call(ort::CreateSessionFromArray, environment_, model.data(), model.size(), made, &session_);
-  environment.release();
-}
-
-OwnSession::~OwnSession() {
-  api_.call(ort::ReleaseSession, session_);
-  api_.call(ort::ReleaseEnv, environment_);
+  OrtSession* session = nullptr;
+  api_.call(ort::CreateSessionFromArray, environment, model.data(), model.size(), made, &session);
+  session_ = {session, [api](OrtSession* owned) { api.call(ort::ReleaseSession, owned); }};
 }
 
 std::vector<OrtValue*> OwnSession::run(const OrtRunOptions* options,
@@ -38,7 +31,7 @@ std::vector<OrtValue*> OwnSession::run(const OrtRunOptions* options,
   std::vector<OrtValue*> results(outputs.size());
   const std::vector<const char*> input_names = c_strings(names);
   const std::vector<const char*> output_names = c_strings(outputs);
-  api_.call(ort::Run, session_, options, input_names.data(), inputs.data(), inputs.size(),
+  api_.call(ort::Run, session_.get(), options, input_names.data(), inputs.data(), inputs.size(),
             output_names.data(), output_names.size(), results.data());
   return results;
 }

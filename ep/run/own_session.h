@@ -2,8 +2,7 @@
 // A session of this provider's own, on ONNX Runtime's CPU provider.
 #pragma once
 
-#include <cstddef>
-#include <span>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,9 +15,6 @@ class OwnSession {
   // `model`: the bytes of a ModelProto. `threads`: as in SetIntraOpNumThreads. The session logs
   // what is at least this severe. Throws Error with ONNX Runtime's message.
   OwnSession(const Api& api, const std::string& model, int threads, ort::OrtLoggingLevel severity);
-  ~OwnSession();
-  OwnSession(const OwnSession&) = delete;
-  OwnSession& operator=(const OwnSession&) = delete;
 
   // `options` may be null. The caller releases the returned values. Throws Error with ONNX
   // Runtime's message.
@@ -28,8 +24,8 @@ class OwnSession {
 
  private:
   Api api_;
-  OrtEnv* environment_ = nullptr;
-  OrtSession* session_ = nullptr;
+  std::shared_ptr<OrtEnv> environment_;
+  std::shared_ptr<OrtSession> session_;
 };
 
 }  // namespace flownpu

@@ -146,6 +146,7 @@ void ThreadPool::start(const std::vector<Processor>& processors) {
   } catch (const std::system_error&) {
     // The system allows no more threads (ulimit -u, a container's limit): those that there are
     // also do the shares of the others.
+    most_ = std::min(most_, static_cast<int>(workers_->size()) + 1);
   }
   places_->keep(*workers_);
 }

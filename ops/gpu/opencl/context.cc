@@ -77,6 +77,7 @@ Context::Context(FoundDevice device, std::filesystem::path cache_folder)
 
 Context::~Context() {
   if (opencl_is_parents()) return;
+  const Cancellable never(nullptr);
   try {
     wait();
   } catch (const OpenClError&) {

@@ -39,7 +39,8 @@ def weight(name: str) -> np.ndarray[Any, Any]:
 
 
 def output(session: onnxruntime.InferenceSession) -> np.ndarray[Any, Any]:
-    return session.run(None, {"x": np.eye(8, dtype=np.float32)})[0]
+    (y,) = session.run(None, {"x": np.eye(8, dtype=np.float32)})
+    return np.asarray(y)
 
 
 @pytest.fixture

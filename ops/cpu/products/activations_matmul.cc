@@ -47,7 +47,7 @@ class ActivationsMatMul final : public Step {
     const std::int64_t m = b[-1];
     const Shape leading_a = leading(a);
     const Shape leading_b = leading(b);
-    const Shape batches = *try_broadcast(leading_a, leading_b);
+    const Shape batches = try_broadcast(leading_a, leading_b).value_or(Shape());
     const Broadcast<2> broadcast(batches, {&leading_a, &leading_b});
     broadcast.walk(
         0, batches.elements(), [&](std::int64_t first, std::int64_t count, const auto& offsets) {

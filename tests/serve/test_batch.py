@@ -81,6 +81,16 @@ def test_every_kind_of_request_and_of_error(run, tmp_path):
     assert "unknown field colour" in answers["request-4"]["body"]["error"]["message"]
 
 
+def test_answer_that_a_schema_does_not_bind_wholly_has_the_header_that_says_so(run, tmp_path):
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 1, "uniqueItems": True}
+    form = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": schema}}
+    requests = [line(0), line(1, body=line(1)["body"] | {"response_format": form, "max_tokens": 8})]
+    code, _, target = run(write(tmp_path / "in.jsonl", requests))
+    assert code == 0
+    headers = {item["custom_id"]: item["response"].get("headers") for item in read(target)}
+    assert headers == {"request-0": None, "request-1": {"FlowNPU-Unenforced": "#/uniqueItems"}}
+
+
 def test_an_interrupted_batch_goes_on(source, run, topics, tmp_path):
     """Killed in the middle, with half a line at the end: nothing is lost, and nothing is done twice."""
     target = tmp_path / "out.jsonl"

@@ -138,6 +138,11 @@ def test_preflight_of_a_private_network_grants_it():
     assert granted not in send("OPTIONS", "/api/chat", ServerSettings({}), headers=asking).headers
 
 
+def test_answer_to_a_page_of_an_allowed_origin_lets_it_read_what_is_not_enforced():
+    headers = send("GET", "/v1/models", headers={"Origin": ORIGIN}).headers
+    assert headers["Access-Control-Expose-Headers"] == "FlowNPU-Unenforced"
+
+
 @pytest.mark.parametrize(
     ("given", "sent"),
     [

@@ -19,7 +19,7 @@ from flownpu.generate.control_tokens import ControlTokens
 from flownpu.model.folder import chat_templates, read_json, special_tokens
 from flownpu.model.tokenizer_file import open_tokenizer
 
-__all__ = ["Tokenizer", "Tokens"]
+__all__ = ["Tokenizer", "Tokens", "byte_level_bytes"]
 
 Tokens = NDArray[np.int32]
 _PURPOSE = "Text generation"
@@ -50,7 +50,7 @@ class Tokenizer:
         templates = "".join(chat_templates(folder).values())
         self._control = None if allow_control_tokens else ControlTokens(self._tokenizer, templates)
         kinds = _decoder_kinds(self._tokenizer)
-        self._bytes_of_characters = _byte_level_bytes() if "ByteLevel" in kinds else {}
+        self._bytes_of_characters = byte_level_bytes() if "ByteLevel" in kinds else {}
         self._has_byte_tokens = "ByteFallback" in kinds
         self._known_bytes: dict[int, bytes] = {}
         # Some text before a token, for decoders that take a space from the beginning of a text.
@@ -175,7 +175,7 @@ def _decoder_kinds(tokenizer: Any) -> set[str]:
     return {step["type"] for step in decoder.get("decoders", [decoder])}
 
 
-def _byte_level_bytes() -> dict[str, int]:
+def byte_level_bytes() -> dict[str, int]:
     """The byte that each character stands for in byte-level BPE.
 
     GPT-2's encoder.py: bytes with a visible character in Latin-1 are that character; the others are, in their order,

@@ -20,7 +20,7 @@ from flownpu.serve.routes.ollama import ollama_routes
 from flownpu.serve.routes.openai import openai_routes
 from flownpu.serve.routes.page import page_routes
 from flownpu.serve.routes.responses import responses_routes
-from flownpu.serve.service import Service
+from flownpu.serve.service import UNENFORCED, Service
 from flownpu.serve.streams import ClientGoneError
 
 __all__ = ["application"]
@@ -50,6 +50,7 @@ def application(service: Service) -> FastAPI:
             allow_origins=settings.origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
+            expose_headers=[UNENFORCED],
             # Browsers ask before a page of the internet may reach a server on this machine or its network.
             allow_private_network=True,
         )

@@ -2,7 +2,7 @@
 """Requests from a file, answers into another one: OpenAI's batch format, on this machine.
 
 A line of the source is {"custom_id", "method": "POST", "url", "body"}, a line of the target {"id", "custom_id",
-"response": {"status_code", "request_id", "body"}, "error"}. The target grows by whole lines, in the order in which
+"response": {"request_id", "status_code", "body", "headers" if there are any}, "error"}. The target grows by whole lines, in the order in which
 requests are answered; requests whose answers it holds already are not asked again. A request that fails is asked once
 more, alone; then the error is its answer.
 """
@@ -27,7 +27,7 @@ from flownpu.serve.requests.responses import ResponsesRequest
 from flownpu.serve.requests.validation import validated
 from flownpu.serve.routes.openai import chat_completion, completion
 from flownpu.serve.routes.responses import begun, response
-from flownpu.serve.service import Service
+from flownpu.serve.service import Chat, Service
 from flownpu.serve.settings import ServerSettings
 from flownpu.system import lock
 
@@ -232,50 +232,54 @@ async def _answer_all(
     room = asyncio.Semaphore(AT_A_TIME)
     failed: list[dict[str, Any]] = []
 
-    def keep(item: dict[str, Any], status: int, body: dict[str, Any]) -> None:
-        target.add(_line(item["custom_id"], status, body))
+    def keep(item: dict[str, Any], answer: dict[str, Any]) -> None:
+        target.add(_line(item["custom_id"], answer))
         progress.answered += 1
-        progress.refused += status != 200
-        usage = body.get("usage") or {}
+        progress.refused += answer["status_code"] != 200
+        usage = answer["body"].get("usage") or {}
         progress.new_tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
         report(progress)
 
-    async def answer(item: dict[str, Any]) -> None:
+    async def ask(item: dict[str, Any]) -> None:
         try:
-            status, body = await _answer(item, service)
+            answer = await _answer(item, service)
         finally:
             room.release()
-        if status >= 500:
+        if answer["status_code"] >= 500:
             failed.append(item)
         else:
-            keep(item, status, body)
+            keep(item, answer)
 
     try:
         async with asyncio.TaskGroup() as group:
             for item in batch.requests(target.names.copy()):
                 await room.acquire()
-                group.create_task(answer(item))
+                group.create_task(ask(item))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
     # Where a model's process ended, all requests in it failed: asked alone, only the one that ended it fails again.
     for item in failed:
-        keep(item, *await _answer(item, service))
+        keep(item, await _answer(item, service))
 
 
-def _line(custom_id: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
+def _line(custom_id: str, answer: dict[str, Any]) -> dict[str, Any]:
     name = uuid.uuid4().hex
-    answer = {"status_code": status, "request_id": f"req_{name}", "body": body}
-    return {"id": f"batch_req_{name}", "custom_id": custom_id, "response": answer, "error": None}
+    return {
+        "id": f"batch_req_{name}",
+        "custom_id": custom_id,
+        "response": {"request_id": f"req_{name}", **answer},
+        "error": None,
+    }
 
 
-async def _answer(item: dict[str, Any], service: Service) -> tuple[int, dict[str, Any]]:
-    """The status and the document of an answer, or of the error in its place.
+async def _answer(item: dict[str, Any], service: Service) -> dict[str, Any]:
+    """The status, the document and, if there are any, the headers of an answer or of the error in its place.
 
     Raises:
         FlowNPUError: a model cannot be loaded. Nothing is written then, so that the next run asks again.
     """
     try:
-        return 200, await _body(item, service)
+        chat, document = await _chat_and_document(item, service)
     except ApiError as error:
         if error.status == 503:
             raise FlowNPUError(error.message) from error
@@ -283,23 +287,28 @@ async def _answer(item: dict[str, Any], service: Service) -> tuple[int, dict[str
     except Exception:  # whatever it is, it ends this request and no other
         log.exception("the request %s failed", item["custom_id"])
         told = mistake()
-    return told.status, told.document()
+    else:
+        return {"status_code": 200, "body": document, **({"headers": chat.headers} if chat.headers else {})}
+    return {"status_code": told.status, "body": told.document()}
 
 
-async def _body(item: dict[str, Any], service: Service) -> dict[str, Any]:
+async def _chat_and_document(item: dict[str, Any], service: Service) -> tuple[Chat, dict[str, Any]]:
     body = item.get("body")
     if isinstance(body, dict) and body.get("stream"):
         raise invalid("a batch has no streams: leave stream out", "stream")
     match item.get("url"):
         case "/v1/chat/completions":
-            chat = validated(ChatRequest, body)
-            return await chat_completion(await service.chat(chat), chat)
+            request = validated(ChatRequest, body)
+            chat = await service.chat(request)
+            return chat, await chat_completion(chat, request)
         case "/v1/completions":
             prompts = validated(CompletionRequest, body)
-            return await completion(await service.complete(prompts), prompts)
+            chat = await service.complete(prompts)
+            return chat, await completion(chat, prompts)
         case "/v1/responses":
             asked = validated(ResponsesRequest, body)
-            return await response(await begun(service, asked), asked)
+            chat = await begun(service, asked)
+            return chat, await response(chat, asked)
         case url:
             raise invalid(
                 f"no such url in a batch: {url!r}; there is /v1/chat/completions, /v1/completions, /v1/responses"

@@ -22,10 +22,12 @@ from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
 from flownpu.serve.settings import ServerSettings
 from flownpu.serve.tools import AnswerReader, CallFormat, ToolCall
 
-__all__ = ["Chat", "Delta", "End", "Service", "usage"]
+__all__ = ["UNENFORCED", "Chat", "Delta", "End", "Service", "usage"]
 
 log = logging.getLogger(__name__)
 
+UNENFORCED = "FlowNPU-Unenforced"
+"""The response's header that tells which keywords of schemas the answer may violate."""
 TOLD = 20
 """Places of keywords that a response's header tells: servers and clients limit a header to some kilobytes."""
 DECODING = 2
@@ -69,7 +71,7 @@ class Chat:
             return {}
         told = list(self.unenforced[:TOLD])
         more = len(self.unenforced) - len(told)
-        return {"FlowNPU-Unenforced": ", ".join([*told, *([f"and {more} more"] if more else [])])}
+        return {UNENFORCED: ", ".join([*told, *([f"and {more} more"] if more else [])])}
 
     async def events(self) -> AsyncIterator[Delta | End]:
         """The answers' texts as they come, and their ends."""

@@ -11,6 +11,7 @@ from typing import Any
 from flownpu.errors import FlowNPUError, require
 from flownpu.generate.guidance import Guidance, rehearse
 from flownpu.generate.speculative.choice import ChoiceModel
+from flownpu.generate.tokenizer import byte_level_bytes
 from flownpu.serve.grammars.form import AnswerForm, write_rules
 from flownpu.serve.grammars.schemas import enforce
 
@@ -97,7 +98,7 @@ def _write_folder(folder: Path) -> None:
     sizes = dict.fromkeys(("hidden_size", "num_attention_heads", "num_key_value_heads", "head_size"), 1)
     names = {"inputs": {"input_ids": "input_ids"}, "outputs": {"logits": "logits"}}
     search = {"max_length": CONTEXT}
-    vocabulary = {character: byte for byte, character in enumerate(_characters())} | {"<end>": END_TOKEN}
+    vocabulary = byte_level_bytes() | {"<end>": END_TOKEN}
     end = {"id": END_TOKEN, "content": "<end>", "special": True, "normalized": False}
     end |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
     tokenizer = {
@@ -114,13 +115,3 @@ def _write_folder(folder: Path) -> None:
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
-
-
-def _characters() -> list[str]:
-    """The characters by which byte-level tokenizers write the bytes 0 to 255 (GPT-2's `bytes_to_unicode`).
-
-    Bytes that Latin-1 prints are their own characters; the others are the characters from U+0100 on, in order.
-    """
-    printed = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printed else next(others)) for byte in range(256)]

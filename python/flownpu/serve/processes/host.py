@@ -128,8 +128,8 @@ def _request(question: Question, worker: Worker) -> Request:
     # A turn has a token at least, and a template may take long for many turns.
     if len(prompt) > worker.context_length and not isinstance(prompt, str) and not isinstance(prompt[0], int):
         raise ContextLengthError(
-            f"the conversation has {len(prompt)} turns and the context holds {worker.context_length} tokens, the answer "
-            "included: shorten the conversation"
+            f"the conversation has {len(prompt)} turns, and the context holds {worker.context_length} tokens, the "
+            "answer included: shorten the conversation"
         )
     tokens = _tokens(question, worker.model)
     room = worker.context_length - len(tokens)

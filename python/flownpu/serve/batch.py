@@ -2,9 +2,9 @@
 """Requests from a file, answers into another one: OpenAI's batch format, on this machine.
 
 A line of the source is {"custom_id", "method": "POST", "url", "body"}, a line of the target {"id", "custom_id",
-"response": {"request_id", "status_code", "body", "headers" if there are any}, "error"}. The target grows by whole lines, in the order in which
-requests are answered; requests whose answers it holds already are not asked again. A request that fails is asked once
-more, alone; then the error is its answer.
+"response": {"request_id", "status_code", "body"}, "error"}; a response may have "headers", too. The target grows by
+whole lines, in the order in which requests are answered; requests whose answers it holds already are not asked again. A
+request that fails is asked once more, alone; then the error is its answer.
 """
 
 import asyncio

@@ -50,7 +50,8 @@ void CpuProvider::run(OrtKernelContext* context, const OrtRunOptions* options) c
   std::vector<const OrtValue*> inputs(inputs_.size());
   for (std::size_t i = 0; i < inputs.size(); ++i)
     api_.call(ort::KernelContext_GetInput, context, i, &inputs[i]);
-  const std::vector<OrtValue*> results = session().run(options, inputs_, inputs, outputs_);
+  std::vector<OrtValue*> results(outputs_.size());
+  session().run(options, c_strings(inputs_), inputs, c_strings(outputs_), results);
 
   const auto release = [this](OrtValue* value) { api_.call(ort::ReleaseValue, value); };
   std::vector<std::unique_ptr<OrtValue, decltype(release)>> owned;

@@ -24,16 +24,12 @@ OwnSession::OwnSession(const Api& api, const std::string& model, int threads,
   session_ = {session, [api](OrtSession* owned) { api.call(ort::ReleaseSession, owned); }};
 }
 
-std::vector<OrtValue*> OwnSession::run(const OrtRunOptions* options,
-                                       const std::vector<std::string>& names,
-                                       const std::vector<const OrtValue*>& inputs,
-                                       const std::vector<std::string>& outputs) const {
-  std::vector<OrtValue*> results(outputs.size());
-  const std::vector<const char*> input_names = c_strings(names);
-  const std::vector<const char*> output_names = c_strings(outputs);
+void OwnSession::run(const OrtRunOptions* options, std::span<const char* const> input_names,
+                     std::span<const OrtValue* const> inputs,
+                     std::span<const char* const> output_names,
+                     std::span<OrtValue*> results) const {
   api_.call(ort::Run, session_.get(), options, input_names.data(), inputs.data(), inputs.size(),
             output_names.data(), output_names.size(), results.data());
-  return results;
 }
 
 }  // namespace flownpu

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
-#include <vector>
 
 #include "ep/api.h"
 
@@ -16,11 +16,11 @@ class OwnSession {
   // what is at least this severe. Throws Error with ONNX Runtime's message.
   OwnSession(const Api& api, const std::string& model, int threads, ort::OrtLoggingLevel severity);
 
-  // `options` may be null. The caller releases the returned values. Throws Error with ONNX
-  // Runtime's message.
-  std::vector<OrtValue*> run(const OrtRunOptions* options, const std::vector<std::string>& names,
-                             const std::vector<const OrtValue*>& inputs,
-                             const std::vector<std::string>& outputs) const;
+  // Writes the outputs to `results`, which the caller releases; it allocates nothing of ours.
+  // `options` may be null. Throws Error with ONNX Runtime's message.
+  void run(const OrtRunOptions* options, std::span<const char* const> input_names,
+           std::span<const OrtValue* const> inputs, std::span<const char* const> output_names,
+           std::span<OrtValue*> results) const;
 
  private:
   Api api_;

@@ -41,6 +41,8 @@ struct Termination::Running {
 thread_local std::vector<Termination::Running> Termination::runs;
 
 void Termination::begin(const OrtRunOptions* options) {
+  // Before the first run, since a decode step allocates nothing.
+  std::call_once(once_, [this] { prepare(); });
   runs.push_back({.of = this, .options = options, .next = Clock::now() + kInterval});
 }
 
@@ -65,16 +67,20 @@ const OrtRunOptions* Termination::options() {
 }
 
 void Termination::ask(Running& run) {
-  std::call_once(once_, [this] { prepare(); });
   run.next = Clock::now() + kInterval;
   try {
     if (run.usable = !terminated_.empty(); !run.usable) return;
-    for (OrtValue* value : session_->run(run.options, {}, {}, {kOutput}))
-      api_.call(ort::ReleaseValue, value);
+    run_model(run.options);
   } catch (const Error& error) {
     if (error.what() == terminated_) throw;
     run.usable = false;
   }
+}
+
+void Termination::run_model(const OrtRunOptions* options) const {
+  OrtValue* result = nullptr;
+  session_->run(options, {}, {}, {&kOutput, 1}, {&result, 1});
+  api_.call(ort::ReleaseValue, result);
 }
 
 void Termination::prepare() {
@@ -88,8 +94,7 @@ void Termination::prepare() {
   const std::unique_ptr<OrtRunOptions, decltype(release)> options(made, release);
   api_.call(ort::RunOptionsSetTerminate, made);
   try {
-    for (OrtValue* value : session_->run(made, {}, {}, {kOutput}))
-      api_.call(ort::ReleaseValue, value);
+    run_model(made);
   } catch (const Error& error) {
     terminated_ = error.what();
   }

@@ -38,6 +38,7 @@ class Termination final : public Cancellation {
 
   Running* running() const;
   void ask(Running& run);
+  void run_model(const OrtRunOptions* options) const;
   void prepare();
 
   static thread_local std::vector<Running> runs;

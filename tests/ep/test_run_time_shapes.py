@@ -41,12 +41,6 @@ MANY = [
         r"expected a weight of shape \[4\], got \[1\]",
         id="a weight for all",
     ),
-    pytest.param(
-        "g (float[2,3] x, float[3,2] w) => (float[2,2] y) { y = MatMul(x, w) }",
-        {"x": np.arange(3, dtype=np.float32), "w": np.arange(6, dtype=np.float32).reshape(3, 2)},
-        "MatMul 'y'",
-        id="a vector times a matrix",
-    ),
 ]
 
 

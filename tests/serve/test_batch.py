@@ -338,7 +338,9 @@ def test_command_that_is_told_to_end_while_a_model_loads_ends(topics, source, tm
     arguments = (
         ["batch", source, tmp_path / "out.jsonl", "--model", topics] if command == "batch" else ["serve", topics]
     )
-    process = subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], stderr=subprocess.DEVNULL)
+    # A shell has what it runs in the background ignore SIGINT, and Python then does, too.
+    heeding = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {COMMAND}"
+    process = subprocess.Popen([sys.executable, "-c", heeding, *arguments], stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
     while not (children := psutil.Process(process.pid).children()):
         assert time.monotonic() < end

@@ -16,8 +16,8 @@ TASKS = Path(__file__).parent / "lm_eval"
 
 @pytest.fixture(scope="module")
 def server(start_server, topics):
-    # An answer that does not end by itself must not keep the suites waiting; a tool call has 31 tokens.
-    return start_server(topics, "--context", 1024, "--max-output", 96)
+    # An answer that does not end by itself must not keep the suites waiting; a tool call has 119 tokens.
+    return start_server(topics, "--context", 1024, "--max-output", 192)
 
 
 def test_compatcanary(server):

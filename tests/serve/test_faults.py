@@ -165,7 +165,7 @@ def test_a_body_that_is_no_json(http, content, kind, message):
     ],
 )
 def test_prompt_that_is_too_long_has_the_code_that_clients_look_for(http, path, body, field):
-    error = refused(http.post(path, json=body), 400, "the context holds 1024")
+    error = refused(http.post(path, json=body), 400, "the context holds 2048")
     assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "context_length_exceeded", field)
 
 

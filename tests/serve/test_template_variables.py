@@ -202,6 +202,7 @@ class Worker:
 
     context_length = 100
     has_chat_template = True
+    vocabulary_size = 10
 
     def __init__(self):
         self.model = self

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from flownpu.convert import convert
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.sources.tokenizer_settings import readable_by_genai
+from flownpu.generate.guidance import Guidance
 from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.generate.tokenizer import Tokenizer
 
@@ -127,7 +128,7 @@ def test_a_checkpoint_without_a_configuration_answers_with_guidance(tmp_path: Pa
     shutil.copytree(FIXTURE, source, ignore=shutil.ignore_patterns(SETTINGS))
     convert(source, folder)
     model = LanguageModel(folder, provider="cpu")
-    generator = model.generator(64, Sampling(temperature=0), guidance=("regex", "[a-c]{3}"))
+    generator = model.generator(64, Sampling(temperature=0), guidance=Guidance("start: /[a-c]{3}/"))
     prompt = model.tokens_of_text("The")
     model.append(generator, prompt)
     assert len("".join(text for _, text in model.steps(generator))) == 3

@@ -100,7 +100,7 @@ class Campaign:
 
     async def run(self, seconds: float) -> Report:
         """Runs it; faults of the server are in the report."""
-        files, end = self.server.open_files(), time.monotonic() + seconds
+        files, logged, end = self.server.open_files(), self._logged(), time.monotonic() + seconds
         well_behaved = max(1, self.clients // NEIGHBOURS)
         watch = asyncio.create_task(self.server.watch())
         hostile = [asyncio.create_task(self._attack(client)) for client in range(well_behaved, self.clients)]
@@ -115,6 +115,7 @@ class Campaign:
             if not isinstance(error, asyncio.CancelledError):
                 self.report.findings.append(Finding(f"a client could not go on: {error!r}"))
         await self._settle(files)
+        self._judge_log(logged)
         watch.cancel()
         self.report.memory = self.server.memory
         self._judge_memory()
@@ -160,10 +161,15 @@ class Campaign:
                 self.report.findings.append(Finding(f"{left} are left {self.bounds.in_time:.0f} s after all clients"))
                 break
             await asyncio.sleep(0.2)
-        size = self.server.log.stat().st_size
+
+    def _logged(self) -> int:
+        return self.server.log.stat().st_size
+
+    def _judge_log(self, before: int) -> None:
+        size = self._logged() - before
         self.report.log = self.server.log.read_text(encoding="utf-8", errors="replace")[-LOG_KEPT:]
         if size > LOG_BYTES * max(self.report.requests, 100):
-            self.report.findings.append(Finding(f"the log has {size} bytes after {self.report.requests} requests"))
+            self.report.findings.append(Finding(f"the log has {size} bytes more after {self.report.requests} requests"))
 
     def _judge_memory(self) -> None:
         used = self.report.memory

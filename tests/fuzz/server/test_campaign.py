@@ -80,12 +80,16 @@ FOUND = {
 def test_planted_fault_is_found(server: Served, neighbours: Neighbours, fault: str) -> None:
     address = f"http://127.0.0.1:{server.port}/planted"
     assert httpx.get(f"{address}/{fault}").is_success
+    faults: list[str] = []
     try:
-        found = attack(server, neighbours, 0.8, SHORT, clients=4)
+        # On a slow machine the first attacks may end before the server has answered what shows the fault.
+        for _ in range(10):
+            faults += [finding.fault for finding in attack(server, neighbours, 0.8, SHORT, clients=4).findings]
+            if any(FOUND[fault] in one for one in faults):
+                return
     finally:
         assert httpx.get(f"{address}/none").is_success
-    faults = [finding.fault for finding in found.findings]
-    assert any(FOUND[fault] in one for one in faults), faults
+    pytest.fail(f"{FOUND[fault]!r} is not among the findings: {faults}")
 
 
 def test_request_is_the_same_whatever_came_before() -> None:

@@ -86,6 +86,7 @@ def test_prompts_and_dimensions(model: Callable[[str], Model]) -> None:
     first = embedder.embed(SENTENCES, prompt_name="query", dimensions=40).vectors
     kept = whole[:, :40] / np.linalg.norm(whole[:, :40], axis=1, keepdims=True)
     np.testing.assert_allclose(first, kept, rtol=0, atol=4 * FLOAT32_ROUNDING)
+    assert embedder.embed([], dimensions=2**63).vectors.size == 0
     with pytest.raises(FlowNPUError, match="expected 1 to 128 dimensions, got 129"):
         embedder.embed(["x"], dimensions=129)
     with pytest.raises(FlowNPUError, match=r"no prompt is named 'title': .* has query, document"):

@@ -316,6 +316,15 @@ def test_grammar_that_repeats_a_run_without_end_ends_with_its_request(worker: En
     assert len(bad.events) > 3
 
 
+def test_runs_that_are_repeated_for_a_while_cost_a_sound_grammar_nothing(
+    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guided = Guidance("start: /[0-9 ]{300}/")
+    numbers = ask(worker, TEXTS[1], 40, guidance=guided).text
+    monkeypatch.setattr(engine_worker, "_REPEATS", -1)  # as if all runs were repeated
+    assert ask(worker, TEXTS[1], 40, guidance=guided).text == numbers
+
+
 def test_run_that_is_repeated_without_end_fails_where_no_grammar_is_to_blame(
     worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,7 +337,8 @@ def test_run_that_is_repeated_without_end_fails_where_no_grammar_is_to_blame(
         blame(self)
 
     monkeypatch.setattr(EngineWorker, "_blame", spy)
-    monkeypatch.setattr(engine_worker, "_REPEATS", -1)  # as if each run were one too many
+    monkeypatch.setattr(engine_worker, "_REPEATS", -1)  # as if each run were one too many,
+    monkeypatch.setattr(engine_worker, "_PATIENCE", -1)  # for too long
     with pytest.raises(RuntimeError, match="repeats its run without end"):
         running.end()
     monkeypatch.undo()

@@ -75,4 +75,6 @@ def test_temperature_that_is_0_in_float32_takes_the_likeliest_token(server):
     client = server.openai()
     asked = {"model": "topics", "prompt": PROMPTS[0], "max_tokens": 8, "top_p": 0.5}
     texts = [client.completions.create(temperature=value, **asked).choices[0].text for value in (0, 1e-46, 1e-320)]
+    # A top_k of 1 takes it at every temperature.
+    texts.append(client.completions.create(temperature=0.7, extra_body={"top_k": 1}, **asked).choices[0].text)
     assert len(set(texts)) == 1

@@ -79,7 +79,7 @@ class EmbeddingModel(TextModel):
                 vectors = np.empty((len(rows), self._kept(batch.shape[1], dimensions)), np.float32)
             vectors[indices] = batch[:, : vectors.shape[1]]
         if vectors is None:
-            vectors = np.empty((0, dimensions or 0), np.float32)
+            vectors = np.empty((0, 0), np.float32)
         if dimensions is not None and self.pipeline.normalises:
             vectors = normalised(vectors)
         return Embeddings(vectors, [len(row.ids) for row in rows], cut_rows(rows))

@@ -2,6 +2,7 @@
 """The worker for paged models: GenAI's engine computes the next tokens of all requests in one run of the model."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,9 +36,14 @@ _SETTERS = {
 # and a request whose limit is far above what it generates does not keep others waiting.
 _ROOM = 128
 
-# Runs in a row that GenAI's engine may want to repeat before a request is blamed. What can pass, such as memory that is
-# short for a moment, has passed by then; an error of a grammar repeats for ever.
+# Runs in a row that GenAI's engine may want to repeat before the requests' grammars are looked at, since an error of a
+# grammar repeats for ever.
 _REPEATS = 3
+# Seconds for which it may repeat them if no grammar is found at fault: what can pass, such as memory that is short, has
+# passed by then. A machine that starved the server refused seven sound requests in an hour before there was this.
+_PATIENCE = 10.0
+_PAUSE = 0.01
+"""Seconds between two such runs."""
 # Tokens that are tried behind a request's last one to find out whether its grammar is at fault: the engine does not say
 # which one it had chosen. Where a grammar fails, it has begun an object or a list, and few tokens do that.
 _TRIALS = 16
@@ -112,6 +118,7 @@ class EngineWorker:
         self._interrupted: list[_Turn] = []
         self._repeats = 0
         """Runs in a row that ended without tokens, to be repeated."""
+        self._repeating_since = 0.0
         self._engine: Any = None
         self._refused: Exception | None = None
         ready = threading.Event()
@@ -306,15 +313,21 @@ class EngineWorker:
     def _blame(self) -> None:
         """Ends the requests for which the engine repeats its run: it does not say which, and computes none meanwhile.
 
-        Only an error of a grammar is known to repeat without end. If no grammar is found out, it is the request with a
-        grammar that began last; if it was not this one, the next follows.
+        Only an error of a grammar is known to repeat without end. If no grammar is found out and it goes on, it is the
+        request with a grammar that began last; if it was not this one, the next follows.
         """
-        self._repeats = 0
+        now, is_first = time.monotonic(), self._repeats == _REPEATS + 1
+        if is_first:
+            self._repeating_since = now
         guided = [turn for turn in self._turns if turn.request.guidance is not None]
+        guilty = self._errors_of_grammars(guided) if guided and is_first else []
+        if not guilty and now - self._repeating_since <= _PATIENCE:
+            time.sleep(_PAUSE)
+            return
+        self._repeats = 0
         if not guided:
             self._fail_all(RuntimeError("GenAI's engine repeats its run without end, and does not say why"))
             return
-        guilty = self._errors_of_grammars(guided) if len(guided) > 1 else []
         unknown = FlowNPUError("GenAI's guidance cannot go on with the schema or the tools: simplify them")
         for turn, error in guilty or [(guided[-1], unknown)]:
             self._end(turn, turn.finished(turn.ending) if turn.ending else Failed(error))

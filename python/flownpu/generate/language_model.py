@@ -59,8 +59,11 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the temperature is 0, in float32 as GenAI holds it: below half its least number, 1.4e-45."""
-        return self.temperature is not None and np.float32(self.temperature) == 0
+        """Whether the likeliest token is always taken.
+
+        A temperature is 0 if it is in float32, as GenAI holds it. Beside a top_k of 1, GenAI's engine refuses others.
+        """
+        return self.top_k == 1 or (self.temperature is not None and np.float32(self.temperature) == 0)
 
     def search_options(self) -> dict[str, float | int | bool]:
         """The options of GenAI's search."""

@@ -124,7 +124,7 @@ class HeadWriter {
   std::map<const void*, std::size_t> numbers_;
 };
 
-// What is before the head.
+// The fields that precede the head.
 std::string begin_of(std::uint64_t identity, const std::string& head) {
   HeadWriter begin;
   begin.number(kMagic);

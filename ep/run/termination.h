@@ -17,8 +17,8 @@ namespace flownpu {
 // No function tells whether the flag is set, but a run with the same options fails if it is: every
 // kInterval a model of one node is run with them. It takes some 10 us.
 //
-// What fails with them for another reason (LoRA adapters, which are inputs that this model lacks)
-// is not asked again in that run, nor are runs that ONNX Runtime has moved to another thread
+// A run whose options fail for another reason (LoRA adapters, which are inputs that this model
+// lacks) is not asked again, nor is one that ONNX Runtime has moved to another thread
 // (ExecutionMode.ORT_PARALLEL).
 class Termination final : public Cancellation {
  public:

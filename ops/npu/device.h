@@ -24,8 +24,7 @@ bool npu_built_in();
 
 namespace npu {
 
-// What Device::compatibility() begins with: the device, and how constants of lowered nodes are laid
-// out.
+// The beginning of Device::compatibility(): the device, and the layout of lowered nodes' constants.
 std::string compatible_layout(std::string_view device);
 
 class NpuDevice final : public layers::DeviceWithHost {

@@ -18,8 +18,7 @@ std::uint32_t forks();
 // allocate or lock anything.
 void in_forked_children(void (*act)());
 
-// What to say of a device that an ancestor of this process has opened, and that this process
-// therefore cannot use.
+// The error of a device that this process cannot use, because an ancestor of it has opened it.
 std::string forked_text(std::string_view device);
 
 }  // namespace flownpu

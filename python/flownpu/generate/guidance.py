@@ -40,7 +40,7 @@ def blamed(error: Exception) -> Exception:
     message = str(error)
     if not message.startswith(_REFUSALS):
         return error
-    # What follows are llguidance's state and the grammar's lines.
+    # The further lines are llguidance's state and the grammar.
     reason = message.partition("\n")[0].removeprefix("Error creating grammar: ")
     reason = reason.rpartition("failed to compile JSON schema: ")[2]
     return FlowNPUError(f"GenAI's guidance cannot follow the grammar: {reason}")

@@ -87,7 +87,7 @@ def image_size(folder: Path) -> "ImageSize":
 
 
 def place_images(text: str, count: int) -> Content:
-    """What a user's turn says with images: they stand where the text has marks, or before the text.
+    """The content of a user's turn with images: they stand where the text has marks, or before the text.
 
     Without images a mark is text like any other.
 

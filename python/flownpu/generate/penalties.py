@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["ChangedLogits", "Penalties"]
 
 FAR = 1e4
-"""What is subtracted from the logits of tokens that min-p excludes: exp(-FAR / T) is 0 in float32 for T up to 90. It is
+"""Subtracted from the logits of tokens that min-p excludes: exp(-FAR / T) is 0 in float32 for T up to 90. It is
 finite, so that they keep their order where guidance then excludes all the others."""
 
 

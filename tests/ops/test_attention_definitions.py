@@ -339,7 +339,7 @@ def test_attention_function_of_one_token(turn: Turn) -> None:
 
 
 @pytest.mark.parametrize("name", ["first prompt", "prompt in parts", "one token, growing"])
-def test_a_growing_cache_where_onnxruntime_leaves_the_graph_as_it_is(name: str) -> None:
+def test_growing_cache_of_unoptimised_graph_equals_definition(name: str) -> None:
     # ONNX Runtime may take past's capacity for present's, and put the second node's present into the first one's past.
     TURNS[name].check(attend(TURNS[name], layers=2, optimised=False), is_exact=False)
 
@@ -379,7 +379,7 @@ def test_blocks_are_masked_as_transformers_masks_pictures(layer_type: str) -> No
     np.testing.assert_allclose(output[0], expected.reshape(tokens, -1).numpy(), rtol=0, atol=1e-12)
 
 
-def test_one_token_operator_refuses_two() -> None:
+def test_flow_kv_attention_of_two_tokens_is_refused() -> None:
     with pytest.raises(Exception, match="Split"):
         attend(TURNS["prompt in parts"], flow_kv_attention)
     with pytest.raises(ValueError, match="one new token"):

@@ -42,12 +42,12 @@ def versions(contract: Any) -> list[Any]:
     ]
 
 
-def test_each_operator_has_one_contract() -> None:
+def test_operator_has_single_contract() -> None:
     assert len(set(NAMES)) == len(NAMES)
 
 
 @pytest.mark.parametrize("contract", OTHERS, ids=lambda c: c.op_type)
-def test_nothing_of_a_schema_is_unknown(contract: Any) -> None:
+def test_schema_ports_and_attributes_are_known_to_contract(contract: Any) -> None:
     """Inputs and outputs by position, attributes by name, for each version that is taken."""
     taken = versions(contract)
     assert {schema.since_version for schema in taken} >= {contract.last_version}
@@ -111,7 +111,7 @@ def test_our_own_are_the_definitions(contract: Any) -> None:
         pytest.param("Transpose", 1, {"perm": [0, 8]}, "attribute 'perm': expected 0 to 7, got 8", id="list"),
     ],
 )
-def test_whatever_is_not_in_a_contract_is_refused(
+def test_call_outside_contract_is_refused(
     op_type: str, inputs: int, keywords: dict[str, Any], reason: str
 ) -> None:
     x = np.ones((2, 2), np.float32)
@@ -119,7 +119,7 @@ def test_whatever_is_not_in_a_contract_is_refused(
         run(op_type, [x] * inputs, domain="", **keywords)
 
 
-def test_a_letter_is_one_length() -> None:
+def test_shape_letter_is_same_length_in_all_inputs() -> None:
     """In a shape that is known, and in one that comes at run time."""
     inputs = [np.ones((1, 1, 4), np.float32), np.zeros(1, np.int64), np.ones((4, 2), np.float32)]
     wrong = np.ones((5, 2), np.float32)

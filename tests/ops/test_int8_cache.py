@@ -48,13 +48,13 @@ def test_elements_are_off_by_half_a_scale() -> None:
 
 
 @pytest.mark.parametrize("what", [np.nan, np.inf, -np.inf])
-def test_a_row_with_what_is_not_finite_is_nan(what: float) -> None:
+def test_row_that_is_not_finite_becomes_nan(what: float) -> None:
     x = hard_rows()[:9]
     x[7, 5] = what
     assert np.isnan(dequantise_rows(quantise_rows(x))).all(axis=-1).tolist() == [False] * 7 + [True, False]
 
 
-def test_the_definition_has_the_same_bits() -> None:
+def test_definition_has_same_bits() -> None:
     text = f"""<ir_version: 10, opset_import: ["": 21]>
     rows (float[N, {D}] x) => (int8[N, K] rows, float[N, L] y) {{
         minus_one = Constant <value_ints = [-1]> ()

@@ -42,7 +42,7 @@ def machine(root, mounts, groups, files):
         ({"a/b/cpu.max": "much"}, None, None),
     ],
 )
-def test_a_quota_of_version_2(tmp_path, files, quota, place):
+def test_quota_of_control_groups_2_is_read(tmp_path, files, quota, place):
     root = machine(tmp_path, [V2.format(shown="/")], ["0::/a/b"], files)
     expected = None if quota is None else (quota, str(root / "sys/fs/cgroup" / place))
     assert _native.processor_quota(root) == expected
@@ -57,7 +57,7 @@ def test_a_quota_of_version_2(tmp_path, files, quota, place):
         ("/docker/1f", "/../../elsewhere"),  # moved out of the mounted tree
     ],
 )
-def test_a_quota_of_version_1(tmp_path, shown, group):
+def test_quota_of_control_groups_1_is_read(tmp_path, shown, group):
     folder = "cpu,cpuacct/docker/1f" if (shown, group) == ("/", "/docker/1f") else "cpu,cpuacct"
     files = {f"{folder}/cpu.cfs_quota_us": "250000", f"{folder}/cpu.cfs_period_us": "100000"}
     groups = [f"5:cpuset:{group}", f"4:cpu,cpuacct:{group}", "0::/init.scope"]
@@ -88,7 +88,7 @@ def test_threads_are_no_more_than_the_affinity_allows(tmp_path):
         os.sched_setaffinity(0, cores)
 
 
-def test_a_system_without_control_groups(tmp_path):
+def test_system_without_control_groups_has_all_processors(tmp_path):
     assert _native.processor_quota(tmp_path) is None
     assert _native.memory_limit(tmp_path) is None
     assert _native.usable_processors(tmp_path) == len(os.sched_getaffinity(0))
@@ -103,7 +103,7 @@ def test_a_system_without_control_groups(tmp_path):
         ([V1_MEMORY.format(shown="/")], ["9:memory:/a"], {"memory/a/memory.limit_in_bytes": str(2**63 - 4096)}, None),
     ],
 )
-def test_a_limit_of_memory(tmp_path, mounts, groups, files, limit):
+def test_memory_limit_is_read(tmp_path, mounts, groups, files, limit):
     found = _native.memory_limit(machine(tmp_path, mounts, groups, files))
     assert (found and found[0]) == limit
 
@@ -120,7 +120,7 @@ print(len(os.listdir("/proc/self/task")) - before)
 """
 
 
-def test_the_pool_keeps_to_the_quota(tmp_path):
+def test_thread_pool_keeps_to_quota(tmp_path):
     """In a mount namespace of its own the process finds a made-up quota where it looks for it."""
     file = tmp_path / "group/cpu.max"
     mount = f"30 23 0:26 / {file.parent} rw - cgroup2 cgroup2 rw"

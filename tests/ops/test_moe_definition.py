@@ -42,7 +42,7 @@ def compute(x: np.ndarray, given: list[np.ndarray], **attributes: Any) -> np.nda
 
 @pytest.mark.parametrize("leading", [(5,), (2, 3), (1,), (0,)])
 @pytest.mark.parametrize("attributes", [{}, {"normalize_routing_weights": 0}, {"gating": "geglu"}], ids=str)
-def test_the_function_is_the_equation(leading: tuple[int, ...], attributes: dict[str, Any]) -> None:
+def test_moe_function_equals_equation(leading: tuple[int, ...], attributes: dict[str, Any]) -> None:
     x = np.random.default_rng(1).standard_normal((*leading, HIDDEN), dtype=np.float32)
     given = weights()
     expected = q4nx_moe.reference(x, *given, **SIZES, **attributes)
@@ -72,7 +72,7 @@ def test_logits_that_are_given(leading: tuple[int, ...], normalize: int) -> None
 @pytest.mark.parametrize(
     ("inputs", "got"), [(("X", None, "gate_up", "down"), "none"), ((*"X", *NAMES, "router_logits"), "both")]
 )
-def test_a_router_or_logits(inputs: tuple[str | None, ...], got: str) -> None:
+def test_router_and_logits_both_or_neither_are_refused(inputs: tuple[str | None, ...], got: str) -> None:
     arrays = dict(
         zip(
             ("X", *NAMES, "router_logits"),
@@ -94,7 +94,7 @@ def test_layouts_and_types_of_weights_are_the_same_numbers() -> None:
     np.testing.assert_array_equal(compute(x, [router, *wide[1:]]), expected)
 
 
-def test_of_equal_logits_the_lower_number_is_chosen() -> None:
+def test_equal_logits_choose_lower_expert() -> None:
     router, gate_up, down = weights()
     router[:] = router[0]
     x = np.random.default_rng(1).standard_normal((3, HIDDEN), dtype=np.float32)

@@ -121,7 +121,7 @@ def test_gated_projection(operator: Any, rows: int, gating: str, with_residual: 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("operator", "rows"), [(q4nx_matmul, 4), (fused_dqp, 1)])
 @pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC], ids=str)
-def test_a_projection_does_not_depend_on_the_layout(
+def test_projection_has_same_bits_in_every_layout(
     layout: q4nx.Layout, operator: Any, rows: int, *, gated: bool
 ) -> None:
     x = activations((rows,), is_sparse=False)
@@ -169,7 +169,7 @@ def test_gather_refuses_an_index_outside_the_table(index: int) -> None:
 
 
 @pytest.mark.parametrize("kinds", [1, 2])
-def test_every_bf16_is_read_exactly(kinds: int) -> None:
+def test_bf16_scales_are_read_exactly(kinds: int) -> None:
     bits = np.arange(65536, dtype=np.uint16)
     values = bits.view(BFLOAT16).astype(np.float32).reshape(-1, kinds)
     pairs = bits.view(np.uint8).reshape(-1, kinds, 2)
@@ -201,7 +201,7 @@ def two_projections() -> ir.Model:
     return model_of(nodes, [x, bias], constants)
 
 
-def test_a_model_gets_the_functions_it_needs_once() -> None:
+def test_model_gets_needed_functions_once() -> None:
     model = two_projections()
     for _ in range(2):
         definitions.add_functions(model)
@@ -234,7 +234,7 @@ def test_variants_of_one_operator_live_in_one_model(opset: int) -> None:
     np.testing.assert_array_equal(*gated)
 
 
-def test_a_model_of_projections_passes_onnxs_checker() -> None:
+def test_model_of_projections_passes_checker_of_onnx() -> None:
     model = two_projections()
     for output in model.graph.outputs:
         output.type, output.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(["rows", M])
@@ -294,6 +294,6 @@ def test_malformed_nodes_are_refused(wrong: Any, message: str) -> None:
         definitions.add_functions(model_of([wrong()], []))
 
 
-def test_an_old_opset_is_refused() -> None:
+def test_opset_below_21_is_refused() -> None:
     with pytest.raises(ValueError, match="opset 21 or newer, got 17"):
         definitions.add_functions(model_of([node("Q4NXMatMul", [X, W], M=M, K=K)], [], opset=17))

@@ -48,7 +48,7 @@ def chosen(root, numbers):
         (["0-1", "0-1", "2-3", "2-3"], [0, 2]),
     ],
 )
-def test_one_thread_for_each_core(tmp_path, siblings, used):
+def test_threads_are_described_as_one_per_core(tmp_path, siblings, used):
     numbers = machine(tmp_path, siblings)
     assert chosen(tmp_path, numbers) == (used, len(used))
     assert describe_threads(tmp_path, numbers) == (
@@ -106,7 +106,7 @@ def test_cores_of_less_than_half_the_speed_are_left_alone(tmp_path):
     assert "not on 2 cores that are less than half as fast as the fastest" in describe_threads(tmp_path, numbers)
 
 
-def test_two_sockets(tmp_path):
+def test_two_sockets_are_two_memory_nodes(tmp_path):
     numbers = machine(tmp_path, ["0", "1", "2", "3"], nodes=[0, 0, 1, 1], with_memory="0-1")
     assert [one.node for one in _native.processors(tmp_path, numbers)] == [0, 0, 1, 1]
     assert _native.memory_nodes(tmp_path) == [0, 1]
@@ -118,7 +118,7 @@ def test_memory_without_processors_is_not_ours(tmp_path):
     assert _native.memory_nodes(tmp_path) == [0, 1]
 
 
-def test_the_quota_is_of_cores(tmp_path):
+def test_quota_counts_cores(tmp_path):
     numbers = machine(tmp_path, ["0,2", "1,3", "0,2", "1,3"])
     for name, text in {
         "proc/self/mountinfo": V2,
@@ -130,7 +130,7 @@ def test_the_quota_is_of_cores(tmp_path):
     assert "not on 1 cores more, for the quota of CPU time" in describe_threads(tmp_path, numbers)
 
 
-def test_a_system_that_says_nothing(tmp_path):
+def test_system_without_topology_has_no_nodes(tmp_path):
     assert [(one.number, one.core, one.node, one.capacity) for one in _native.processors(tmp_path, [3, 5])] == [
         (3, 3, 0, 1024),
         (5, 5, 0, 1024),

@@ -155,7 +155,7 @@ def test_product_of_activations(isa: str, a: tuple[int, ...], b: tuple[int, ...]
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("sizes", [(3, 0, 40), (300, 0, 40), (3, 8, 0), (0, 8, 40), (0, 0, 0)], ids=str)
-def test_nothing_to_multiply(isa: str, activations: str, dtype: str, sizes: tuple[int, int, int]) -> None:
+def test_empty_sum_is_zero(isa: str, activations: str, dtype: str, sizes: tuple[int, int, int]) -> None:
     """An empty sum is 0, to which bias, activation and residual are applied."""
     rows, k, m = sizes
     rng = np.random.default_rng(3)

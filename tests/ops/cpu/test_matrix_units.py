@@ -47,7 +47,7 @@ def assert_same(nodes: list[Node], x: np.ndarray, blocks: np.ndarray) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 # The last part of 256 half full, as in the 1B model; an odd number of groups, the last of one column; part of a group.
 @pytest.mark.parametrize("columns", [1152, 609, 27])
-def test_every_number_of_rows(layout: q4nx.Layout, columns: int) -> None:
+def test_matrix_units_have_bits_of_vectors_for_rows_1_to_300(layout: q4nx.Layout, columns: int) -> None:
     """Fewer than 16 rows are computed by vectors. Tiles have 16 rows, two go together, and a task has 256 at most."""
     rng = np.random.default_rng(columns)
     blocks = weight(71, columns, layout, rng)
@@ -65,7 +65,7 @@ def test_gated(tokens: int) -> None:
     assert_same(both(70, 320, blocks, "swiglu"), x, blocks)
 
 
-def test_more_activations_than_are_read_again() -> None:
+def test_activations_beyond_256_kb_have_bits_of_vectors() -> None:
     """More than 256 KB of int8 are multiplied a part at a time, for all rows of blocks."""
     rng = np.random.default_rng(3)
     blocks = weight(65, 9000, q4nx.NARROW, rng)
@@ -73,7 +73,7 @@ def test_more_activations_than_are_read_again() -> None:
 
 
 @pytest.mark.parametrize("tokens", [16, 40])
-def test_the_largest_sums(tokens: int) -> None:
+def test_largest_sums_have_bits_of_vectors(tokens: int) -> None:
     """Activations of 127 times codes 0 and 15: the largest dot products that occur."""
     codes = np.repeat(np.array([[0], [15]], np.uint8), 16, 0) * np.ones((1, 512), np.uint8)
     scale = np.full((32, 16), 1.9921875, ml_dtypes.bfloat16)
@@ -83,7 +83,7 @@ def test_the_largest_sums(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [16, 40])
-def test_what_is_no_number_stays_in_its_row(tokens: int) -> None:
+def test_row_with_nan_leaves_other_rows_finite(tokens: int) -> None:
     rng = np.random.default_rng(4)
     blocks = weight(40, 320, q4nx.NARROW, rng)
     x = rng.standard_normal((tokens, 320), dtype=np.float32)

@@ -120,7 +120,7 @@ def test_gelu(isa: str, approximate: str) -> None:
     np.testing.assert_array_equal(fused[:, 0], standard("Gelu", [rounded], isa=isa, approximate=approximate))
 
 
-def test_is_nan() -> None:
+def test_is_nan_equals_numpy_for_other_payloads_and_signs() -> None:
     """Also NaNs with another payload or sign."""
     others = np.array([0x7F800001, 0xFFC00000, 0xFFFFFFFF], np.uint32).view(np.float32)
     x = np.concatenate([SPECIAL, others, np.float32([1e-45, -0.0])])[None]

@@ -144,7 +144,7 @@ def test_product_of_rounded_activations(isa: str, activations: str, shape: tuple
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC], ids=str)
-def test_every_number_of_rows(isa: str, activations: str, layout: q4nx.Layout) -> None:
+def test_product_of_1_to_65_rows_is_within_bound(isa: str, activations: str, layout: q4nx.Layout) -> None:
     """Tiles of every size; few rows are multiplied in the order of the weight in memory, more rows part by part."""
     rng = np.random.default_rng(17)
     rows, columns = 71, 641  # Three rows of blocks, the last one cut; 8, 8 and 5 groups, the last one of 1 column.
@@ -163,7 +163,7 @@ def test_every_number_of_rows(isa: str, activations: str, layout: q4nx.Layout) -
 
 
 @pytest.mark.parametrize("tokens", [7, 32])
-def test_more_activations_than_are_read_again(tokens: int) -> None:
+def test_activations_beyond_256_kb_are_within_bound(tokens: int) -> None:
     """On AVX-512 up to 256 KB of int8 activations are multiplied in the order of the weight, more part by part."""
     rng = np.random.default_rng(18)
     rows, columns = 65, 9000
@@ -195,7 +195,7 @@ def test_scales_of_all_sizes(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
-def test_a_row_does_not_depend_on_its_batch(isa: str, activations: str) -> None:
+def test_row_has_same_bits_in_every_batch(isa: str, activations: str) -> None:
     """Prefill in pieces gives the bits of prefill in one, and batches the bits of single rows; for int8, between
     numbers of rows that are computed in the same order."""
     rng = np.random.default_rng(1)
@@ -230,7 +230,7 @@ def symmetric_weight(rows: int, columns: int, rng: np.random.Generator) -> q4nx.
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("tokens", [1, 3, 5, 13, 33])
-def test_the_layout_changes_no_bit(isa: str, activations: str, shape: tuple[int, int], tokens: int) -> None:
+def test_layout_changes_no_bit(isa: str, activations: str, shape: tuple[int, int], tokens: int) -> None:
     """Wide blocks are compared with float64 above; the others hold the same weights."""
     rng = np.random.default_rng(tokens)
     rows, columns = shape
@@ -249,7 +249,7 @@ def test_the_layout_changes_no_bit(isa: str, activations: str, shape: tuple[int,
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("tokens", [1, 9])
-def test_the_layout_changes_no_bit_of_a_gated_pair(isa: str, tokens: int) -> None:
+def test_layout_of_gated_pair_changes_no_bit(isa: str, tokens: int) -> None:
     rng = np.random.default_rng(11)
     gate, up = symmetric_weight(70, 320, rng), symmetric_weight(70, 320, rng)
     x = rng.standard_normal((tokens, 320), dtype=np.float32)
@@ -380,7 +380,7 @@ def test_zero_rows() -> None:
         ({"M": 32, "K": 256, "gating": "geglu"}, (1,), r"of shape \[2,1,5120\]"),
     ],
 )
-def test_a_weight_that_does_not_fit_is_refused(
+def test_weight_with_unfit_attributes_is_refused(
     attributes: dict[str, object], constants: tuple[int, ...], message: str
 ) -> None:
     x = np.zeros((1, 256), np.float32)

@@ -134,7 +134,7 @@ def test_answers_are_the_equations(isa: str, count: int, attributes: dict[str, A
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("count", [1, 7, 600])
-def test_an_expert_is_two_products_of_its_rows(isa: str, activations: str, count: int) -> None:
+def test_expert_equals_two_products_of_its_rows(isa: str, activations: str, count: int) -> None:
     """Against Q4NXMatMul on each expert's rows; the experts' answers for 600 rows are too large to be kept."""
     of = mixture(WHOLE, experts=8, taken=4)
     hidden, inner = WHOLE
@@ -159,7 +159,7 @@ def test_an_expert_is_two_products_of_its_rows(isa: str, activations: str, count
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_a_row_does_not_depend_on_the_others(isa: str) -> None:
+def test_row_has_same_bits_in_every_batch(isa: str) -> None:
     of = mixture(WHOLE, experts=8, taken=4)
     x = rows_of(600, WHOLE[0])
     options = {"cpu_isa": isa, "activations": "bf16"}
@@ -207,7 +207,7 @@ def constant_router(of: Mixture, order: list[int]) -> tuple[Mixture, np.ndarray]
 
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("count", [1, 30, 700])
-def test_all_rows_choose_the_same_and_the_others_are_not_read(activations: str, count: int) -> None:
+def test_unchosen_experts_are_not_read(activations: str, count: int) -> None:
     of, first = constant_router(mixture(WHOLE, experts=5, taken=2), [3, 1, 0, 2, 4])
     x = rows_of(count, WHOLE[0])
     x[:, :1] = first
@@ -218,7 +218,7 @@ def test_all_rows_choose_the_same_and_the_others_are_not_read(activations: str, 
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_of_equal_logits_the_lower_number_is_chosen(isa: str) -> None:
+def test_equal_logits_choose_lower_expert(isa: str) -> None:
     """Experts 1, 2 and 4 are equally good: the two lower ones answer, each with half of the weight."""
     of = mixture(experts=6, taken=2)
     router = np.zeros_like(of.router)
@@ -250,7 +250,7 @@ def test_logits_that_are_given(leading: tuple[int, ...], normalize: int) -> None
     np.testing.assert_array_equal(found, expected)
 
 
-def test_not_a_number_stays_in_its_row() -> None:
+def test_nan_row_leaves_other_rows_unchanged() -> None:
     of = mixture()
     x = rows_of(6, ODD[0])
     expected = run(x, of)
@@ -260,7 +260,7 @@ def test_not_a_number_stays_in_its_row() -> None:
     np.testing.assert_array_equal(np.delete(y, 2, 0), np.delete(expected, 2, 0))
 
 
-def test_any_leading_axes() -> None:
+def test_leading_axes_are_kept() -> None:
     of = mixture()
     x = rows_of(6, ODD[0])
     np.testing.assert_array_equal(run(x.reshape(2, 3, -1), of).reshape(6, -1), run(x, of))
@@ -285,7 +285,7 @@ def test_wrong_attributes_are_refused(wrong: dict[str, Any], message: str) -> No
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (3, 6), (12,)])
-def test_other_logits_are_refused(shape: tuple[int, ...]) -> None:
+def test_router_logits_of_other_shape_are_refused(shape: tuple[int, ...]) -> None:
     of = mixture()
     inputs = [rows_of(2, ODD[0]), None, of.gate_up, of.down, np.zeros(shape, np.float32)]
     with pytest.raises(ValueError, match=r"expected router_logits of shape \[2,6\]"):
@@ -293,7 +293,7 @@ def test_other_logits_are_refused(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("both", [True, False])
-def test_a_router_or_logits(both: bool) -> None:
+def test_router_and_logits_both_or_neither_are_refused(both: bool) -> None:
     of = mixture()
     logits = np.zeros((2, 6), np.float32) if both else None
     inputs = [rows_of(2, ODD[0]), of.router if both else None, of.gate_up, of.down, logits]

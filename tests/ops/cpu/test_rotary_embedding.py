@@ -32,7 +32,7 @@ def rotated(x: np.ndarray, positions: np.ndarray, half: int, interleaved: bool) 
 @pytest.mark.parametrize("half", [8, 4])
 @pytest.mark.parametrize("by_head", [False, True], ids=["[B, S, H d]", "[B, H, S, d]"])
 @pytest.mark.parametrize("each", [False, True], ids=["first position", "positions"])
-def test_is_a_rotation(each: bool, by_head: bool, half: int, interleaved: bool) -> None:
+def test_rotary_embedding_equals_float64_rotation(each: bool, by_head: bool, half: int, interleaved: bool) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((B, S, H, D), dtype=np.float32)
     ids = rng.integers(0, POSITIONS, (B, S)) if each else np.array([7])
@@ -64,7 +64,7 @@ def test_is_a_rotation(each: bool, by_head: bool, half: int, interleaved: bool) 
         pytest.param((2, H, 0, D), np.zeros((2, 0), np.int64), id="no tokens, by head"),
     ],
 )
-def test_nothing_is_rotated(shape: tuple[int, ...], ids: np.ndarray) -> None:
+def test_empty_rotary_embedding_keeps_shape(shape: tuple[int, ...], ids: np.ndarray) -> None:
     (output,) = run("RotaryEmbedding", [np.zeros(shape, np.float32), ids, *tables(8)], domain="com.microsoft")
     assert output is not None
     assert output.shape == shape
@@ -92,7 +92,7 @@ def test_heads_of_any_even_size(half: int, interleaved: bool) -> None:
         np.testing.assert_allclose(output.reshape(x.shape), rotated(x, ids, half, interleaved), rtol=0, atol=bound)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_rotary_embedding_with_unfit_inputs_is_refused() -> None:
     x, ids = np.zeros((1, S, H * D), np.float32), np.arange(S)[None]
     beyond = f"expected positions below {POSITIONS}, .* got "
     shape = r"expected position_ids of shape \[1\] or \[1,5\], got "

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 @pytest.mark.parametrize("tasks", [0, 1, 2, 4, 5, 64, 1001])
-def test_every_task_is_done_once(threads: int, tasks: int) -> None:
+def test_task_is_done_exactly_once(threads: int, tasks: int) -> None:
     pool = testing.ThreadPool(threads)
     assert pool.threads == threads
     for _ in range(20):
         assert sorted(chain(*pool.run(tasks))) == list(range(tasks))
 
 
-def test_a_share_is_done_in_order_and_others_from_their_ends() -> None:
+def test_thread_does_own_share_in_order_and_others_from_end() -> None:
     pool, tasks = testing.ThreadPool(2), 64
     for _ in range(50):
         for done in pool.run(tasks):
@@ -40,7 +40,7 @@ def test_a_share_is_done_in_order_and_others_from_their_ends() -> None:
             assert others == list(range(end - 1, end - 1 - len(others), -1))
 
 
-def test_the_share_of_a_thread_that_is_held_up_is_done_by_others() -> None:
+def test_share_of_slow_thread_is_done_by_others() -> None:
     # Longer by far than it takes to wake a thread.
     lists = testing.ThreadPool(2).run(64, slow=0, milliseconds=500)
     assert sorted(chain(*lists)) == list(range(64))
@@ -49,7 +49,7 @@ def test_the_share_of_a_thread_that_is_held_up_is_done_by_others() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 16, 100, 1000])
-def test_every_row_is_done_once(rows: int) -> None:
+def test_row_is_done_exactly_once(rows: int) -> None:
     assert sorted(chain(*testing.ThreadPool(2).run_rows(rows))) == list(range(rows))
 
 
@@ -64,7 +64,7 @@ def test_callers_at_the_same_time_get_all_their_tasks_done() -> None:
 
 # No stream; an empty one; several; more than a pool remembers; more bytes than it fetches.
 @pytest.mark.parametrize("sizes", [[], [0], [1, 1000, 0, 1 << 20], [100] * 40, [20 << 20, 1000]])
-def test_what_is_expected_changes_nothing(sizes: list[int]) -> None:
+def test_expected_streams_are_not_changed(sizes: list[int]) -> None:
     pool, expected = testing.ThreadPool(3), [np.arange(size).astype(np.uint8) for size in sizes]
     before = [stream.copy() for stream in expected]
     for _ in range(20):
@@ -74,7 +74,7 @@ def test_what_is_expected_changes_nothing(sizes: list[int]) -> None:
         np.testing.assert_array_equal(stream, was)
 
 
-def test_what_is_expected_may_be_freed() -> None:
+def test_expected_streams_may_be_freed() -> None:
     pool = testing.ThreadPool(2)
     for _ in range(20):
         pool.expect([np.zeros(16 << 20, np.uint8)])
@@ -101,7 +101,7 @@ def threads() -> set[int]:
 # Two cores; two threads of one core, which are taken if more threads are asked for than there are cores.
 @two_cores
 @pytest.mark.parametrize("cores", [(0, 1), (0, 0)])
-def test_a_worker_is_kept_off_the_callers_core(cores: tuple[int, int]) -> None:
+def test_worker_is_kept_off_core_of_caller(cores: tuple[int, int]) -> None:
     before = threads()
     pool = testing.ThreadPool(2, [(CORES[0], cores[0], 1024), (CORES[1], cores[1], 1024)])
     (worker,) = threads() - before
@@ -111,7 +111,7 @@ def test_a_worker_is_kept_off_the_callers_core(cores: tuple[int, int]) -> None:
         assert os.sched_getaffinity(worker) == {other}
 
 
-def test_of_more_threads_than_processors_none_is_kept_anywhere() -> None:
+def test_pool_larger_than_processors_pins_no_worker() -> None:
     before = threads()
     pool = testing.ThreadPool(3, [(CORES[0], 0, 1024), (CORES[0], 0, 1024)])
     workers = threads() - before

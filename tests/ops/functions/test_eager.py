@@ -148,7 +148,7 @@ def test_inputs_are_not_changed_and_results_are_new() -> None:
     np.testing.assert_array_equal(value[:, :, 19, :].ravel(), call["query"][0, 0, (H + G) * D :])
 
 
-def test_the_total_may_be_an_int() -> None:
+def test_total_sequence_length_takes_int_and_arrays() -> None:
     call = attention_call(np.float32)
     expected = ops.flow_kv_attention(**call)
     for total in (20, np.int64(20), np.array([20], np.int32)):
@@ -207,7 +207,7 @@ def test_caches_in_memory_of_any_order(dtype: Any) -> None:
             np.testing.assert_array_equal(ours, theirs)
 
 
-def test_nothing_makes_nothing_and_nan_makes_nan() -> None:
+def test_empty_input_gives_empty_output_and_nan_gives_nan() -> None:
     blocks, x = weight_and_rows(3)
     assert ops.q4nx_matmul(x[:0], blocks).shape == (0, 64)
     assert ops.q4nx_gather(blocks, np.zeros((0, 2), np.int64)).shape == (0, 2, 512)
@@ -225,7 +225,7 @@ def test_keywords_are_those_of_the_definition() -> None:
     assert set(eager.AttentionKeywords.__annotations__) == optional
 
 
-def test_all_of_attention_reaches_the_operator() -> None:
+def test_attention_keywords_reach_operator() -> None:
     """Each keyword changes the result, or is refused; the node that is compared with was made by position."""
     cos, sin = rope_tables(64)
     rng = np.random.default_rng(8)
@@ -266,7 +266,7 @@ def test_threads_may_call_at_the_same_time() -> None:
         assert all(pool.map(both, range(200)))
 
 
-def test_a_device_is_made_once() -> None:
+def test_device_opened_by_threads_is_made_once() -> None:
     barrier, found = threading.Barrier(8), []
 
     def open_one() -> None:
@@ -313,7 +313,7 @@ def test_python_goes_on_while_an_operator_computes() -> None:
         counter.join()
 
 
-def test_it_needs_no_onnx() -> None:
+def test_eager_operators_import_no_onnx() -> None:
     """In a process in which the packages of ONNX cannot be imported."""
     code = """
 import sys

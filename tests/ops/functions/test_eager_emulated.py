@@ -32,7 +32,7 @@ def _row(columns: int) -> Any:
 
 @pytest.mark.parametrize("layout", [q4nx.WIDE, q4nx.NARROW])
 @pytest.mark.parametrize(("rows", "columns"), [(640, 512), (256, 320), (40, 96)])
-def test_a_product_is_the_equation(rows: int, columns: int, layout: q4nx.Layout) -> None:
+def test_product_equals_equation(rows: int, columns: int, layout: q4nx.Layout) -> None:
     """Also with fewer rows than a column of tiles has, and with a last block that is not full."""
     (weight,), x = _weights(rows, columns, 1), _row(columns)
     found = ops.fused_dqp(x, q4nx.pack(*weight, layout), rows=rows, device="emulate")
@@ -44,7 +44,7 @@ def test_a_product_is_the_equation(rows: int, columns: int, layout: q4nx.Layout)
 
 
 @pytest.mark.parametrize("gating", ["geglu", "swiglu"])
-def test_a_gated_product(gating: str) -> None:
+def test_gated_product_equals_equation(gating: str) -> None:
     rows, columns = 40, 320
     weights, x = _weights(rows, columns, 2), _row(columns)
     blocks = q4nx.pack_gated(*weights, q4nx.NARROW)
@@ -104,7 +104,7 @@ def test_attention_is_the_equation(past: int, tokens: int, attributes: dict[str,
         np.testing.assert_array_equal(found[0].astype(np.float32), given.astype(np.float32))
 
 
-def test_a_table_is_the_host_s() -> None:
+def test_gather_runs_on_host() -> None:
     blocks = q4nx.pack(*_weights(40, 96, 1)[0])
     given = {"rows": 40, "columns": 96}
     found = ops.q4nx_gather(blocks, np.array([39, 0]), **given, device="emulate")
@@ -144,7 +144,7 @@ def test_refusals(changed: dict[str, Any], reason: str) -> None:
         ops.fused_dqp(**(arguments | changed))
 
 
-def test_what_the_array_s_memory_does_not_hold_is_refused() -> None:
+def test_weight_beyond_tile_memory_is_refused() -> None:
     columns = 1 << 17
     blocks = np.zeros(q4nx.blocks_shape(128, columns, q4nx.WIDE), np.uint8)
     with pytest.raises(ValueError, match="tile"):

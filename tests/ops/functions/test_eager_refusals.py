@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], 
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_what_does_not_fit_is_refused(
+def test_call_with_unfit_arguments_is_refused(
     case: tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str],
 ) -> None:
     function, arguments, keywords, error, message = case

@@ -29,26 +29,26 @@ def system(monkeypatch, tmp_path):
     return make
 
 
-def test_the_systems_own(system):
+def test_system_with_loader_and_implementation_sets_nothing(system):
     assert system(loader=True, implementation=True) == {}
 
 
-def test_nothing_of_the_system(system):
+def test_system_without_opencl_takes_packages(system):
     assert system(loader=False, implementation=False) == PACKAGES
 
 
-def test_a_loader_without_an_implementation(system):
+def test_loader_without_implementation_takes_packages(system):
     assert system(loader=True, implementation=False) == PACKAGES
 
 
-def test_an_implementation_without_a_loader(system, tmp_path):
+def test_implementation_without_loader_takes_loader_of_package(system, tmp_path):
     assert system(loader=False, implementation=True) == {**PACKAGES, "OCL_ICD_VENDORS": str(tmp_path)}
 
 
-def test_without_packages(system):
+def test_missing_packages_set_nothing(system):
     assert system(loader=False, implementation=False, packages={}) == {}
 
 
 @pytest.mark.parametrize("name", ["FLOWNPU_OPENCL", "OCL_ICD_VENDORS"])
-def test_what_the_environment_says_stays(system, name):
+def test_variables_already_set_are_kept(system, name):
     assert system(loader=True, implementation=False, **{name: "mine"}) == {name: "mine"}

@@ -167,7 +167,7 @@ def test_symmetric_weights_are_told_by_the_bits_of_their_minima() -> None:
 
 @given(shapes, st.integers(0, 2**32))
 @settings(deadline=None, max_examples=15)
-def test_a_quantised_weight_quantises_to_itself(shape: tuple[int, int], seed: int) -> None:
+def test_quantised_weight_quantises_to_itself(shape: tuple[int, int], seed: int) -> None:
     codes = random_quantized(*shape, seed).codes
     # Both ends in every group, so that its scale can be told from its values.
     codes[:, ::32], codes[:, 1::32] = 0, 15
@@ -296,13 +296,13 @@ def test_groups_side_by_side_are_as_each_alone() -> None:
 
 @pytest.mark.parametrize("width", testing.search_widths()[1:])
 @pytest.mark.parametrize("size", [32, 5])
-def test_all_widths_find_the_same_bits(width: int, size: int) -> None:
+def test_vector_widths_find_same_bits(width: int, size: int) -> None:
     """A fused multiply-add, which rounds once, would change one group in 80,000."""
     groups = np.random.default_rng(1).standard_normal((240_007, size), dtype=np.float32)
     assert testing.quantize_groups(groups, width) == testing.quantize_groups(groups, 4)
 
 
-def test_the_last_group_is_fitted_to_its_weights_alone() -> None:
+def test_last_group_is_fitted_to_its_weights_alone() -> None:
     weight = np.random.default_rng(0).standard_normal((7, 72)).astype(np.float32) + 5
     whole, alone = q4nx.quantize(weight), q4nx.quantize(weight[:, 64:])
     np.testing.assert_array_equal(whole.scale[:, -1:], alone.scale)
@@ -350,7 +350,7 @@ def test_stack_does_not_align_its_parts() -> None:
 
 
 @each_layout
-def test_a_gated_pair_is_aligned(layout: q4nx.Layout) -> None:
+def test_gated_pair_unpacks_to_both_weights(layout: q4nx.Layout) -> None:
     gate, up = random_quantized(40, 96, 0, layout), random_quantized(40, 96, 1, layout)
     blocks = q4nx.pack_gated(gate, up, layout)
     shape = {q4nx.WIDE: (4, 1, 5120), q4nx.NARROW: (4, 3, 640), q4nx.SYMMETRIC: (4, 3, 576)}[layout]

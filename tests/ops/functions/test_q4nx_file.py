@@ -83,7 +83,7 @@ def test_read_gives_back_what_was_written(file: Path) -> None:
     assert found["model.norm.weight"].dtype == BFLOAT16
 
 
-def test_a_grid_of_blocks_is_read_too(tmp_path: Path) -> None:
+def test_grid_of_blocks_is_read(tmp_path: Path) -> None:
     blocks = tensors()["model.layers.0.mlp.up_proj.weight"]
     safetensors.torch.save_file({"w": torch.from_numpy(blocks.view(np.int8))}, tmp_path / "grid.q4nx")
     np.testing.assert_array_equal(q4nx_file.blocks(q4nx_file.read(tmp_path / "grid.q4nx")["w"], 64, 300), blocks)
@@ -99,7 +99,7 @@ def test_blocks_that_do_not_fit_the_weight_are_refused(file: Path) -> None:
         q4nx_file.blocks(damaged, 64, 300)
 
 
-def test_an_existing_file_is_kept_without_force(file: Path) -> None:
+def test_existing_file_without_force_is_kept(file: Path) -> None:
     before = {file.name: file.read_bytes()}
     with pytest.raises(FileExistsError, match=r"model\.q4nx; give another or use force"):
         q4nx_file.write(file, {})
@@ -108,7 +108,7 @@ def test_an_existing_file_is_kept_without_force(file: Path) -> None:
     assert list(q4nx_file.read(file)) == ["norm"]
 
 
-def test_an_interrupted_write_leaves_everything_as_it_was(file: Path) -> None:
+def test_interrupted_write_leaves_files_unchanged(file: Path) -> None:
     before = {file.name: file.read_bytes()}
 
     def interrupted() -> Iterator[NDArray[Any]]:
@@ -130,7 +130,7 @@ def test_tensors_that_come_in_parts_make_the_same_file(file: Path, tmp_path: Pat
     assert (tmp_path / "parts.q4nx").read_bytes() == file.read_bytes()
 
 
-def test_a_full_disk_leaves_everything_as_it_was(file: Path) -> None:
+def test_full_disk_leaves_files_unchanged(file: Path) -> None:
     before = {file.name: file.read_bytes()}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # writing more fails, as on a full disk
@@ -193,7 +193,7 @@ def joined(header: dict[str, Any], data: bytes) -> bytes:
         ({"data_offsets": [600, float("inf")]}, r"tensor 'lm_head\.weight', byte \d+: expected dtype"),
     ],
 )
-def test_a_damaged_entry_names_file_tensor_and_byte(file: Path, change: dict[str, Any], message: str) -> None:
+def test_damaged_entry_names_file_tensor_and_byte(file: Path, change: dict[str, Any], message: str) -> None:
     header, data = parts(file.read_bytes())
     header["lm_head.weight"].update(change)
     file.write_bytes(joined(header, data))
@@ -217,7 +217,7 @@ def test_a_damaged_entry_names_file_tensor_and_byte(file: Path, change: dict[str
         (lambda _: with_header(b"[]"), "byte 8: expected a JSON object of tensors"),
     ],
 )
-def test_a_damaged_file_names_the_byte(file: Path, damage: Any, message: str) -> None:
+def test_damaged_file_names_byte(file: Path, damage: Any, message: str) -> None:
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(q4nx_file.Q4NXFileError, match=rf"model\.q4nx: ({message})"):
         q4nx_file.read(file)
@@ -251,7 +251,7 @@ entries = st.fixed_dictionaries({}, optional={"dtype": values, "shape": values, 
 
 @given(st.dictionaries(st.text(max_size=4), entries, max_size=4), st.binary(max_size=64))
 @settings(deadline=None, max_examples=150)
-def test_any_header_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, header: Any, data: bytes) -> None:
+def test_random_header_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, header: Any, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzzed.q4nx"
     path.write_bytes(joined(header, data))
     refused_or_read(path)
@@ -259,7 +259,7 @@ def test_any_header_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory,
 
 @given(st.data())
 @settings(deadline=None, max_examples=150)
-def test_any_flipped_or_missing_bytes_are_read_or_refused(
+def test_random_damage_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "flipped.q4nx"

@@ -66,7 +66,7 @@ def test_chunks_end_where_images_do(made, session, rng):
     assert session.device.counts()["dispatches"] - before == 3 * (8 * session.attributes["layers"] + 1) + 1
 
 
-def test_a_block_that_is_too_long_is_refused(made, session, rng):
+def test_block_beyond_maximum_is_refused(made, session, rng):
     blocks = np.array([0] * 3 + [1] * 257, np.int32)
     hidden = embedded(rng, made[1], blocks)
     message = (

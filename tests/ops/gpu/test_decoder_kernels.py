@@ -125,7 +125,7 @@ def test_tokens_of_a_tile(context, rng, heads, kv_heads, size, window, has_block
 
 
 @pytest.mark.parametrize(("heads", "size"), [(8, 256), (4, 256), (1, 64), (8, 128), (16, 128), (71, 64), (8, 512)])
-def test_the_memory_of_a_work_group_is_enough(heads, size):
+def test_attention_memory_fits_32_kib(heads, size):
     """OpenCL 1.2 requires 32 KiB of every device."""
     assert heads_bytes(heads, size) <= gpu.attention_memory(heads, 1, size) <= 32 * 1024
 
@@ -160,7 +160,7 @@ def test_keys_that_are_shared_among_work_groups(context, rng, softcap, window, p
     assert (y[:first] == 7).all()
 
 
-def test_what_is_added_is_normalised_first(context, rng):
+def test_norm_of_sum_is_normalised_before_adding(context, rng):
     columns, rows = 77, 3
     x, skip = (rng.standard_normal((rows, columns), dtype=np.float32) for _ in range(2))
     weight, of_skip = (rng.uniform(0.5, 1.5, columns).astype(np.float32) for _ in range(2))

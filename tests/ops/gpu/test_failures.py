@@ -77,7 +77,7 @@ def restored(session, past):
         ("clFlush", 1, Way.ONCE, RESOURCES, r"clFlush ended with CL_OUT_OF_RESOURCES"),
     ],
 )
-def test_a_call_that_fails(count, call, nth, way, code, message, given, double):
+def test_failed_call_is_named_and_run_can_be_repeated(count, call, nth, way, code, message, given, double):
     """The error has call, code and positions; the cache can be restored, and the same run may be tried again."""
     session, hidden, past = given
     before = restored(session, past)
@@ -94,7 +94,7 @@ def test_a_call_that_fails(count, call, nth, way, code, message, given, double):
 
 
 @pytest.mark.parametrize("nth", [1, 17, 26])
-def test_a_device_that_is_lost(nth, given, double):
+def test_lost_device_loses_caches_and_says_so(nth, given, double):
     """The KV caches in its memory are lost with it, and the error says so."""
     session, hidden, past = given
     double.inject(LAUNCH, nth, Way.LOST, QUEUE)
@@ -123,7 +123,7 @@ def test_kernels_that_never_end(nth, count, given, double):
     assert double.calls(MARK) == marks
 
 
-def test_a_limit_is_no_limit_of_a_whole_prompt(models, double, monkeypatch):
+def test_command_limit_starts_again_at_each_mark(models, double, monkeypatch):
     """It starts again at each mark that is reached; there is one after 64 commands, and one where the host waits."""
     monkeypatch.setenv("FLOWNPU_GPU_TIMEOUT", "1000")
     session = Session(gpu.SessionDevice(), *read_nodes(models.converted("deep", kv_dtype="fp32")))
@@ -135,7 +135,7 @@ def test_a_limit_is_no_limit_of_a_whole_prompt(models, double, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "1 s", ""])
-def test_a_limit_that_is_none(text, monkeypatch):
+def test_command_limit_with_wrong_value_is_refused(text, monkeypatch):
     monkeypatch.setenv("FLOWNPU_GPU_TIMEOUT", text)
     message = f"expected FLOWNPU_GPU_TIMEOUT to be a number of seconds above 0, got '{text}'"
     with pytest.raises(RuntimeError, match=message):
@@ -155,7 +155,7 @@ def test_a_limit_that_is_none(text, monkeypatch):
         ("clCreateCommandQueue", 1, RESOURCES, r"opening .*: clCreateCommandQueue ended with CL_OUT_OF_RESOURCES"),
     ],
 )
-def test_a_session_that_cannot_be_made(call, nth, code, message, models, double, monkeypatch):
+def test_session_that_cannot_be_made_says_why(call, nth, code, message, models, double, monkeypatch):
     monkeypatch.setenv("FLOWNPU_GPU_CACHE", "")  # so that kernels are compiled
     device = gpu.SessionDevice()
     nodes, outputs = read_nodes(models.converted("llama", kv_dtype="fp32"))
@@ -170,7 +170,7 @@ def test_a_session_that_cannot_be_made(call, nth, code, message, models, double,
         device.prepare(node)
 
 
-def test_a_binary_that_a_driver_refuses_is_compiled_anew(pocl, double, tmp_path):
+def test_refused_binary_is_compiled_anew(pocl, double, tmp_path):
     del pocl
     kernel = gpu.Kernel("args.y.Write(1.0f, 0);", [gpu.Tensor("y", "float", [1], written=True)])
     for compiled, calls in ((1, 1), (1, 2)):
@@ -182,7 +182,7 @@ def test_a_binary_that_a_driver_refuses_is_compiled_anew(pocl, double, tmp_path)
         assert (context.compiled, context.from_cache, y[0]) == (compiled, 0, 1)
 
 
-def test_a_cache_that_the_driver_has_no_memory_for(given, double):
+def test_cache_beyond_driver_memory_says_positions_with_room(given, double):
     """The error says for how many positions there was room; nothing is changed, and a shorter run succeeds."""
     session, hidden, past = given
     parts = 2 * session.attributes["layers"]
@@ -212,7 +212,7 @@ def test_a_cache_that_the_driver_has_no_memory_for(given, double):
         (Way.HUNG, 0, "fused_dqp did not end within 3"),
     ],
 )
-def test_an_operator_after_one_that_failed(way, code, message, double, rng, monkeypatch):
+def test_operator_after_failed_one_runs(way, code, message, double, rng, monkeypatch):
     """It gets a new OpenCL context."""
     x = rng.standard_normal((1, 64), dtype=np.float32)
     blocks = q4nx.pack(*q4nx.quantize(rng.standard_normal((32, 64), dtype=np.float32)), q4nx.NARROW)

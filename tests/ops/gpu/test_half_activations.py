@@ -66,7 +66,7 @@ def test_logits_are_off_by_float16_s_roundings(models):
 
 @pytest.mark.opencl
 @pytest.mark.usefixtures("pocl")
-def test_what_float16_does_not_hold_is_float32(models):
+def test_activations_beyond_float16_are_stored_as_float32(models):
     """Gated products beyond 65504, which Gemma3's are known to reach."""
     nodes, outputs = read_nodes(models.converted("llama", kv_dtype="fp32"))
     hidden = hidden_of(models, "llama", np.arange(3, 9))
@@ -89,11 +89,11 @@ def test_what_float16_does_not_hold_is_float32(models):
         (True, False, 7, "fp32 (gpu_dtype = fp32)"),
     ],
 )
-def test_what_is_chosen_and_why(has_half, half, wrong, text):
+def test_stored_type_is_chosen_with_reason(has_half, half, wrong, text):
     assert gpu.stored_type_of(has_half, half, wrong) == text
 
 
-def test_a_driver_that_does_not_convert_is_refused():
+def test_driver_with_wrong_conversion_is_refused():
     with pytest.raises(
         RuntimeError, match=r"which gpu_dtype = fp16 asks for, got 7 of 131072 numbers wrong on .*fp32$"
     ):

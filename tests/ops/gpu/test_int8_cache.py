@@ -42,7 +42,7 @@ def logits_in_float64(models, ids, cache):
         return model(torch.from_numpy(ids)[None], past_key_values=cache).logits[0].numpy()
 
 
-def test_a_session_is_float64_s_with_int8_rows(models):
+def test_int8_session_equals_float64_with_int8_rows(models):
     """A prompt beyond the window of 64, a token, a second prompt and a token: logits of transformers in float64, whose
     keys and values alone are rounded.
 
@@ -94,7 +94,7 @@ def test_rows_are_the_format_s(pocl, rng):
         assert (np.delete(cache, np.arange(past, past + tokens), axis=1) == 7).all()
 
 
-def test_a_session_s_rows_and_who_goes_on_from_them(models):
+def test_int8_session_rows_are_rounded_and_restorable(models):
     """The first layer's rows are those of a float32 cache, rounded, since the same kernels made both. Another session
     that goes on from the restored rows gives the same logits."""
     hidden = hidden_of(models, "trained", np.arange(3, 4 + TOKENS))

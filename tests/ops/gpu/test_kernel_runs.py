@@ -116,7 +116,7 @@ def test_words_of_a_weight(context, layout, in_image):
         np.testing.assert_allclose(each, expected, rtol=0, atol=2 * 16 * 2.0**-24)
 
 
-def test_what_a_launch_needs_is_counted(context):
+def test_launch_with_other_counts_is_refused(context):
     kernel = Kernel("args.y.Write(1.0f, 0);", [Tensor("y", "float", [1], written=True)], parameters=["n"])
     with pytest.raises(RuntimeError, match="expected 1 buffers, 1 parameters and 1 lanes, got 2, 0 and 1"):
         context.run(kernel, [1, 1, 1], [np.zeros(1, np.float32)] * 2)

@@ -27,7 +27,7 @@ def device(devices):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_variant(name, devices):
+def test_kernel_variant_passes(name, devices):
     result = run_variant(VARIANTS[name], devices)
     assert result.outcome is Outcome.PASSED, result.text
     assert result.kernels
@@ -35,7 +35,7 @@ def test_a_variant(name, devices):
 
 
 @pytest.mark.parametrize("name", ["fused_dqp, narrow", "rms_norm", "argmax", "flow_kv_attention, float cache"])
-def test_a_wrong_number_is_found(name, devices):
+def test_wrong_number_is_found(name, devices):
     """One that is further off than its tolerance."""
     case = VARIANTS[name].case()
     values = case.expected[0].values.copy()
@@ -47,7 +47,7 @@ def test_a_wrong_number_is_found(name, devices):
     assert "1 of" in result.text
 
 
-def test_a_kernel_for_each_length_is_one(device):
+def test_kernel_for_other_lengths_compiles_nothing(device):
     """Rows, tokens and lengths are parameters of a launch: nothing is compiled anew."""
     rng = np.random.default_rng(3)
     table = VARIANTS["q4nx_matmul int8, narrow"].case()
@@ -116,7 +116,7 @@ def test_rows_that_a_table_lacks(device, index):
         prepared.run()
 
 
-def test_what_kernels_have_no_place_for(device):
+def test_attention_inputs_without_kernel_are_refused(device):
     case = VARIANTS["flow_qkv_attention, first prompt"].case()
     bias = np.zeros((1, 1, 13, 13), np.float32)
     with pytest.raises(ValueError, match=r"expected no attention_bias on device 'gpu'.*use device = cpu"):

@@ -29,7 +29,7 @@ def test_coordinates_become_a_place_in_memory():
     assert places == set(range(30))
 
 
-def test_a_size_may_be_a_parameter():
+def test_tensor_size_may_be_parameter():
     made = source("float a = args.x.Read(i, j);", Tensor("x", "float", ["rows", "width"]), parameters=["width"])
     assert "const int width" in made
     assert "tensor_x[((i)*width+(j))]" in squeezed(made)
@@ -57,7 +57,7 @@ def test_reads_nest():
         ("bfloat16", "four_from_bfloat16(*(__global const ushort4*)PLACE)"),
     ],
 )
-def test_four_at_once(element, read):
+def test_vector_of_four_is_read_at_once(element, read):
     made = source("float4 a = args.x.ReadFloats(i, 4 * j);", Tensor("x", element, [2, 8]))
     assert squeezed(read.replace("PLACE", "(tensor_x + ((i) * 8 + (4 * j)))")) in squeezed(made)
 
@@ -106,7 +106,7 @@ def test_mistakes_are_named(body, message):
         source(body, READ, WEIGHT, WRITTEN)
 
 
-def test_a_weight_may_be_in_an_image():
+def test_weight_in_image_is_read_by_image_functions():
     """Its bytes are read by the image's own functions, not by a pointer. No other tensor may be in an image."""
     body = "args.w.Scales(0, 0) + args.w.Minima(0, 0); args.w.CodePairs(0, 0); args.w.Read(0, 0);"
     weight = Tensor("w", "q4nx", [64, 64], in_image=True)
@@ -122,6 +122,6 @@ def test_a_weight_may_be_in_an_image():
             source("", other)
 
 
-def test_a_link_to_what_there_is_not():
+def test_link_to_unknown_tensor_is_refused():
     with pytest.raises(RuntimeError, match="a tensor 'z'"):
         source("", READ, links={"z": [Link("value = 0;")]})

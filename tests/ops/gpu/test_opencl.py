@@ -23,7 +23,7 @@ def one_number(context, number):
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_error_says_call_code_and_what_to_do():
+def test_error_names_call_code_and_remedy():
     with pytest.raises(RuntimeError) as raised:
         gpu.check(-4, "clCreateBuffer", "a buffer of 8 bytes", "")
     assert str(raised.value) == (
@@ -36,7 +36,7 @@ def test_success_is_no_error():
     gpu.check(0, "clFinish", "waiting", "")
 
 
-def test_every_code_has_advice():
+def test_error_codes_have_advice():
     for code in range(-70, 0):
         with pytest.raises(RuntimeError, match=rf"\({code}\): the log; .{{20}}"):
             gpu.check(code, "clFinish", "waiting", "the log")
@@ -64,12 +64,12 @@ def test_numbers_of_the_interface():
 # --- The loader -------------------------------------------------------------------------------------------------------
 
 
-def test_a_loader_that_is_not_there(tmp_path):
+def test_missing_loader_is_refused(tmp_path):
     with pytest.raises(RuntimeError, match=r"expected an OpenCL loader in .*/none.so .*set FLOWNPU_OPENCL"):
         gpu.load(str(tmp_path / "none.so"))
 
 
-def test_a_library_that_is_no_loader():
+def test_library_without_opencl_is_refused():
     library = ctypes.util.find_library("m")
     assert library is not None
     with pytest.raises(RuntimeError, match=r"its loader libm\S* has no clGetPlatformIDs; `flownpu doctor`"):
@@ -80,7 +80,7 @@ def test_a_library_that_is_no_loader():
 
 
 @pytest.mark.opencl
-def test_a_device_that_there_is_not(pocl):
+def test_unknown_device_is_refused(pocl):
     del pocl
     with pytest.raises(RuntimeError, match=r"opencl_device to be a part of one of '.*Portable.*', got 'Radeon 999'"):
         gpu.open("Radeon 999")
@@ -120,7 +120,7 @@ def test_damaged_files_are_compiled_anew(pocl, tmp_path):
 
 
 @pytest.mark.opencl
-def test_a_folder_that_cannot_be_written(pocl, tmp_path):
+def test_unwritable_cache_folder_is_said_and_kernels_run(pocl, tmp_path):
     """Kernels run, and the context says why they are not kept."""
     del pocl
     (tmp_path / "file").write_text("")
@@ -130,7 +130,7 @@ def test_a_folder_that_cannot_be_written(pocl, tmp_path):
 
 
 @pytest.mark.opencl
-def test_without_a_folder_nothing_is_kept(pocl):
+def test_empty_cache_folder_keeps_nothing(pocl):
     del pocl
     context = gpu.open(cache="")
     assert one_number(context, 4) == 4
@@ -138,7 +138,7 @@ def test_without_a_folder_nothing_is_kept(pocl):
 
 
 @pytest.mark.opencl
-def test_what_does_not_compile(pocl):
+def test_kernel_that_does_not_compile_quotes_compiler(pocl):
     """The compiler's own words are in the error."""
     del pocl
     with pytest.raises(RuntimeError, match=r"(?s)kernel tried on .*CL_BUILD_PROGRAM_FAILURE.*no_such_word.*selftest"):

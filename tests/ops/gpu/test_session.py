@@ -62,7 +62,7 @@ def test_prompts_and_tokens_are_transformers(name, capacity, models, opened):
     assert np.abs(found[:, : expected.shape[1]] - expected).max() <= tolerance
 
 
-def test_what_a_token_costs(models, opened):
+def test_token_allocates_and_compiles_nothing(models, opened):
     """Its hidden state goes in, logits come out; nothing is allocated or compiled, and nothing else is moved."""
     session = opened("trained")
     sizes = session.attributes
@@ -83,7 +83,7 @@ def test_what_a_token_costs(models, opened):
     }
 
 
-def test_a_cache_that_grows_seldom_moves(models, opened):
+def test_growing_cache_moves_seldom(models, opened):
     """It grows by half: 39 tokens after 10 make it move 4 times (10, 15, 22, 33, 49), not 39 times."""
     session = opened("trained", new=True)
     hidden = hidden_of(models, "trained", np.arange(3, 52))
@@ -117,7 +117,7 @@ def test_going_back_and_branching(models, opened):
     np.testing.assert_allclose(again, straight, rtol=0, atol=float32_tolerance(straight, 3, 608))
 
 
-def test_another_device_can_go_on(models, opened):
+def test_cache_goes_on_at_another_device(models, opened):
     """Tickets are replaced by the keys and values that they stand for, in tensors that any device reads."""
     session = opened("llama")
     hidden = hidden_of(models, "llama", np.arange(3, 33))
@@ -131,7 +131,7 @@ def test_another_device_can_go_on(models, opened):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_a_context_without_room_is_refused_with_the_numbers(models, opened):
+def test_context_without_room_is_refused_with_numbers(models, opened):
     session = opened("trained")
     hidden = hidden_of(models, "trained", np.arange(3, 5))
     past = session.past(4, np.float32)
@@ -152,14 +152,14 @@ def test_a_context_without_room_is_refused_with_the_numbers(models, opened):
         ("llama", {"logits": "all"}, "the graph computes logits of all tokens: convert it with --logits last"),
     ],
 )
-def test_what_it_does_not_compute_is_left_with_the_reason(name, options, reason, models):
+def test_unsupported_decoder_is_left_with_reason(name, options, reason, models):
     nodes, outputs = read_nodes(models.converted(name, **options))
     lowered = gpu.SessionDevice().lower(partition(nodes), outputs=outputs)
     assert lowered.on_host
     assert all(reason in why for _, _, why in lowered.on_host), lowered.on_host[0]
 
 
-def test_no_such_device(models):
+def test_unknown_device_is_left_with_reason(models):
     nodes, outputs = read_nodes(models.converted("llama"))
     lowered = gpu.SessionDevice(opencl_device="Radeon 999").lower(partition(nodes), outputs=outputs)
     assert "expected opencl_device to be a part of one of" in lowered.on_host[0][2]

@@ -36,11 +36,11 @@ def test_logits_out_of_images_are_those_out_of_memory(models):
         (True, 40, ["image"]),
     ],
 )
-def test_what_may_hold_a_weight(image, texels, storages):
+def test_weight_storages_follow_image_limits(image, texels, storages):
     assert gpu.storages_for(image, 40 * TEXEL, texels) == storages
 
 
-def test_an_image_that_the_device_does_not_have():
+def test_image_beyond_device_limit_is_refused():
     message = (
         r"expected images of memory of 640 bytes, .* got at most 39 texels of 16 bytes on .*: use gpu_weights = buf"
     )
@@ -50,7 +50,7 @@ def test_an_image_that_the_device_does_not_have():
 
 @pytest.mark.opencl
 @pytest.mark.usefixtures("pocl")
-def test_an_image_that_the_driver_refuses(models, double):
+def test_image_refused_by_driver_is_named(models, double):
     double.inject("clCreateImage", 1, Way.ONCE, -10)
     message = r"image of \d+ bytes: clCreateImage ended with CL_IMAGE_FORMAT_NOT_SUPPORTED .* gpu_weights to buffer"
     with pytest.raises(RuntimeError, match=message):

@@ -24,7 +24,7 @@ QUICK, SLOW = kernel(10), kernel(1_000_000)
 
 
 @pytest.mark.parametrize(("kernels", "best"), [([QUICK, SLOW], 0), ([SLOW, QUICK, SLOW], 1)])
-def test_the_fastest_is_kept(kernels, best, tmp_path, monkeypatch):
+def test_fastest_kernel_is_kept(kernels, best, tmp_path, monkeypatch):
     monkeypatch.setenv("FLOWNPU_GPU_TUNE", "1")
     first = gpu.open(cache=str(tmp_path))
     assert gpu.fastest(first, "sums", kernels) == best
@@ -37,20 +37,20 @@ def test_the_fastest_is_kept(kernels, best, tmp_path, monkeypatch):
     assert second.dispatches == RUNS * len(kernels)
 
 
-def test_a_cpu_is_not_measured(monkeypatch, tmp_path):
+def test_cpu_device_is_not_measured(monkeypatch, tmp_path):
     monkeypatch.delenv("FLOWNPU_GPU_TUNE", raising=False)
     context = gpu.open(cache=str(tmp_path))
     assert gpu.fastest(context, "sums", [SLOW, QUICK]) == 0
     assert context.dispatches == 0
 
 
-def test_neither_0_nor_1(monkeypatch):
+def test_tune_variable_other_than_0_or_1_is_refused(monkeypatch):
     monkeypatch.setenv("FLOWNPU_GPU_TUNE", "yes")
     with pytest.raises(RuntimeError, match="expected FLOWNPU_GPU_TUNE to be 0 or 1, got 'yes'"):
         gpu.fastest(gpu.open(), "sums", [SLOW, QUICK])
 
 
-def test_a_session_that_measures(models, monkeypatch, tmp_path):
+def test_session_measures_once_and_keeps_numbers(models, monkeypatch, tmp_path):
     """Its choice only changes the order of a product's sums; a second session measures nothing."""
     hidden = hidden_of(models, "llama", np.arange(3, 9))
     folder = models.converted("llama", kv_dtype="fp32")

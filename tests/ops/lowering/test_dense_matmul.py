@@ -61,7 +61,7 @@ def close(y: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_allclose(y, expected, rtol=0, atol=2 * 48 * 2.0**-24 * 48 * 16 * 16)
 
 
-def test_a_feed_forward_is_two_steps(ep_devices: list[Any], tmp_path: Path) -> None:
+def test_feed_forward_becomes_two_products(ep_devices: list[Any], tmp_path: Path) -> None:
     lines: Lines = [
         ("MatMul", ["x", "first"], "a", {}),
         ("Add", ["bias", "a"], "b", {}),
@@ -100,7 +100,7 @@ def test_quantised_weights_stay_as_they_are(ep_devices: list[Any], tmp_path: Pat
     ],
     ids=["ORT's fusion", "a Gemm", "a column", "factors"],
 )
-def test_a_gemm_of_two_axes_has_a_residual(
+def test_gemm_of_two_axes_takes_residual(
     ep_devices: list[Any], tmp_path: Path, lines: Lines, expected: dict[str, int]
 ) -> None:
     """ONNX Runtime makes a Gemm of a product of two axes and what is added to it; only factors and broadcasts stay."""
@@ -126,7 +126,7 @@ def test_unknown_sizes(ep_devices: list[Any], tmp_path: Path) -> None:
     assert found == {"DenseMatMul": 1, "Slice": 1}
 
 
-def test_what_is_read_twice_stays(ep_devices: list[Any], tmp_path: Path) -> None:
+def test_product_read_twice_stays_apart(ep_devices: list[Any], tmp_path: Path) -> None:
     """A product that others read too, and an activation before a bias, are steps of their own."""
     lines: Lines = [
         ("MatMul", ["x", "first"], "a", {}),

@@ -94,7 +94,7 @@ def test_miss(model: ir.Model, reason: str) -> None:
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("gated_projection", reason)]
 
 
-def test_a_plain_product_is_no_miss() -> None:
+def test_plain_product_is_no_miss() -> None:
     model = testing.parse("scaled (float[B, S] x, float factor) => (float[B, S] y) { y = Mul (x, factor) }")
     misses: list[Any] = []
     assert testing.apply("gated_projection", model, misses) == 0

@@ -269,7 +269,7 @@ def _run(session: onnxruntime.InferenceSession, case: Case) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("part", [0, 1, 2, *(pytest.param(part, marks=pytest.mark.slow) for part in range(3, 10))])
-def test_is_ort_s_kernel(ep_devices: list[Any], part: int) -> None:
+def test_group_query_attention_equals_onnxruntime(ep_devices: list[Any], part: int) -> None:
     for case in SAMPLE[part::10]:
         model = case.model().SerializeToString()
         options = onnxruntime.SessionOptions()
@@ -328,7 +328,7 @@ CONSTRAINED = (
 EASY = {name: values[0] for name, values in GRID.items()} | {"window": 8}
 
 
-def test_the_sample_has_every_pair_that_may_occur() -> None:
+def test_sample_has_all_pairs_of_values() -> None:
     """For each group of CONSTRAINED the pairs of all its valid points; for other dimensions any two values."""
     found = _pairs(SAMPLE)
     for constrained in CONSTRAINED:

@@ -89,14 +89,14 @@ def _close(found: np.ndarray, expected: np.ndarray) -> None:
 
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_what_is_taken_does_not_depend_on_the_optimisation(ep_devices: list[Any], name: str, level: str) -> None:
+def test_optimisation_level_does_not_change_placement(ep_devices: list[Any], name: str, level: str) -> None:
     model, feeds = _model(name)
     expected = _run(model, feeds, LEVELS.ORT_DISABLE_ALL, [])
     _close(_run(model, feeds, getattr(LEVELS, level), ep_devices), expected)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_model_that_was_saved_optimised_is_taken_or_left_in_words(
+def test_saved_optimised_model_runs_or_is_refused_with_reason(
     ep_devices: list[Any], name: str, tmp_path: Path
 ) -> None:
     """With extended optimisations it has operators of ONNX Runtime's CPU provider; with all, its machine's layouts."""

@@ -101,7 +101,7 @@ BIASES = {"q_bias": ", q_bias", "k_bias": ", k_bias", "v_bias": ", v_bias"}
 
 @pytest.mark.parametrize("biases", [{}, BIASES])
 @pytest.mark.parametrize(("heads", "groups", "size"), [(4, 2, 16), (8, 4, 8), (2, 1, 64)])
-def test_three_projections_become_one(heads: int, groups: int, size: int, biases: dict[str, str]) -> None:
+def test_three_projections_become_packed_one(heads: int, groups: int, size: int, biases: dict[str, str]) -> None:
     original = _model(heads, groups, size, **biases)
     model, misses = testing.rewritten(original, "packed_qkv")
 

@@ -36,7 +36,7 @@ def _model(bias: tuple[int, ...] = (64,), operands: str = "p, bias", **parts: st
 
 
 @pytest.mark.parametrize("operands", ["p, bias", "bias, p"])
-def test_a_projection_adds_its_bias(operands: str) -> None:
+def test_projection_takes_bias_of_following_add(operands: str) -> None:
     """Both give the same numbers but for the rounding of sums to float32, by 2^-24 of a sum in each."""
     original, _ = testing.rewritten(_model(operands=operands))
     model, misses = testing.rewritten(original, "projection_bias")

@@ -79,7 +79,7 @@ class Case:
     ("rows", "columns", "block_size"),
     [(32, 256, 32), (40, 96, 32), (33, 320, 64), (20, 384, 128), (7, 80, 32), (7, 80, 64)],
 )
-def test_is_the_same_product(rows: int, columns: int, block_size: int, zero_points: str, bias: bool) -> None:
+def test_q4nx_matmul_equals_matmul_nbits(rows: int, columns: int, block_size: int, zero_points: str, bias: bool) -> None:
     case = Case(rows, columns, block_size, zero_points, bias=bias)
     model, misses = testing.rewritten(case.model, "q4nx_matmul")
 
@@ -150,7 +150,7 @@ def test_scales_that_bf16_lacks_cost_one_rounding() -> None:
     assert np.all(np.abs(weight - case.weight) <= bound)
 
 
-def test_more_rows_than_are_unpacked_at_once() -> None:
+def test_weight_with_more_rows_than_unpacked_at_once_is_kept() -> None:
     case = Case(rows=2048 + 40, columns=32)
     model, _ = testing.rewritten(case.model, "q4nx_matmul")
     np.testing.assert_array_equal(q4nx.dequantize(_blocks(model), *case.weight.shape), case.weight)

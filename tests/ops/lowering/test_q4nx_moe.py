@@ -134,7 +134,7 @@ def test_zero_points() -> None:
     assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
 
 
-def test_a_session_runs_them(ep_devices: list[Any], tmp_path: Path) -> None:
+def test_session_runs_lowered_mixture(ep_devices: list[Any], tmp_path: Path) -> None:
     case, path = Case(), tmp_path / "model.onnx"
     ir.save(case.model, path)
     options = ort.SessionOptions()

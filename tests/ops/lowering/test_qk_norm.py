@@ -89,7 +89,7 @@ def test_norms_move_into_the_attention(shapes: dict[str, str]) -> None:
     testing.check(model)
 
 
-def test_a_norm_without_an_epsilon_has_its_own() -> None:
+def test_norm_without_epsilon_takes_default() -> None:
     text = MODEL.format(**(SHAPES | OTHERS)).replace(", epsilon = 0.01", "")
     model, misses = testing.rewritten(testing.parse(text, **WEIGHTS), "qk_norm")
     assert misses == []

@@ -483,7 +483,7 @@ NO_NUMBERS = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_rule_refuses_is_left_to_ort_and_said(ep_devices: list[Any], tmp_path: Path, name: str) -> None:
+def test_refused_operator_is_left_to_onnxruntime_with_reason(ep_devices: list[Any], tmp_path: Path, name: str) -> None:
     model, feeds, reason = REFUSED[name]
     with pytest.raises(Exception, match="FlowNPU") as raised:
         session(ep_devices, ir.to_proto(model), tmp_path)

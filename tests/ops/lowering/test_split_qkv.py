@@ -72,7 +72,7 @@ def test_outputs_in_another_order_are_no_match() -> None:
     assert testing.apply("split_qkv", _model(inputs="query, value, key"), []) == 0
 
 
-def test_a_part_that_others_read_is_still_made() -> None:
+def test_part_read_by_others_is_still_made() -> None:
     model, misses = testing.rewritten(_model(also=", float key"), "split_qkv")
     assert testing.operator_names(model) == ["Split", "FlowQKVAttention"]
     assert misses == []

@@ -243,7 +243,7 @@ def test_blocks_of_16_are_quantised_again(
     assert said.endswith(f"relative error of up to {errors[0]:.3f}")
 
 
-def test_a_table_is_gathered_and_multiplied_with_once(ep_devices: list[Any], tmp_path: Path) -> None:
+def test_tied_table_is_packed_once(ep_devices: list[Any], tmp_path: Path) -> None:
     """An embedding that is the LM head, too, is one constant, though the graph reshapes it for the lookup."""
     rng = np.random.default_rng(3)
     rows, columns = 64, 96

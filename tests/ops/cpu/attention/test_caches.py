@@ -12,7 +12,7 @@ from tests.ops.device import ISAS, run
 
 @pytest.mark.parametrize("capacity", [0, 64])
 @pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
-def test_a_ragged_batch(capacity: int, cache: str) -> None:
+def test_ragged_batch_equals_float64(capacity: int, cache: str) -> None:
     talk = Conversation(capacity=capacity, cache=cache, batch=3, local_window_size=12)
     talk.turn(20, lengths=[20, 7, 1])
     for _ in range(3):
@@ -22,21 +22,21 @@ def test_a_ragged_batch(capacity: int, cache: str) -> None:
 @pytest.mark.parametrize("capacity", [16, 17, 23, 48])
 @pytest.mark.parametrize("turns", [(40, 1, 1, 30, 1), (3, 9, 8, 8, 1, 1, 1, 1), (16, 1, 1), (1,) * 60])
 @pytest.mark.parametrize("cache", ["float", "int8"])
-def test_a_window_sized_cache(capacity: int, turns: tuple[int, ...], cache: str) -> None:
+def test_window_sized_cache_evicts_in_steps(capacity: int, turns: tuple[int, ...], cache: str) -> None:
     """Evicts in steps of C - W + 1, for one token as for prompts longer than the cache."""
     talk = Conversation(capacity=capacity, cache=cache, local_window_size=16, sliding_window_cache=1)
     for tokens in turns:
         talk.turn(tokens)
 
 
-def test_a_window_sized_cache_may_be_smaller_for_a_sequence_that_fits() -> None:
+def test_window_sized_cache_smaller_than_window_serves_short_sequence() -> None:
     """As GenAI allocates it for an answer shorter than the window."""
     talk = Conversation(capacity=12, local_window_size=16, sliding_window_cache=1)
     for tokens in (9, 1, 1, 1):
         talk.turn(tokens)
 
 
-def test_a_ragged_batch_in_a_window_sized_cache() -> None:
+def test_window_sized_cache_of_ragged_batch_equals_float64() -> None:
     talk = Conversation(capacity=20, batch=3, local_window_size=16, sliding_window_cache=1)
     talk.turn(50, lengths=[50, 30, 2])
     for _ in range(12):
@@ -57,7 +57,7 @@ def test_rewind(cache: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("heads", [(2, 2, 5), (4, 2, 64)])
 @pytest.mark.parametrize(("batch", "tokens", "total"), [(0, 3, 3), (0, 1, 4), (2, 0, 4), (1, 0, 0), (0, 0, 0)])
-def test_no_tokens_and_no_rows(isa: str, heads: tuple[int, int, int], batch: int, tokens: int, total: int) -> None:
+def test_empty_batch_keeps_cache(isa: str, heads: tuple[int, int, int], batch: int, tokens: int, total: int) -> None:
     """The cache is kept, and the output is empty."""
     h, g, d = heads
     past = np.random.default_rng(7).standard_normal((2, batch, g, 4, d), dtype=np.float32)

@@ -54,7 +54,7 @@ def test_head_counts_and_sizes(isa: str, cache: str, heads: tuple[int, int, int]
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
 @pytest.mark.parametrize("window", [-1, 300])
-def test_a_long_cache_is_merged_from_parts(isa: str, cache: str, window: int) -> None:
+def test_long_cache_merges_parts(isa: str, cache: str, window: int) -> None:
     """One and several queries on top of a past that is several parts of keys long."""
     talk = Conversation(capacity=0, isa=isa, cache=cache, rotary=False, heads=(2, 1, 256), local_window_size=window)
     talk.remember(1200)
@@ -66,7 +66,7 @@ def test_a_long_cache_is_merged_from_parts(isa: str, cache: str, window: int) ->
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
 @pytest.mark.parametrize("window", [-1, 300])
-def test_a_long_prompt(isa: str, cache: str, window: int) -> None:
+def test_long_prompt_equals_float64(isa: str, cache: str, window: int) -> None:
     """Every tile of queries over all the keys before it; test_blocks.py has prompts of 250 and 600 tokens."""
     talk = Conversation(capacity=0, isa=isa, cache=cache, rotary=False, heads=(2, 1, 256), local_window_size=window)
     talk.turn(1200)
@@ -89,7 +89,7 @@ def test_parts_are_merged_in_one_order_whoever_does_them() -> None:
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("tokens", [1, 63])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
-def test_what_is_rounded(isa: str, cache: str, tokens: int, softcap: float) -> None:
+def test_rounding_of_queries_and_weights_is_within_bounds(isa: str, cache: str, tokens: int, softcap: float) -> None:
     """Against float64 on the values that are multiplied.
 
     In pairs of bf16 a query times scale and log2 e is rounded, here as there; so are the probabilities, by a relative
@@ -153,7 +153,7 @@ def test_variants(isa: str, cache: str, attributes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("attributes", [{}, {"local_window_size": 16}, {"softcap": 2.0}])
-def test_a_sink_takes_its_share(isa: str, cache: str, attributes: dict[str, Any]) -> None:
+def test_head_sink_equals_float64(isa: str, cache: str, attributes: dict[str, Any]) -> None:
     talk = Conversation(capacity=96, cache=cache, isa=isa, norm=True, sink=True, **attributes)
     for tokens in (37, 1, 3):
         talk.turn(tokens)
@@ -161,7 +161,7 @@ def test_a_sink_takes_its_share(isa: str, cache: str, attributes: dict[str, Any]
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_a_sink_is_added_once_to_parts(isa: str) -> None:
+def test_head_sink_is_added_once_to_parts(isa: str) -> None:
     talk = Conversation(capacity=0, isa=isa, cache="bfloat16", rotary=False, heads=(2, 1, 256), sink=True)
     talk.remember(1200)
     for tokens in (1, 3):
@@ -207,7 +207,7 @@ def test_position_ids_and_attention_bias(cache: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("tokens", [1, 40, 200])
-def test_a_query_whose_keys_are_all_masked_with_the_lowest_float(isa: str, cache: str, tokens: int) -> None:
+def test_query_with_all_keys_masked_by_lowest_float_weighs_them_equally(isa: str, cache: str, tokens: int) -> None:
     """Its scores are then all the lowest float, whatever is added to it, and softmax gives equal weights.
 
     The masked queries' outputs are the values' mean, within PAIRS_EPSILON for the probabilities, as much for their sum,
@@ -260,7 +260,7 @@ def test_flow_kv_attention_is_the_same_for_one_token() -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("heads", [(4, 1, 256), (6, 2, 64), (2, 2, 64)])
 @pytest.mark.parametrize("tokens", [2, 4])
-def test_a_few_tokens_are_computed_as_in_single_steps(isa: str, heads: tuple[int, int, int], tokens: int) -> None:
+def test_few_tokens_have_bits_of_single_steps(isa: str, heads: tuple[int, int, int], tokens: int) -> None:
     """With the same bits, though the windows of tokens that are computed together begin at different keys."""
     outputs = []
     for calls in ([tokens], [1] * tokens):

@@ -226,7 +226,7 @@ def test_alone_or_in_a_crowd(isa: str, cache: str, window: int) -> None:
         np.testing.assert_array_equal(np.concatenate(outputs), alone[seed])
 
 
-def test_a_shared_prefix() -> None:
+def test_shared_prefix_blocks_give_same_bits() -> None:
     """Two sequences whose first blocks are the same ones."""
     pool = Pool()
     first = Sequence(60, 1)
@@ -292,7 +292,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_an_error(case: str) -> None:
+def test_paged_attention_with_unfit_inputs_is_refused(case: str) -> None:
     index, change, message = REFUSED[case]
     pool = Pool()
     pool.run([(Sequence(40, 1), 17), (Sequence(40, 2), 9)])

@@ -24,7 +24,7 @@ SHAPE = {
 
 @pytest.mark.parametrize("group", [(1, 1, 64), (1, 4, 256), (8, 4, 64), (4, 2, 256), (1, 40, 16), (2, 1, 512)])
 @pytest.mark.parametrize("tokens", [1, 2, 16, 300, 4096])
-def test_a_plan_covers_the_work(group: tuple[int, int, int], tokens: int) -> None:
+def test_plan_covers_all_work(group: tuple[int, int, int], tokens: int) -> None:
     kv_heads, per_group, head_size = group
     shape = {**SHAPE, "kv_heads": kv_heads, "heads_per_group": per_group, "head_size": head_size, "tokens": tokens}
     shape["row_bytes"] = 2 * head_size
@@ -51,7 +51,7 @@ def test_a_plan_covers_the_work(group: tuple[int, int, int], tokens: int) -> Non
             assert kv_heads * plan["tiles"] <= threads * (4 if plan["few"] else 2)
 
 
-def test_a_plan_gives_each_thread_tasks() -> None:
+def test_plan_gives_each_thread_tasks() -> None:
     """One query on a long cache, a second turn, a whole prompt; but short contexts are left in one piece."""
     long = testing.attention_plan({**SHAPE, "total": 32768}, MACHINE)
     assert (long["few"], long["parts"]) == (1, 16)
@@ -66,7 +66,7 @@ def test_a_plan_gives_each_thread_tasks() -> None:
 
 @pytest.mark.parametrize("per_group", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("tokens", [2, 3, 4])
-def test_a_few_tokens_are_computed_as_one_alone_is(per_group: int, tokens: int) -> None:
+def test_few_tokens_plan_is_that_of_single_token(per_group: int, tokens: int) -> None:
     """By attend_few, in tiles of as many tokens as it takes; five tokens only if all their rows fit into one."""
     shape = {**SHAPE, "heads_per_group": per_group}
     plan = testing.attention_plan({**shape, "tokens": tokens}, MACHINE)

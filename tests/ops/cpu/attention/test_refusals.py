@@ -126,12 +126,12 @@ def test_types_that_do_not_fit_are_refused(changed: Inputs, outputs: str, messag
         Node("FlowQKVAttention", call(**changed), ("float", outputs, outputs), do_rotary=1, **SIZES)
 
 
-def test_an_output_of_another_type_is_refused() -> None:
+def test_output_of_other_type_is_refused() -> None:
     with pytest.raises(ValueError, match=r"output.* float, got float16"):
         Node("FlowQKVAttention", call(), ("float16", "float", "float"), **SIZES)
 
 
-def test_all_inputs_at_once_are_taken() -> None:
+def test_inputs_all_present_are_taken() -> None:
     assert infer(call()) == [[B, S, H * D], [B, G, CAPACITY, D], [B, G, CAPACITY, D]]
     # seqlens_k as a Cast of a ReduceSum with keepdims makes it, and a total with an axis.
     also = {"seqlens_k": np.array([[7], [6]], np.int32), "total_sequence_length": np.array([TOTAL], np.int32)}
@@ -264,7 +264,7 @@ def test_positions_that_count_beyond_the_angles_are_refused() -> None:
         infer(call(**changed))
 
 
-def test_a_window_sized_cache_that_is_too_small_is_refused() -> None:
+def test_window_sized_cache_below_window_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a window-sized KV cache of at least 16 positions, got 9"):
         infer(
             call(total_sequence_length=np.array(12, np.int32), attention_bias=None),

@@ -115,7 +115,7 @@ def test_classes_cost_no_compilations():
     assert counts[1] <= counts[0] + 1 <= FEW
 
 
-def test_a_compiler_that_writes_something_else_is_noticed():
+def test_unexpected_words_of_compiler_are_refused():
     """Other operations, and words that do not follow the steps' numbers, are errors."""
 
     def squares(plan):
@@ -158,7 +158,7 @@ def test_operations_are_those_of_the_steps():
 
 @needs_aie_opt
 @pytest.mark.parametrize("design", ["fused_dqp", "flow_kv", "gemm geglu", "rms_norm"])
-def test_a_real_compiler_writes_as_many_words(design):
+def test_words_of_real_compiler_match_steps(design):
     plan = plan_of(ALL[design]())
     words = instructions(lowered(to_mlir(plan))[0])
     assert len(words) == words_of_steps(plan.sequence.steps)

@@ -97,7 +97,7 @@ def test_memory_tile_is_exact():
     assert "[memory tile (0, 1)] memory: need 524416 bytes, have 524288 bytes (a0 32 x 16388)" in messages(over)
 
 
-def test_an_object_as_large_as_a_memory_tile():
+def test_object_beyond_descriptor_length_is_refused():
     """It fits, but its length does not fit a descriptor's 17 bits."""
     whole = 524288 // 4
     plan = with_end(pass_through(1, elements=whole), "a0", "consume", depth=1)

@@ -53,7 +53,7 @@ def moved(plan):
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_parameter_says_where_it_is_from(name):
+def test_parameter_has_unit_date_and_source(name):
     parameter = TABLE[name]
     assert parameter.value > 0
     assert parameter.unit
@@ -168,7 +168,7 @@ def test_counting_finds_what_following_finds(design):
         pytest.param(ALL["dequant_engine gated"], id="dequant_engine"),
     ],
 )
-def test_where_one_part_is_busy_both_agree(plan):
+def test_call_cost_agrees_with_simulation_where_one_part_is_busy(plan):
     """Both times differ by the pipeline's ends only: a few objects' ways in and out, and the sequence's wait."""
     plan = plan_of(plan())
     counted, followed = call_cost(plan, DEVICE), simulate(plan, DEVICE)
@@ -185,7 +185,7 @@ def test_counting_takes_no_longer_for_long_sequences():
     assert long.total - waits[1] == pytest.approx(128 * (short.total - waits[0]), rel=1e-3)
 
 
-def test_a_chain_by_hand():
+def test_chain_costs_seconds_counted_by_hand():
     """Four objects of 256 bytes: in at 64 cycles each, 8 in the core, out at 64; memory takes them as fast."""
     plan = chain()
     followed = simulate(plan, DEVICE, FREE)
@@ -196,7 +196,7 @@ def test_a_chain_by_hand():
     assert slow.seconds == pytest.approx((4 * 640 / efficiency + 64 + 8 + 64) / DEVICE.clock, rel=0.01)
 
 
-def test_the_sequence_waits_once_for_what_it_awaits_together():
+def test_transfers_awaited_together_cost_one_wait():
     plan = plan_of(FusedDQP("npu2", 1280).program(1024, 1152))
     values = {**VALUES, "instruction_word": 0.0}  # a wait may hide them
     without, with_waits = (simulate(plan, DEVICE, {**values, "wait": wait}).seconds for wait in (0.0, 1e-3))
@@ -258,7 +258,7 @@ def test_phases_take_what_events_make_of_them(name, kind, position):
 
 
 @pytest.mark.parametrize("design", sorted(ALL))
-def test_a_call_takes_no_less_than_its_busiest_part(design):
+def test_call_takes_at_least_time_of_busiest_part(design):
     plan = plan_of(ALL[design]())
     if plan.array.target != DEVICE.limits.name:
         pytest.skip("another generation than the device's")
@@ -273,7 +273,7 @@ def test_a_call_takes_no_less_than_its_busiest_part(design):
 
 @pytest.mark.parametrize(("m", "k", "n"), [(1024, 2560, 10240), (4096, 2560, 4096), (4096, 1152, 1536)])
 @pytest.mark.parametrize("epilogue", ["none", "geglu"])
-def test_a_gemms_plan_takes_what_the_tuner_predicts(m, k, n, epilogue):
+def test_gemm_plan_costs_what_tuner_predicts(m, k, n, epilogue):
     """What is counted from the plan's streams, memory and kernels agrees to 12 % with the tuner's fitted equations.
 
     The count has streams as slow as in decoding and ignores main memory's pages; the tuner's equations do neither.
@@ -316,7 +316,7 @@ def program_of(*calls, kind="prefill", tokens=64, fewest=8, context=4096):
     return Program(kind, {}, tokens, fewest, context, CacheLayout(), writer.buffers, given, None, tuple(steps))
 
 
-def test_a_program_by_hand():
+def test_program_costs_changes_and_dispatches_counted_by_hand():
     """Arrays A A B host B A: two changes behind the first array, four dispatches of five calls, a step of the host."""
     host = OfTheHost("add", 3_000_000, 1_000_000)
     program = program_of(norm("A"), norm("A"), norm("B"), host, norm("B"), norm("A"))

@@ -27,7 +27,7 @@ def starts(spans, tile, lane):
     return [(span.start, span.start + span.cycles) for span in spans if (span.tile, span.lane) == (tile, lane)]
 
 
-def test_a_chain():
+def test_chain_has_spans_counted_by_hand():
     """Objects of 64 words take a stream 64 cycles, and the kernel, with two of them, 2 x 256 / 64 = 8."""
     spans = estimate(chain(), NPU2)
     # Two objects fit the memory tile, so its input and its output go on together, one object apart.
@@ -41,7 +41,7 @@ def test_a_chain():
     assert (wait.start, wait.cycles) == (0, 320 + 72)
 
 
-def test_one_object_of_depth_takes_turns():
+def test_fifo_of_depth_one_takes_turns():
     spans = estimate(with_end(chain(), "a", "consume", depth=1), NPU2)
     assert starts(spans, MEMORY, "DMA S2MM 0") == [(0, 64), (128, 192), (256, 320), (384, 448)]
     assert starts(spans, MEMORY, "DMA MM2S 0") == [(64, 128), (192, 256), (320, 384), (448, 512)]
@@ -53,7 +53,7 @@ def test_streams_are_as_wide_as_the_limits_say():
 
 
 @pytest.mark.parametrize("design", ALL)
-def test_every_byte_of_a_call_is_moved(design):
+def test_call_moves_all_bytes_of_transfers(design):
     plan = plan_of(ALL[design]())
     sizes = {fifo.name: fifo.type.item_bytes for fifo in plan.array.fifos}
     expected = Counter()
@@ -67,7 +67,7 @@ def test_every_byte_of_a_call_is_moved(design):
     assert moved == expected
 
 
-def test_the_trace_says_that_it_is_an_estimate():
+def test_trace_says_that_times_are_estimates():
     document = json.loads(json.dumps(trace(chain(), NPU2)))
     names = [event for event in document["traceEvents"] if event["ph"] == "M"]
     assert all("(estimate)" in event["args"]["name"] for event in names)
@@ -76,7 +76,7 @@ def test_the_trace_says_that_it_is_an_estimate():
     assert document["otherData"]["cycles"] == round(simulated.seconds * NPU2.clock_megahertz * 1e6)
 
 
-def test_the_trace_has_a_process_a_tile_and_a_thread_a_lane():
+def test_trace_has_process_per_tile_and_thread_per_lane():
     events = trace(chain(), NPU2)["traceEvents"]
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}

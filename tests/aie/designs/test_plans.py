@@ -295,7 +295,7 @@ def test_shapes_do_not_change_the_array(programs):
         (lambda: RMSNorm("npu3", 64).program(1, 1e-6), "expected a target of npu1, npu2, got 'npu3'"),
     ],
 )
-def test_what_a_design_refuses(make, message):
+def test_design_with_unfit_sizes_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 

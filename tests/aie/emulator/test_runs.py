@@ -169,7 +169,7 @@ def test_neighbours_share_memory():
     assert not any("fifo b" in channel for channel in array.counts()["words"])
 
 
-def test_two_objects_at_once_and_one_again():
+def test_sliding_window_of_two_objects_equals_reference():
     """A sliding window: acquire two, release one; the second of a pair is the first of the next."""
     kind = tensor(16)
     a, c = ObjectFifo(kind, name="a", depth=3), ObjectFifo(kind, name="c")
@@ -269,7 +269,7 @@ def fails(plan, message, *, functions=None):
         emulate(plan, functions=functions, checked=False, source=numbers(plan.sequence.buffers[0].type.elements))
 
 
-def test_a_transfer_past_its_host_buffer():
+def test_transfer_beyond_host_buffer_fails():
     tap = dataclasses.replace(first_fill(chain()).tap, offset=1)
     fails(
         with_step(chain(), Transfer, tap=tap),
@@ -277,12 +277,12 @@ def test_a_transfer_past_its_host_buffer():
     )
 
 
-def test_a_walk_past_its_object():
+def test_descriptor_beyond_object_fails():
     plan = with_end(chain(), "b", "produce", walk=(Dimension(32, 3), Dimension(2, 1)))
     fails(plan, r"a descriptor of object 0 of a at \(0, 1\) reaches byte 380, it has 256")
 
 
-def test_a_kernel_that_writes_behind_its_argument():
+def test_kernel_write_behind_argument_fails():
     def writes_behind(x, y, factor):
         scale(x, y, factor)
         np.lib.stride_tricks.as_strided(y, (65,), (4,))[64] = 1
@@ -290,7 +290,7 @@ def test_a_kernel_that_writes_behind_its_argument():
     fails(chain(), r"scale on core \(0, 2\) wrote behind object 0 of c at \(0, 2\)", functions={"scale": writes_behind})
 
 
-def test_what_a_kernel_reads_before_it_is_written_is_no_number():
+def test_unwritten_and_released_objects_read_as_minus_one():
     """So is what it reads after a release: an object that is not filled again holds -1 (NaN in floating point)."""
     seen = []
 
@@ -306,7 +306,7 @@ def test_what_a_kernel_reads_before_it_is_written_is_no_number():
         np.testing.assert_array_equal(released, -1)
 
 
-def test_an_acquire_of_fewer_objects_than_are_held():
+def test_acquire_of_fewer_objects_than_held_changes_nothing():
     """Nothing is acquired, and nothing is given up."""
 
     def fewer(body):
@@ -323,38 +323,38 @@ def test_an_acquire_of_fewer_objects_than_are_held():
         np.testing.assert_array_equal(found["target"].reshape(3, 64), 3 * numbers(6 * 64).reshape(3, 2, 64)[:, 0])
 
 
-def test_a_run_time_parameter_that_was_never_written():
+def test_unwritten_run_time_parameter_fails():
     steps = [step for step in chain().sequence.steps if not isinstance(step, WriteParameter)]
     fails(with_steps(chain(), *steps), "word 0 of parameters is loaded before it was written")
 
 
-def test_a_free_that_comes_too_early():
+def test_early_free_fails():
     steps = [Free(s.transfer) if isinstance(s, Await) else s for s in chain().sequence.steps]
     fails(
         with_steps(chain(), *steps), "frees a descriptor that input channel 0 of shim tile .0, 0. .fifo c. still uses"
     )
 
 
-def test_an_await_without_a_token():
+def test_await_without_token_fails():
     steps = [dataclasses.replace(s, token=False) if isinstance(s, Transfer) else s for s in chain().sequence.steps]
     fails(with_steps(chain(), *steps), "awaits a transfer that reports no end")
 
 
-def test_a_sequence_that_ends_before_its_transfers():
+def test_sequence_end_before_transfers_fails():
     steps = [s for s in chain().sequence.steps if not isinstance(s, (Await, Free, SetBarrier))]
     fails(with_steps(chain(), *steps), "has ended, and transfer c_task1 is still under way on")
 
 
-def test_a_lock_that_overflows():
+def test_lock_overflow_fails():
     fails(with_end(chain(), "a", "consume", depth=64), r"free objects of a at \(0, 1\).*64")
 
 
-def test_a_kernel_that_is_not_there():
+def test_missing_kernel_is_refused():
     with pytest.raises(RuntimeError, match="there is no kernel scale for xdna2"):
         emulator(chain().array)
 
 
-def test_a_kernel_with_other_parameters():
+def test_kernel_with_other_parameters_is_refused():
     plan = chain()
     kernel = dataclasses.replace(plan.array.kernels[0], entry="zero_f32")
     plan = with_body(
@@ -364,12 +364,12 @@ def test_a_kernel_with_other_parameters():
         emulator(with_array(plan, kernels=(kernel,)).array)
 
 
-def test_what_fails_in_a_kernel_in_python_fails_so():
+def test_exception_of_python_kernel_is_raised():
     with pytest.raises(ZeroDivisionError):
         emulate(chain(), functions={"scale": lambda *_: 1 // 0}, source=numbers(256))
 
 
-def test_an_access_that_traps_is_said_with_core_and_kernel():
+def test_trapped_access_names_core_and_kernel():
     """The host's model of the vector unit refuses the access: 24 numbers do not fill whole vectors."""
     plan = chain(4, 24)
     kinds = (Type((24,), "f32"), Type((), "i32"))
@@ -387,7 +387,7 @@ def test_an_access_that_traps_is_said_with_core_and_kernel():
     )
 
 
-def test_a_wrong_host_buffer_and_an_emulator_that_has_failed():
+def test_wrong_host_buffer_and_call_after_failure_are_refused():
     plan = chain()
     array = emulator(plan.array, {"scale": scale})
     with pytest.raises(RuntimeError, match="expected host buffer source of 1024 bytes, got 1020"):
@@ -406,7 +406,7 @@ def test_a_wrong_host_buffer_and_an_emulator_that_has_failed():
 # --- The flat form ----------------------------------------------------------------------------------------------------
 
 
-def test_the_flat_form_goes_through_a_file(tmp_path):
+def test_flat_form_survives_file(tmp_path):
     flat = flatten_array(chain().array)
     flat.words.tofile(tmp_path / "array")
     np.testing.assert_array_equal(_native.read_words(str(tmp_path / "array")), flat.words)
@@ -427,13 +427,13 @@ def test_the_flat_form_goes_through_a_file(tmp_path):
         (lambda words: np.array([*words[:2], 2, *words[3:]]), "expected an array"),
     ],
 )
-def test_what_is_no_program(change, message):
+def test_words_that_are_no_program_are_refused(change, message):
     words = flatten_array(chain().array).words
     with pytest.raises(RuntimeError, match=message):
         _native.Emulator(change(words), "", {"scale": scale})
 
 
-def test_a_sequence_of_another_array():
+def test_sequence_of_another_array_is_refused():
     plan, other = chain(), chain(4, 32)
     words = flatten_array(other.array).flatten(other.sequence)
     array = _native.Emulator(flatten_array(plan.array).words, "", {"scale": scale})
@@ -441,7 +441,7 @@ def test_a_sequence_of_another_array():
         array.run(words, [], 0, True, "")
 
 
-def test_who_goes_last_is_a_core_or_a_channel():
+def test_unknown_name_of_last_core_is_refused():
     plan = chain()
     array = _native.Emulator(flatten_array(plan.array).words, "", {"scale": scale})
     with pytest.raises(RuntimeError, match=r"expected the name of a core or a channel, got core \(0, 3\)"):

@@ -67,7 +67,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("design", CASES)
-def test_a_hundred_schedules(rng, design):
+def test_hundred_schedules_equal_reference(rng, design):
     """Each runs on the array as the one before left it."""
     CASES[design](rng).fuzz(range(1, 101))
 
@@ -114,7 +114,7 @@ def scale(x, y, factor):
 SOURCE = np.arange(1, 257, dtype=np.int32)
 
 
-def test_a_parameter_that_is_written_while_the_core_runs():
+def test_parameter_written_while_core_runs_changes_results():
     """After its start the core reads how many objects there are: before or after the change, by chance."""
     plan = chain()
     steps = list(plan.sequence.steps)
@@ -125,7 +125,7 @@ def test_a_parameter_that_is_written_while_the_core_runs():
     assert any(isinstance(text, str) and "deadlock" in text for text in found)
 
 
-def test_a_start_that_is_lost():
+def test_lost_start_is_found():
     """The barrier is set again before the core has finished its first pass: in some schedules it makes only one."""
     plan = chain(2)
     start = [s for s in plan.sequence.steps if isinstance(s, (WriteParameter, SetBarrier))]
@@ -142,7 +142,7 @@ def test_a_start_that_is_lost():
     assert any(isinstance(text, str) and "deadlock" in text for text in found)
 
 
-def test_an_output_that_is_read_before_it_is_awaited():
+def test_output_read_before_await_is_found():
     """The call's second half reads what its first half writes; without a wait, some schedules read what was there."""
     plan = chain(2)
     fill, drain = (s for s in plan.sequence.steps if isinstance(s, Transfer))
@@ -157,7 +157,7 @@ def test_an_output_that_is_read_before_it_is_awaited():
     assert len(set(found)) > 1
 
 
-def test_an_object_that_is_released_before_it_is_read():
+def test_object_released_before_read_is_found():
     def release_first(body):
         release = next(s for s in body if isinstance(s, Release) and s.port == "consume")
         call_first = [s for s in body if s is not release]

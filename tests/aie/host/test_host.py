@@ -126,7 +126,7 @@ def test_overlapping_buffers_are_trapped(probes):
         probes._library.call("copy16", [memory[start : start + 32], memory[start + 16 : start + 48], 0, 0])
 
 
-def test_a_trap_leaves_the_next_call_alone(probes):
+def test_trap_leaves_next_call_unchanged(probes):
     x, y = np.arange(16, dtype=np.float32), np.zeros(16, np.float32)
     with pytest.raises(RuntimeError, match="copy16"):
         probes.call("copy16", x, y, 16, 0)
@@ -292,7 +292,7 @@ def test_tanh_instruction_is_its_argument_near_zero(xdna2_probes):
     assert abs(wide(y)[2] - np.tanh(-0.5)) > 0.037
 
 
-def test_the_readme_names_every_entry():
+def test_readme_names_all_entries():
     """Designs are written by that table: a missing or a surplus entry would mislead them."""
     table = (ROOT / "aie" / "kernels" / "README.md").read_text(encoding="utf-8").partition("## Entries")[2]
     rows = [line.split("|")[2].strip() for line in table.partition("\n## ")[0].splitlines() if line.startswith("|")]

@@ -98,7 +98,7 @@ def test_json_and_back():
         ('{"a": 1}', "got one of kind None"),
     ],
 )
-def test_what_is_no_plan(text, message):
+def test_json_that_is_no_plan_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
         from_json(text)
 
@@ -246,7 +246,7 @@ def test_access_patterns(walk, expected):
     np.testing.assert_array_equal(indices(pattern.walk, pattern.offset), expected(array).ravel())
 
 
-def test_the_same_walk_in_other_words_is_equal():
+def test_access_pattern_equals_same_walk_in_other_form():
     full = TensorAccessPattern.full((8, 32))
     assert full == TensorAccessPattern([8, 32], 0, [1, 8, 1, 32], [0, 32, 7, 1])
     assert full != full.permute([1, 0])

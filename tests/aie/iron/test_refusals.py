@@ -71,7 +71,7 @@ def test_cores_that_are_refused(core, arguments, message):
         one_core(core, *arguments)
 
 
-def test_a_loop_left_by_break_is_closed_by_python():
+def test_loop_left_by_break_is_refused():
     # Python closes the generator when the loop is left, so the recorder never comes to the loop's end.
     with pytest.raises(RecordingError, match="left by break or return"):
         one_core(break_out)
@@ -94,7 +94,7 @@ def test_sequences_that_are_refused(sequence, message):
         one_core(idle, sequence=sequence)
 
 
-def test_a_float_as_a_parameter_is_refused():
+def test_float_parameter_is_refused():
     """Python would cut it to an integer without a message."""
     buffer = Buffer(tensor(16), name="parameters", use_write_rtp=True)
 
@@ -119,7 +119,7 @@ def test_names_that_are_not_recorded_say_so(name):
             use()
 
 
-def test_a_name_that_nobody_has():
+def test_unknown_name_is_refused():
     with pytest.raises(ImportError, match="cannot import name 'Worcker'"):
         from flownpu.aie.iron.compat import Worcker  # noqa: F401
 
@@ -194,7 +194,7 @@ def test_options_that_are_refused(make, message):
         make()
 
 
-def test_an_end_has_one_user():
+def test_fifo_end_used_twice_is_refused():
     a = ObjectFifo(KIND, name="a")
     end = a.cons()
     Worker(idle, [end])
@@ -202,7 +202,7 @@ def test_an_end_has_one_user():
         Worker(idle, [end])
 
 
-def test_a_fifo_without_a_consumer_is_refused():
+def test_fifo_without_consumer_is_refused():
     a = ObjectFifo(KIND, name="a")
     runtime = Runtime(lambda x, a: a.fill(x), [KIND, a.prod()])
     with pytest.raises(RecordingError, match=r"\[ObjectFifo a\] has no consumer"):

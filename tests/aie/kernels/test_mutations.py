@@ -260,7 +260,7 @@ def build(compiler, table, folder, mutation=None):
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_mutation_is_caught(compiler, table, tmp_path, rng, name):
+def test_mutated_kernel_is_caught(compiler, table, tmp_path, rng, name):
     mutation, check = MUTATIONS[name]
     mutated = build(compiler, table, tmp_path, mutation)
     with pytest.raises(AssertionError):
@@ -293,6 +293,6 @@ def test_floor_rounding_is_caught_in_every_kernel(floor_kernels, rng, name):
         ROUNDED[name](floor_kernels, rng)
 
 
-def test_every_kernel_that_rounds_is_among_them():
+def test_rounding_kernels_are_all_mutated():
     sources = {file.name for file in KERNELS.glob("*.cc") if "round" in file.read_text("utf-8")}
     assert sources - {"fused_dqp.cc"} == {name.partition(",")[0] for name in ROUNDED}

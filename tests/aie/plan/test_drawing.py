@@ -20,7 +20,7 @@ def picture(plan):
     return ET.fromstring(draw(plan, LIMITS[plan.array.target]))  # noqa: S314 our own text
 
 
-def test_a_chain():
+def test_drawing_of_chain_names_kernels_and_fifos():
     root = picture(chain())
     texts = [element.text for element in root.iter(f"{SVG}text")]
     assert "compute (0, 2)" in texts

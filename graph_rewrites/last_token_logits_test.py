@@ -133,7 +133,7 @@ def test_unknown_choice() -> None:
         set_logits(_model(), "first")
 
 
-def test_a_soft_cap_stays_behind_the_head() -> None:
+def test_soft_cap_stays_behind_lm_head() -> None:
     """If this fails, graphs with a soft cap c tanh(x / c), such as Gemma 2's, compute the logits of all tokens."""
     cap = (
         "cap = Constant <value = float {3.0}> ()  small = Div (raw, cap)  bent = Tanh (small)  logits = Mul (bent, cap)"

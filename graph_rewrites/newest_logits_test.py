@@ -52,7 +52,7 @@ def test_logits_of_all_tokens_stay() -> None:
     assert [value.name for value in model.graph.outputs] == ["logits"]
 
 
-def test_what_is_not_taken() -> None:
+def test_unfit_graph_is_refused_with_reason() -> None:
     other = _model(MODEL.replace("GatherND <batch_dims = 1>", "GatherElements <axis = 1>"))
     name, (miss,) = add_newest_logits(other, 4)
     assert name == ""

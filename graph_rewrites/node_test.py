@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         (lambda node: attribute_float(node, "text", 1.0), "a number as attribute text, got 'a'"),
     ],
 )
-def test_an_attribute_of_another_type(read: Callable[[ir.Node], Any], reason: str) -> None:
+def test_attribute_of_other_type_is_refused(read: Callable[[ir.Node], Any], reason: str) -> None:
     node = ir.node("Damaged", [], {"text": "a", "number": 3}, name="one")
     with pytest.raises(ValueError, match=f"Damaged 'one': expected {reason}"):
         read(node)

@@ -37,7 +37,7 @@ def _model(before: int, *, also_without_window: bool = False) -> ir.Model:
 
 @pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize("enabled", [False, True])
-def test_only_layers_with_a_window_change(before: int, enabled: bool) -> None:
+def test_layers_without_window_stay(before: int, enabled: bool) -> None:
     model = _model(before, also_without_window=True)
     assert set_sliding_window_cache(model, enabled) == int(before != enabled)
     windowed, whole = model.graph

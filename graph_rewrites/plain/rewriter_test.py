@@ -71,7 +71,7 @@ def test_older_opsets_are_converted(opset: int) -> None:
     testing.check(model)
 
 
-def test_an_opset_that_cannot_be_converted_is_refused() -> None:
+def test_opset_that_cannot_be_converted_is_refused() -> None:
     model = _model(13)
     model.opset_imports[""] = 2
     with pytest.raises(ValueError, match="ONNX opset 2, expected 21 or one that can be converted to it: "):

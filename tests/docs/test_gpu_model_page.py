@@ -10,7 +10,7 @@ TEXT = write_gpu_model_page.PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", write_gpu_model_page.SECTIONS)
-def test_a_table(name):
+def test_gpu_model_table_is_up_to_date(name):
     assert f"<!-- begin {name} -->" in TEXT
     sections = dict.fromkeys(write_gpu_model_page.SECTIONS, lambda: "") | {name: write_gpu_model_page.SECTIONS[name]}
     filled = fill(TEXT, sections)

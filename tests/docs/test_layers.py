@@ -87,7 +87,7 @@ def test_imports():
     assert offenders(found) == []
 
 
-def test_no_model_is_named():
+def test_models_are_not_named_below_families():
     assert offenders((name_of(path), set(MODELS.findall(code(path)))) for path in sources("aie", "ep", "ops")) == []
 
 
@@ -149,11 +149,11 @@ def uses_of_cxx():
     return {file: set(INCLUDE.findall(code(path))) & set(paths) - {file} for file, path in paths.items()}
 
 
-def test_no_circle_between_packages():
+def test_packages_have_no_circle():
     assert circles(uses_of_python()) == []
 
 
-def test_no_circle_between_folders_of_cxx():
+def test_folders_of_cxx_have_no_circle():
     """Headers count with the folder that they lie in: what includes one is compiled anew when it changes."""
     assert circles(uses_of_cxx()) == []
 
@@ -206,7 +206,7 @@ def test_rooms_use_what_is_below_them_in_the_table():
         assert upward(rooms, inside(layer, uses_of_cxx())) == [], layer
 
 
-def test_what_the_table_of_rooms_says():
+def test_table_of_rooms_finds_planted_upward_uses():
     rooms = levels("`f.h` – `a`, `b` – `a/c`; `d` – `e`")
     assert upward(rooms, {"a/x.cc": {"f.h", "b/y.h"}, "a/c/z.h": {"a/x.h"}, "f.cc": {"d/w.h"}}) == []
     assert upward(rooms, {"f.cc": {"a/x.h"}, "a/y.h": {"a/c/z.h"}, "d/w.h": {"e/v.h"}}) == [
@@ -216,19 +216,19 @@ def test_what_the_table_of_rooms_says():
     ]
 
 
-def test_what_a_circle_is():
+def test_circle_of_packages_is_found_when_planted():
     assert circles({"a/x.py": {"b/y.py"}, "b/z.py": {"a/w.py"}}) == [": a -> b -> a", ": b -> a -> b"]
     assert circles({"p/a/x.py": {"p/f.py"}, "p/f.py": {"p/a/y.py"}}) == ["p: a -> f.py -> a"]
     assert circles({"a/x.py": {"a/y.py"}, "a/y.py": {"a/x.py", "b/z.py"}}) == []
 
 
-def test_no_file_says_its_folders_name_again():
+def test_file_name_does_not_repeat_folder():
     folders = ("aie", "ep", "ops", "graph_rewrites", "python")
     found = [name_of(path) for path in sources(*folders) if path.stem.startswith(f"{path.parent.name}_")]
     assert found == []
 
 
-def test_no_folder_is_crowded():
+def test_folder_has_at_most_20_files():
     """A reader takes in the names of some 20 files; of more, some belong together in a room of their own."""
     files = defaultdict(int)
     folders = ("aie", "benchmarks", "docs", "ep", "graph_rewrites", "ops", "python", "scripts", "tests")

@@ -17,16 +17,16 @@ def section(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["parameters", "validation"])
-def test_the_tables_are_up_to_date(name):
+def test_model_page_tables_are_up_to_date(name):
     assert section(name) == write_model_page.SECTIONS[name](), "run: python scripts/write_model_page.py"
 
 
 @pytest.mark.parametrize("model", ["gemma3-1b"])
-def test_the_predictions_are_up_to_date(model):
+def test_model_page_predictions_are_up_to_date(model):
     """Compares the rows of one model: those of the others take a minute, and change with them."""
     for name, rows in (("decoding", write_model_page.decoding_rows), ("prompts", write_model_page.prompt_rows)):
         assert "\n".join(rows(model)) in section(name), "run: python scripts/write_model_page.py"
 
 
-def test_every_table_of_the_script_is_on_the_page():
+def test_script_tables_are_all_on_page():
     assert all(f"<!-- begin {name} -->" in TEXT for name in write_model_page.SECTIONS)

@@ -40,7 +40,7 @@ def decode(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(-12, 8))
-def test_what_the_form_can_hold_is_kept(seed: int, exponent: int):
+def test_representable_weights_are_kept(seed: int, exponent: int):
     codes = np.random.default_rng(seed).integers(-8, 8, (3, 64)).astype(np.float32)
     codes[:, ::32] = -8  # the scale's own code
     weight = codes * np.float32(2.0**exponent)
@@ -63,7 +63,7 @@ def test_symmetric_weights_are_taken_over():
 
 
 @pytest.mark.parametrize("scale", [2.0**-25, 1.5 * 2.0**-24, 65536.0])
-def test_what_float16_lacks_is_not_taken_over(scale: float):
+def test_weights_outside_float16_are_not_taken_over(scale: float):
     assert taken_over(symmetric(np.array([[1.0, scale]]))) is None
 
 
@@ -124,7 +124,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_graph_for_onnxruntime_equals_transformers(family: str, exported, tmp_path: Path):
+def test_graph_for_onnxruntime_equals_transformers(family: str, exported, tmp_path: Path):
     model, tiny = exported(family)
     onnxruntime_genai.convert(model, tmp_path)
     graph = ir.load(tmp_path / "model.onnx")
@@ -199,7 +199,7 @@ def test_gguf_holds_the_model(family: str, exported, tmp_path: Path):
     np.testing.assert_array_equal(values, expected)
 
 
-def test_what_llama_cpp_cannot_do_is_refused(exported, tmp_path: Path):
+def test_model_unfit_for_llama_cpp_is_refused(exported, tmp_path: Path):
     # The tiny Gemma scales by 1 / sqrt(24), with heads of 16.
     with pytest.raises(ValueError, match=r"1 / sqrt\(16\), not by 0\.204"):
         llama_cpp.convert(exported("gemma3_text")[0], tmp_path)
@@ -282,7 +282,7 @@ def test_settings_are_the_configurations(exported):
     assert model.vector("rotary.1")[0] == pytest.approx(1 / 8)
 
 
-def test_a_graph_that_is_not_ours_is_refused(exported, tmp_path: Path):
+def test_graph_of_other_converter_is_refused(exported, tmp_path: Path):
     model, _ = exported("llama")
     onnxruntime_genai.convert(model, tmp_path)
     (tmp_path / "exported").mkdir()
@@ -290,7 +290,7 @@ def test_a_graph_that_is_not_ours_is_refused(exported, tmp_path: Path):
         export_model(tmp_path, tmp_path / "exported")
 
 
-def test_a_symmetric_model_is_exported_as_it_is(tmp_path: Path):
+def test_symmetric_model_is_exported_unchanged(tmp_path: Path):
     tiny = write_tiny("llama", tmp_path / "checkpoint")
     convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
     graph = ir.load(tmp_path / "model" / "model.onnx")
@@ -318,7 +318,7 @@ def test_a_symmetric_model_is_exported_as_it_is(tmp_path: Path):
         np.testing.assert_array_equal(values, weights[initializer][first : first + len(values)])
 
 
-def test_the_exported_form_is_what_it_says(exported):
+def test_exported_form_has_named_sizes(exported):
     model, _ = exported("qwen3")
     fields = json.loads((model.folder / "decoder.json").read_text())
     codes, scales = model.codes("layers.0.mlp.gate_proj"), model.scales("layers.0.mlp.gate_proj")

@@ -26,7 +26,7 @@ def test_cache_folder(cache: Path, monkeypatch: pytest.MonkeyPatch):
     assert cache_folder() == cache / ".cache" / "flownpu" / "peers"
 
 
-def test_a_folder_is_made_once(tmp_path: Path):
+def test_finished_folder_is_made_once(tmp_path: Path):
     folder = tmp_path / "folder"
     with finished_folder(folder, [1]) as made:
         assert made == folder
@@ -39,7 +39,7 @@ def test_a_folder_is_made_once(tmp_path: Path):
         assert not (folder / "file").exists()
 
 
-def test_a_folder_that_was_not_finished_is_made_anew(tmp_path: Path):
+def test_unfinished_folder_is_made_anew(tmp_path: Path):
     folder = tmp_path / "folder"
     with pytest.raises(KeyboardInterrupt), finished_folder(folder, [1]):
         raise KeyboardInterrupt
@@ -47,7 +47,7 @@ def test_a_folder_that_was_not_finished_is_made_anew(tmp_path: Path):
         assert made == folder
 
 
-def test_an_environment_has_a_python(monkeypatch: pytest.MonkeyPatch):
+def test_environment_gets_python(monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     commands = []
     monkeypatch.setattr(
@@ -66,7 +66,7 @@ def test_an_environment_has_a_python(monkeypatch: pytest.MonkeyPatch):
     assert len(commands) == 4
 
 
-def test_what_pip_says_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_pip_error_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Uses this environment's pip: to give the made environment its own takes seconds."""
 
     def without_own_pip(command: Sequence[str | Path], *others: Any) -> None:
@@ -82,7 +82,7 @@ def test_what_pip_says_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert not (cache_folder() / "peer" / "environment" / "complete.json").exists()
 
 
-def test_another_model_has_another_key(tmp_path: Path):
+def test_other_model_has_other_key(tmp_path: Path):
     (tmp_path / "genai_config.json").write_text("{}")
     (tmp_path / "model.onnx").write_bytes(b"a")
     first = model_key(tmp_path)

@@ -30,7 +30,7 @@ def document(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_genais_builder_writes_runs_whole_and_converts_whole(
+def test_genai_model_runs_and_converts_whole(
     exports: dict[str, Path], capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
     code, found = document(capfd, "explain", exports[name], "--device", "cpu", "--bandwidth", 10)
@@ -42,7 +42,7 @@ def test_what_genais_builder_writes_runs_whole_and_converts_whole(
     assert {attention["prompt_level"] for attention in found["attentions"]} == {3}
 
 
-def test_an_optimum_export_says_what_is_left_where(
+def test_optimum_export_names_left_nodes(
     optimum_exports: dict[str, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     code, found = document(capfd, "explain", optimum_exports["bert"], "--device", "cpu", "--bandwidth", 10)
@@ -54,7 +54,7 @@ def test_an_optimum_export_says_what_is_left_where(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_converted_export_is_its_source(
+def test_converted_export_equals_source(
     exports: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
     convert(exports[name], tmp_path / "model")
@@ -65,7 +65,7 @@ def test_a_converted_export_is_its_source(
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama", "qwen3"])
-def test_a_folded_export_computes_what_its_definitions_do(
+def test_folded_export_equals_definitions(
     folded: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
     folder = shutil.copytree(folded[name], tmp_path / "model")
@@ -80,7 +80,7 @@ def test_a_folded_export_computes_what_its_definitions_do(
     assert len(found["stages"]) == 1 + layers + 1
 
 
-def test_an_export_of_another_model_diverges_everywhere(
+def test_export_of_another_model_diverges_everywhere(
     exports: dict[str, Path], model_of_other_codes: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code, found = document(capfd, "verify", model_of_other_codes, "--against", exports["topics"], "--device", "cpu")

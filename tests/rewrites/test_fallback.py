@@ -135,7 +135,7 @@ def lines(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_nothing_is_left_and_one_line_says_so(
+def test_model_without_fallback_logs_one_line(
     path: str, models: Any, start: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = start(models(path), placement="stderr")  # by default, nothing may be left
@@ -152,7 +152,7 @@ def test_nothing_is_left_and_one_line_says_so(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_node_that_is_left_is_chosen(
+def test_left_node_follows_choice(
     path: str, models: Any, with_a_foreign_node: Any, start: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = with_a_foreign_node(path)

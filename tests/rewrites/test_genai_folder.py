@@ -81,7 +81,7 @@ def test_window_sized_caches_are_kept_when_asked_for(source: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("layers", [[], [1]], ids=str)
-def test_a_window_that_only_the_configuration_has(layers: list[int], exports: dict[str, Path], tmp_path: Path) -> None:
+def test_window_of_configuration_alone_is_converted(layers: list[int], exports: dict[str, Path], tmp_path: Path) -> None:
     """As GenAI's builder writes Mistral; an empty list means all layers. Reference: ORT with windows in the graph."""
     source, folder, expected = tmp_path / "source", tmp_path / "model", tmp_path / "expected"
     shutil.copytree(exports["llama"], source)
@@ -106,7 +106,7 @@ def test_a_window_that_only_the_configuration_has(layers: list[int], exports: di
 
 
 @pytest.mark.parametrize("opset", [14, 18, 20])
-def test_an_older_opset_is_converted(opset: int, exports: dict[str, Path], tmp_path: Path) -> None:
+def test_older_opset_is_converted(opset: int, exports: dict[str, Path], tmp_path: Path) -> None:
     """As GenAI's builder wrote models until 2025, with other nodes' semantics unchanged: the logits are the same."""
     source = shutil.copytree(exports["llama"], tmp_path / "source")
     _set_opset(source, opset)
@@ -253,13 +253,13 @@ def test_flipped_bytes_raise_no_other_error(source: Path, tmp_path: Path) -> Non
     assert 0 < refused < 25  # some changes are harmless, as those of a name
 
 
-def test_a_model_that_was_converted_before(source: Path, tmp_path: Path) -> None:
+def test_converted_model_is_refused(source: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "model")
     with pytest.raises(ConversionError, match="is a model for FlowNPU already"):
         convert(tmp_path / "model", tmp_path / "again")
 
 
-def test_what_is_left_is_logged(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_left_nodes_are_logged(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _for_each_matmul(source, lambda name: 8 if "layers.1/attn/o_proj" in name else 4)
     convert(source, tmp_path / "model")
     (message,) = caplog.messages
@@ -288,7 +288,7 @@ def test_operators_that_no_device_runs_are_said_beforehand(
         DecoderSession(tmp_path / "model", ep_devices[:1])
 
 
-def test_an_output_that_exists_is_kept(source: Path, tmp_path: Path) -> None:
+def test_existing_output_without_force_is_kept(source: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "model")
     written = (tmp_path / "model" / "flownpu_manifest.json").read_bytes()
     with pytest.raises(ConversionError, match="exists"):

@@ -60,7 +60,7 @@ def _flownpu(device: Any, folder: Path, **more: str) -> ort.InferenceSession:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_what_was_folded(name: str, folded: dict[str, Path]) -> None:
+def test_export_is_folded_as_expected(name: str, folded: dict[str, Path]) -> None:
     rewrites = json.loads((folded[name] / "flownpu_manifest.json").read_text())["quantisation"]["rewrites"]
     assert not {"Softmax", "Erf", "RotaryEmbedding"} & set(rewrites["operators"])
     for attention in rewrites["attentions"]:
@@ -77,7 +77,7 @@ def test_what_was_folded(name: str, folded: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("optimised", [True, False], ids=["optimised", "as it is"])
 @pytest.mark.parametrize("name", TASKS)
-def test_same_outputs_where_flownpu_is_not_installed(
+def test_folded_graph_gives_same_outputs_without_flownpu(
     name: str, optimised: bool, folded: dict[str, Path], references: dict[str, Path]
 ) -> None:
     expected, found = open_session(references[name]), open_session(folded[name], optimised=optimised)
@@ -162,7 +162,7 @@ def test_optimum_generates_the_same_tokens(name: str, pad: str, generated: Any) 
         ("llama", 32, ""),
     ],
 )
-def test_what_optimum_feeds_and_the_graph_does_not_take(family: str, size: int, mend: str) -> None:
+def test_inputs_unlike_graph_are_named_with_remedy(family: str, size: int, mend: str) -> None:
     shape = ir.Shape(["batch_size", 2, "past_sequence_length", size])
     graph = ir.Graph([ir.Value(name="past_key_values.0.key", shape=shape)], [], nodes=[])
     said = unlike_the_graph({"model_type": family, "hidden_size": 128, "num_attention_heads": 4}, graph)
@@ -212,7 +212,7 @@ def _to_opset_99(model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize("place", ["model.onnx", "onnx/model.onnx"])
-def test_the_folder_of_an_embedding_model(place: str, optimum_exports: dict[str, Path], tmp_path: Path) -> None:
+def test_embedding_folder_pools_as_its_files_say(place: str, optimum_exports: dict[str, Path], tmp_path: Path) -> None:
     """Laid out by sentence-transformers, with optimum's graph: EmbeddingModel pools as the folder's files say."""
     source = tmp_path / "source"
     shutil.copytree(optimum_exports["bert"], source)

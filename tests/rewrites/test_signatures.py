@@ -109,13 +109,13 @@ def _of_tomorrow(node: ir.Node) -> Iterator[tuple[str, Callable[[ir.Model, ir.No
             yield what, change
 
 
-def test_every_rule_has_an_example() -> None:
+def test_rules_have_examples() -> None:
     tested = {name.partition(":")[0] for name in EXAMPLES}
     assert {*_native.CONVERSION_RULES, "layer_norm"} <= tested
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_what_is_not_known_is_left(name: str) -> None:
+def test_node_with_unknown_part_is_left(name: str) -> None:
     make, apply = EXAMPLES[name]
     model = make()
     nodes = list(model.graph)
@@ -152,7 +152,7 @@ def _text(node: ir.Node) -> str:
     ("model", "rewrite_all"),
     [(test_q4nx_matmul.Case().model, rewrite), (projection_test._model("y = MatMul (x, stored)"), rewrite_plain)],
 )
-def test_the_reason_is_reported(model: ir.Model, rewrite_all: Callable[[ir.Model], Report]) -> None:
+def test_unknown_attribute_is_reported(model: ir.Model, rewrite_all: Callable[[ir.Model], Report]) -> None:
     (node,) = model.graph
     node.attributes.add(ir.AttrInt64("of_tomorrow", 1))
     assert any("attribute of_tomorrow is not known" in line for line in rewrite_all(model).left())
@@ -166,7 +166,7 @@ def test_the_reason_is_reported(model: ir.Model, rewrite_all: Callable[[ir.Model
         ("packed_qkv", test_packed_qkv._model()),
     ],
 )
-def test_an_attention_keeps_all_its_inputs(rule: str, model: ir.Model) -> None:
+def test_attention_keeps_all_inputs(rule: str, model: ir.Model) -> None:
     """Inputs that a rule has nothing to do with stay in their places, up to the last."""
     count = len(flow_qkv_attention.INPUTS)
     node = next(node for node in model.graph if node.op_type == "FlowQKVAttention")

@@ -49,7 +49,7 @@ def logits(genai: Any, folder: Path, report: Path, **options: str) -> tuple[np.n
     return np.stack(found), json.loads(report.read_text())
 
 
-def test_a_window_that_only_the_configuration_has_ends_sequences(
+def test_window_of_configuration_alone_ends_sequences(
     exports: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """As GenAI's builder writes Mistral: GenAI gives every layer a cache of the window, too small for the graph."""
@@ -71,7 +71,7 @@ def test_a_window_that_only_the_configuration_has_ends_sequences(
 
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama", "qwen3", "topics"])
-def test_they_give_what_converted_ones_give(
+def test_unconverted_models_give_logits_of_converted_ones(
     genai: Any, exports: dict[str, Path], tmp_path: Path, name: str, activations: str
 ) -> None:
     report = tmp_path / "placement.json"
@@ -154,7 +154,7 @@ def _set_opset(version: int) -> Any:
         (_set_opset(14), "No Op registered for Gelu with domain_version of 14"),
     ],
 )
-def test_what_no_rule_takes_is_refused_with_its_reason(
+def test_unsupported_operator_is_refused_with_reason(
     genai: Any, exports: dict[str, Path], tmp_path: Path, change: Any, reason: str
 ) -> None:
     folder = shutil.copytree(exports["gemma3"], tmp_path / "changed")
@@ -167,7 +167,7 @@ def test_what_no_rule_takes_is_refused_with_its_reason(
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama", "qwen3", "topics"])
-def test_the_build_says_of_an_export_what_a_session_says(
+def test_build_gives_reasons_of_session_for_export(
     exports: dict[str, Path], ep_devices: list[Any], tmp_path: Path, name: str
 ) -> None:
     shutil.copytree(exports[name], tmp_path / "model")
@@ -175,7 +175,7 @@ def test_the_build_says_of_an_export_what_a_session_says(
     assert expected in assert_same_decoder(tmp_path / "model", ep_devices[:1])
 
 
-def test_the_build_takes_an_export_that_a_session_takes(
+def test_build_takes_export_that_session_takes(
     exports: dict[str, Path], ep_devices: list[Any], tmp_path: Path
 ) -> None:
     """An export whose LM head gets the last token alone; its products are still the builder's."""
@@ -190,7 +190,7 @@ def test_the_build_takes_an_export_that_a_session_takes(
     assert assert_same_decoder(folder, ep_devices[:1]) == ""
 
 
-def test_the_build_says_of_a_folded_export_what_a_session_says(folded: dict[str, Path], ep_devices: list[Any]) -> None:
+def test_build_gives_reasons_of_session_for_folded_export(folded: dict[str, Path], ep_devices: list[Any]) -> None:
     """Optimum's exports are no GenAI folders, so only the reasons about their graphs are compared."""
     for name, folder in folded.items():
         told = set()

@@ -35,14 +35,14 @@ def test_layers(changed: str, tests: list[str]) -> None:
     assert chosen(changed) == tests
 
 
-def test_a_command_is_tested_by_its_name_and_a_module_by_what_imports_it() -> None:
+def test_changed_command_selects_tests_that_name_or_import_it() -> None:
     assert "tests/cli/generate/test_run.py" in chosen("python/flownpu/cli/run.py")
     importing = chosen("python/flownpu/registration.py")
     assert "tests/cli/test_registration.py" in importing
     assert all("flownpu" in (ROOT / test).read_text(encoding="utf-8") for test in importing)
 
 
-def test_a_module_of_tests_in_a_folder_without_any_is_tested_by_what_uses_it() -> None:
+def test_changed_helper_of_tests_selects_tests_that_use_it() -> None:
     assert "tests/fuzz/graphs/test_graphs.py" in chosen("tests/fuzz/operators/moves.py")
 
 
@@ -66,7 +66,7 @@ def test_compared_is_with_where_a_branch_was_left(monkeypatch: pytest.MonkeyPatc
     assert check.branched_from("none") is None
 
 
-def test_what_a_folder_has_is_run_once() -> None:
+def test_changed_folder_selects_its_tests_once() -> None:
     assert chosen("tests/ep/test_names.py", "ep/program/planner.cc", "ep/program/planner.h") == ["tests/ep"]
 
 
@@ -87,7 +87,7 @@ def test_tests_that_are_run_exist_and_no_layer_is_without() -> None:
         assert all((ROOT / test).exists() for test in found)
 
 
-def test_of_pages_only_the_blocks_of_those_that_changed() -> None:
+def test_changed_page_selects_its_blocks_alone() -> None:
     assert check.selection([Path("docs/q4nx.md"), Path("ep/ep.cc")]) == ["-k", "not test_block or docs/q4nx.md"]
     assert check.selection([Path("ep/ep.cc")]) == ["-k", "not test_block"]
 
@@ -100,7 +100,7 @@ def test_includes_are_followed() -> None:
     assert {"ops/nodes/contract.cc", "ops/nodes/contract.h", "ops/error.h", "ops/nodes/tensor.h"} <= found
 
 
-def test_a_changed_header_is_read_with_its_own_unit_or_another_that_includes_it() -> None:
+def test_changed_header_selects_unit_that_includes_it() -> None:
     units = [Path("ops/nodes/node.cc"), Path("ops/nodes/contract.cc"), Path("ep/names.cc")]
     units = [unit for unit in units if (ROOT / unit).exists()]
     assert lint.units_of({Path("ops/nodes/contract.h")}, units) == [Path("ops/nodes/contract.cc")]
@@ -108,7 +108,7 @@ def test_a_changed_header_is_read_with_its_own_unit_or_another_that_includes_it(
     assert lint.units_of({Path("README.md")}, units) == []
 
 
-def test_a_unit_that_was_clean_is_read_again_when_what_it_includes_changes(
+def test_clean_unit_is_read_again_after_included_file_changes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "build" / "tidy").mkdir(parents=True)
@@ -161,7 +161,7 @@ def test_units_are_read_as_one_where_that_changes_nothing(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("said", "read"), [("", ["0.cc"]), ("a finding", ["0.cc", "one.cc", "two.cc"])])
-def test_each_unit_is_read_if_something_is_said_of_them_as_one(
+def test_joined_units_with_findings_are_read_apart(
     said: str, read: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / ".clang-tidy").write_text("Checks: '*'\n")
@@ -198,7 +198,7 @@ def test_each_unit_is_read_if_something_is_said_of_them_as_one(
         ("// {} course.", True),
     ],
 )
-def test_a_comment_says_what_it_is_about(text: str, passed: bool, monkeypatch: Any, tmp_path: Path) -> None:
+def test_comment_beginning_is_checked(text: str, passed: bool, monkeypatch: Any, tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(text.format("of" if text.startswith('"""P') else "Of") + "\n")
     monkeypatch.setattr(lint, "ROOT", tmp_path)
     assert lint.check_comments([Path("one.py")]) == passed

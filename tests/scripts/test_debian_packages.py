@@ -39,7 +39,7 @@ def asked(tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["apt-get", "apt-cache", "dpkg-deb", "dpkg-query"])
-def test_without_apt(tool, tmp_path, missing):
+def test_missing_apt_is_unavailable(tool, tmp_path, missing):
     del tool
     (tmp_path / "bin" / missing).unlink()
     with pytest.raises(UnavailableError, match=f"the thing is not installed, and this machine has no {missing} to get"):
@@ -63,7 +63,7 @@ def test_packages_of_another_architecture(tool, tmp_path):
     assert "APT::Architecture" not in own
 
 
-def test_what_depends_on_what_is_installed_is_not_fetched(apt, tool):
+def test_installed_dependencies_are_not_fetched(apt, tool):
     listed = ["mlir-22-tools", "  Depends: libmlir-22", "libmlir-22", "libc6", "<libvirtual>", "libz3-4"]
     tool("apt-cache", "".join(f"echo '{line}'\n" for line in listed))
     tool("dpkg-query", "echo 'libc6 installed'\necho 'libz3-4 config-files'\necho 'gcc installed'")
@@ -93,7 +93,7 @@ def test_packages_are_unpacked_once(apt, tool, tmp_path):
 
 
 @pytest.mark.parametrize("signed", [f"Signed-By: {KEYS}", f"deb [arch=amd64 signed-by={KEYS}] here", "nothing"])
-def test_another_suite_of_the_machines_own_mirror(apt, tool, tmp_path, signed):
+def test_other_suite_is_fetched_from_mirror_of_machine(apt, tool, tmp_path, signed):
     """Only Debian's main archive is used as mirror: no other vendor's source, and not Debian's security updates."""
     source = tmp_path / "debian.sources"
     source.write_text(f"Types: deb\n{signed}\n")
@@ -114,7 +114,7 @@ def test_another_suite_of_the_machines_own_mirror(apt, tool, tmp_path, signed):
     assert "sourcelist" not in (apt.folder / "apt.conf").read_text()
 
 
-def test_a_machine_without_debian(apt):
+def test_machine_without_debian_is_unavailable(apt):
     with pytest.raises(
         UnavailableError, match="the thing is not installed, and this machine has no source of Debian's"
     ):
@@ -134,7 +134,7 @@ def test_make_sure(tmp_path, capsys):
     assert reason(tmp_path, "not asked") == "not asked"
 
 
-def test_the_reason_is_kept(tmp_path, capsys):
+def test_reason_of_failure_is_kept(tmp_path, capsys):
     def fetch():
         raise UnavailableError("the moon is in the wrong place")
 
@@ -215,7 +215,7 @@ def test_xrt_itself(tool, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.endswith("The tests that need it are skipped\n")
 
 
-def test_no_suite_has_xrt(fetched, tool, capsys):
+def test_suite_without_xrt_is_unavailable(fetched, tool, capsys):
     tool("apt-cache", "echo 'Candidate: 202210.2.13'")
     xrt_headers.main()
     assert "The tests that need it are skipped" in capsys.readouterr().out

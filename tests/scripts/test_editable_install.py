@@ -79,7 +79,7 @@ def test_modules_are_where_they_are_written(tree: Path, module: str, file: str) 
     assert Path(found).resolve() == (tree / file).resolve()
 
 
-def test_an_edit_in_ops_is_seen_at_once(tree: Path) -> None:
+def test_edit_in_ops_is_seen_at_once(tree: Path) -> None:
     (tree / "ops" / "error_texts.py").write_text("said = 'before'\n")
     code = "import importlib; from flownpu.ops import {name}; print({name}.{value})"
     module = tree / "ops" / "q4nx.py"
@@ -90,5 +90,5 @@ def test_an_edit_in_ops_is_seen_at_once(tree: Path) -> None:
     assert run(tree, "import flownpu.ops.error_texts as new; print(new.said)") == "before"
 
 
-def test_what_is_compiled_is_found_beside_them(tree: Path) -> None:
+def test_compiled_library_is_found_in_editable_install(tree: Path) -> None:
     assert run(tree, "import flownpu._native as native; print(native.compiled)") == "True"

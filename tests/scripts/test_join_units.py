@@ -34,5 +34,5 @@ def test_units_of_one_name_and_units_of_macros_are_apart(units: list[Path]) -> N
     ]
 
 
-def test_a_group_has_so_many_units_at_most(units: list[Path]) -> None:
+def test_group_has_at_most_given_units(units: list[Path]) -> None:
     assert all(len(group) == 1 for group in join_units.groups(units, most=1))

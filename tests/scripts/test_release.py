@@ -37,7 +37,7 @@ def compiled(folder, source, *flags, name="library.so"):
     return library
 
 
-def test_no_library_needs_what_old_systems_lack(tmp_path):
+def test_libraries_need_no_newer_symbols_than_old_systems_have(tmp_path):
     """Otherwise a wheel could not be loaded on an old system.
 
     All symbols newer than glibc 2.28 must be moved ones or be defined in old_glibc.cc. (The build that is tested here
@@ -60,7 +60,7 @@ def test_no_library_needs_what_old_systems_lack(tmp_path):
         assert {name for name in newer if not MOVED.fullmatch(name)} - defined == set(), library
 
 
-def test_a_newer_symbol_is_found(tmp_path):
+def test_newer_symbol_is_found(tmp_path):
     source = '#include <cmath>\nextern "C" double f(double x) { return std::exp(x); }'
     library = compiled(tmp_path, source).read_bytes()
     assert contents.newer_symbols(library, (2, 28)) == {"exp": (2, 29)}
@@ -127,7 +127,7 @@ extern "C" bool woken() {
     return library, ctypes.CDLL(str(library))
 
 
-def test_the_functions_for_older_glibcs(shims):
+def test_functions_for_older_glibc_wait_and_wake(shims):
     library, loaded = shims
     taken = contents.newer_symbols(library.read_bytes(), (2, 28))
     assert SHIMS & set(taken) == set()
@@ -141,7 +141,7 @@ def test_the_functions_for_older_glibcs(shims):
 WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp312-abi3-manylinux_2_28_x86_64\n"
 
 
-def test_what_is_wrong_with_a_wheel(tmp_path):
+def test_faulty_wheel_is_described(tmp_path):
     library = compiled(tmp_path, 'extern "C" const char* f() { return "/home/me/file.cc"; }', "-g").read_bytes()
     newer = compiled(tmp_path, '#include <cmath>\nextern "C" double f(double x) { return std::exp(x); }').read_bytes()
     wheel = tmp_path / "flownpu-1-cp312-abi3-manylinux_2_28_x86_64.whl"
@@ -179,7 +179,7 @@ def test_wheels_have_the_licences_of_the_run_time_that_is_linked_in():
     assert of_windows - of_arm == {"mingw-w64.txt"}
 
 
-def test_a_build_id_is_the_linkers(tmp_path):
+def test_build_id_comes_from_linker(tmp_path):
     source = 'extern "C" int f() { return 1; }'
     assert contents.build_id(compiled(tmp_path, source, "-Wl,--build-id=0x0123456789abcdef")) == "0123456789abcdef"
     with pytest.raises(RuntimeError, match="build ID"):
@@ -192,13 +192,13 @@ def test_licences_name_what_is_compiled_in():
         assert part in text
 
 
-def test_the_version_stands_in_one_place(ep_devices):
+def test_version_of_library_is_that_of_project(ep_devices):
     """The library's version is that of pyproject.toml, which CMake reads; two versions could differ."""
     expected = checklist.version((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert {device.ep_metadata["version"] for device in ep_devices} == {expected}
 
 
-def test_what_a_build_says_of_itself(tmp_path, monkeypatch):
+def test_build_information_names_commit_compiler_and_xrt(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["flownpu"], "__path__", [str(tmp_path)])
     assert str(build_info.build_info()) == "of a source tree"
     built = {"commit": "0123456789ab", "compiler": "GNU 12.2.0", "platform": "manylinux_2_28_x86_64", "xrt": "2.25"}
@@ -224,7 +224,7 @@ def test_changes_have_a_heading_of_the_version(changes, is_right):
             checklist.changelog(changes, "0.2.0")
 
 
-def test_the_folder_of_sources_changes_where_they_do(tmp_path):
+def test_source_folder_changes_only_changed_files(tmp_path):
     new, old = tmp_path / "new", tmp_path / "old"
     for folder, files in ((new, {"a": "1", "b/c": "2"}), (old, {"a": "1", "b/c": "3", "d": "4"})):
         for name, text in files.items():
@@ -239,7 +239,7 @@ def test_the_folder_of_sources_changes_where_they_do(tmp_path):
     assert (old / "a").stat().st_mtime_ns == before
 
 
-def test_what_was_compiled_is_kept_for_the_next_python(tmp_path):
+def test_compiled_objects_are_kept_for_next_python(tmp_path):
     """Otherwise scikit-build-core would remove all that was compiled: the next Python has another environment."""
     from scikit_build_core.cmake import CMake, CMaker
 
@@ -255,7 +255,7 @@ def test_what_was_compiled_is_kept_for_the_next_python(tmp_path):
     assert not found_before.exists()
 
 
-def test_a_python_that_is_missing(monkeypatch):
+def test_missing_python_is_unavailable(monkeypatch):
     monkeypatch.setattr(building, "STABLE_ABI", ("3.98", "3.99"))
     monkeypatch.setattr(building, "OWN_ABI", "{}.{}".format(*sys.version_info))
     monkeypatch.setattr(
@@ -265,7 +265,7 @@ def test_a_python_that_is_missing(monkeypatch):
         building.pythons()
 
 
-def test_what_a_wheel_asks_for(tmp_path):
+def test_wheel_requirements_are_read(tmp_path):
     wheel = tmp_path / "x.whl"
     lines = ["numpy>=1.26", "onnx>=1.19; extra == 'convert'", "torch; extra == 'verify'"]
     with zipfile.ZipFile(wheel, "w") as archive:

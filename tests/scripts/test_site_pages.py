@@ -30,5 +30,5 @@ def test_links(folder: str, link: str, shown: str) -> None:
     assert in_site(link, folder, "https://example.org/flownpu") == shown
 
 
-def test_without_a_place_where_sources_are_shown_the_text_stays() -> None:
+def test_missing_source_site_leaves_text() -> None:
     assert in_site("see [`ops/npu`](../ops/npu) too", "docs", None) == "see `ops/npu` too"

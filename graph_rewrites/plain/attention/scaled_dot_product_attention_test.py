@@ -437,7 +437,7 @@ def test_cache_and_what_its_mask_shows(mask: str, causal: int, window: int, past
     testing.check(model)
 
 
-def test_a_mask_from_another_begin_is_not_causal() -> None:
+def test_mask_with_shifted_begin_is_not_causal() -> None:
     text = CACHED.format(mask=f"{CAUSAL} seen = And (causal, padding)", start="first", end="new")
     _, _, (folded,) = _fold(testing.parse(text.replace("{{", "{").replace("}}", "}")))
     assert not folded.geometry.causal

@@ -37,7 +37,7 @@ def test_rows_are_dequantised(body: str) -> None:
 
 
 @pytest.mark.parametrize(("head", "tables"), [("head", 1), ("other", 2)])
-def test_a_tied_table_is_there_once(head: str, tables: int) -> None:
+def test_tied_table_is_packed_once(head: str, tables: int) -> None:
     model, _ = testing.folded(_model(f"x = Gather (table, ids) y = MatMul (x, {head})"), quantise_projections)
     quantise_embeddings(model)
     readers = [node for node in model.graph if node.op_type in {"Q4NXGather", "Q4NXMatMul"}]
@@ -61,7 +61,7 @@ def test_miss() -> None:
         "y = Gather <axis = 1> (table, ids)",
     ],
 )
-def test_other_tables_stay(body: str) -> None:
+def test_unsupported_tables_stay(body: str) -> None:
     model, misses = testing.folded(_model(body), quantise_embeddings)
     assert "Q4NXGather" not in testing.operator_names(model)
     assert misses == []

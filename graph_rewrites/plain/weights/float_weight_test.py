@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_a_weight_in_a_file_of_a_weight_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weight_in_external_file_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = np.random.default_rng(4).standard_normal((256, 64)).astype(np.float32)
     (tmp_path / "data").write_bytes(weight.tobytes())
     tensor = ir.ExternalTensor(
@@ -39,7 +39,7 @@ def test_a_weight_in_a_file_of_a_weight_in_a_file(tmp_path: Path, monkeypatch: p
     np.testing.assert_array_equal(packed.numpy(), q4nx.pack(*q4nx.quantize(weight), q4nx.NARROW))
 
 
-def test_a_model_is_freed() -> None:
+def test_model_is_freed_after_conversion() -> None:
     """If this fails, the graph is kept alive by what C++ keeps of its weights, and converting leaks the model."""
     weight = np.zeros((64, 64), np.float32)
     model = testing.parse("product (float[1, 64] x) => (float y) { y = MatMul (x, w) }", w=weight)

@@ -161,7 +161,7 @@ def test_experts_become_one_operator(numbers: tuple[int, ...], addition: str, no
         ({"numbers": (0, 1)}, "expected each of 3 experts once"),
     ],
 )
-def test_what_is_no_mixture_is_left_with_the_reason(changed: dict[str, Any], reason: str) -> None:
+def test_unfit_mixture_is_left_with_reason(changed: dict[str, Any], reason: str) -> None:
     original = _model(**changed)
     model, misses = testing.folded(original, fold_mixture)
     assert "Q4NXMoE" not in testing.operator_names(model)
@@ -169,7 +169,7 @@ def test_what_is_no_mixture_is_left_with_the_reason(changed: dict[str, Any], rea
     assert re.search(reason, miss.reason), miss.reason
 
 
-def test_other_sums_are_nobodys_business() -> None:
+def test_unrelated_sums_are_no_miss() -> None:
     text = """other (float[N, 48] x, int64[M, 48] index, float[M, 48] more) => (float[N, 48] y) {
         y = ScatterElements <axis = 0, reduction = "add"> (x, index, more)
     }"""

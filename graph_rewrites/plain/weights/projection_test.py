@@ -55,7 +55,7 @@ def test_weights_are_quantised(body: str, biased: bool, shape: tuple[int, ...]) 
     testing.check(model)
 
 
-def test_the_error_is_told() -> None:
+def test_quantisation_error_is_reported() -> None:
     model, _ = testing.folded(_model("y = MatMul (x, stored)"), quantise_projections)
     (tensor,) = (value.const_value for name, value in model.graph.initializers.items() if name.endswith("_Q4NX"))
     assert isinstance(tensor, Q4NXTensor)
@@ -64,7 +64,7 @@ def test_the_error_is_told() -> None:
     assert tensor.relative_error == pytest.approx(q4nx.relative_error(WEIGHT, rounded), rel=1e-6)
 
 
-def test_one_weight_is_packed_once() -> None:
+def test_shared_weight_is_packed_once() -> None:
     body = "p = MatMul (x, stored) q = MatMul (x, stored) y = Add (p, q)"
     model, _ = testing.folded(_model(body), quantise_projections)
     assert testing.operator_names(model) == ["Q4NXMatMul", "Q4NXMatMul", "Add"]
@@ -91,13 +91,13 @@ def test_miss(body: str, inputs: str, reason: str) -> None:
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("projection", reason)]
 
 
-def test_a_bias_of_another_size_stays_outside() -> None:
+def test_bias_of_other_size_stays_outside() -> None:
     model, misses = testing.folded(_model("p = MatMul (x, stored) y = Add (p, short_bias)"), quantise_projections)
     assert testing.operator_names(model) == ["Q4NXMatMul", "Add"]
     assert misses == []
 
 
-def test_a_product_of_computed_values_is_no_miss() -> None:
+def test_product_of_computed_values_is_no_miss() -> None:
     model, misses = testing.folded(
         _model("y = MatMul (x, z)", "float[B, S, 48] x, float[B, 48, S] z"), quantise_projections
     )

@@ -28,7 +28,7 @@ def damager(library: Path) -> Iterator[Damager]:
 
 
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: path.name)
-def test_what_was_found_once(path: Path, damager: Damager) -> None:
+def test_damaged_models_found_before_give_no_finding(path: Path, damager: Damager) -> None:
     verdict = damager.judge(load(path))
     assert verdict.finding is None, verdict.finding.text
 

@@ -22,7 +22,7 @@ CASES, EMULATED, SEED = 20, 2, 20
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
-def test_what_was_found_once(path: Path, workers: Workers) -> None:
+def test_decoders_found_before_give_no_finding(path: Path, workers: Workers) -> None:
     verdict = judge_saved(load_case(path), *workers)
     assert verdict.finding is None, verdict.finding.text
 
@@ -43,7 +43,7 @@ def test_random_decoders_on_the_emulator(workers: Workers) -> None:
     assert not found
 
 
-def test_a_lost_key_is_found(workers: Workers) -> None:
+def test_lost_key_is_found(workers: Workers) -> None:
     """The oracle must notice one token missing from a past, the smallest mistake of a KV cache."""
     reference, _ = workers
     oracle = decoders.DecoderOracle(*workers)

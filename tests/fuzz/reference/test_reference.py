@@ -35,7 +35,7 @@ GRAPHS: dict[str, float] = {
 }
 
 
-def test_every_operator_of_flownpu_has_a_reference() -> None:
+def test_operators_of_flownpu_have_reference() -> None:
     """Numbers of an operator without one would be compared with ONNX Runtime's alone, which runs our definitions."""
     # PagedAttention is in no random graph (tests/fuzz/graphs/test_graphs.py).
     assert {name for domain, name in references() if domain == DOMAIN} == OPERATORS.keys() - {"PagedAttention"}
@@ -92,12 +92,12 @@ def test_nan(body: str, x: Any, expected: int) -> None:
     assert nan_of(body.replace("n2", "x"), x) == expected
 
 
-def test_a_nan_that_vanishes_is_found() -> None:
+def test_vanished_nan_is_found() -> None:
     known = evaluate(model_of("y = Softmax (x)"), {"x": np.array([np.nan, 1], np.float32)})["y"]
     assert outside(np.array([0.5, 0.5], np.float32), np.full(2, np.nan, np.float32), known).all()
 
 
-def test_a_product_with_a_nan_that_is_rounded_is_not_finite() -> None:
+def test_rounded_product_with_nan_is_not_finite() -> None:
     weight = onnx.numpy_helper.from_array(np.ones((2, 3), np.float32), "w")
     model = model_of("y = MatMul (x, w)")
     model.graph.initializer.append(weight)

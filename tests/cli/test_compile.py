@@ -7,7 +7,7 @@ import shutil
 PROMPT = ("-p", "The with statement", "--no-chat-template", "--max-new-tokens", 20, "--temperature", 0)
 
 
-def test_the_compiled_folder_says_the_same(flownpu, model_copy, tmp_path):
+def test_compiled_folder_gives_same_text(flownpu, model_copy, tmp_path):
     before = flownpu("run", model_copy, *PROMPT, "--activations", "bf16")
     compiled = tmp_path / "compiled"
     done = flownpu("compile", model_copy, compiled, "--option", "activations=bf16")
@@ -23,7 +23,7 @@ def test_the_compiled_folder_says_the_same(flownpu, model_copy, tmp_path):
     assert after.out == before.out  # The same steps on the same numbers.
 
 
-def test_it_replaces_a_model_only_if_told(flownpu, model, tmp_path):
+def test_compiled_folder_is_replaced_with_force_only(flownpu, model, tmp_path):
     output = tmp_path / "compiled"
     assert flownpu("compile", model, output).code == 0
     again = flownpu("compile", model, output)
@@ -32,14 +32,14 @@ def test_it_replaces_a_model_only_if_told(flownpu, model, tmp_path):
     assert flownpu("compile", model, output, "--force").code == 0
 
 
-def test_what_the_provider_refuses_is_said_and_nothing_is_left(flownpu, model, tmp_path):
+def test_provider_refusal_leaves_nothing(flownpu, model, tmp_path):
     done = flownpu("compile", model, tmp_path / "compiled", "--option", "threads=many")
     assert done.code != 0
     assert "option threads = 'many' is not valid" in done.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_one_is_refused_with_what_to_do(flownpu, model, tmp_path):
+def test_damaged_partition_names_remedy(flownpu, model, tmp_path):
     output = tmp_path / "compiled"
     assert flownpu("compile", model, output).code == 0
     (file,) = output.glob("*.flownpu")

@@ -54,13 +54,13 @@ def large_checkpoint(checkpoint, tmp_path_factory):
     return folder
 
 
-def test_it_says_what_it_made_and_what_to_do_next(flownpu, checkpoint, tmp_path):
+def test_convert_names_output_and_next_command(flownpu, checkpoint, tmp_path):
     done = flownpu("convert", checkpoint, tmp_path / "out")
     assert (done.code, done.out) == (0, "")
     assert done.err.splitlines()[-1].endswith(f'Next: flownpu run {tmp_path / "out"} -p "some text"')
 
 
-def test_an_existing_model_is_replaced_by_force_only(flownpu, checkpoint, model_copy):
+def test_existing_model_is_replaced_with_force_only(flownpu, checkpoint, model_copy):
     before = (model_copy / "flownpu_manifest.json").read_bytes()
     done = flownpu("convert", checkpoint, model_copy, "--kv-dtype", "fp32")
     assert done.code == 1
@@ -70,7 +70,7 @@ def test_an_existing_model_is_replaced_by_force_only(flownpu, checkpoint, model_
     assert json.loads((model_copy / "flownpu_manifest.json").read_text())["settings"]["kv_dtype"] == "fp32"
 
 
-def test_an_unsupported_family_is_named(flownpu, checkpoint, tmp_path):
+def test_unsupported_family_is_named(flownpu, checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint, tmp_path / "mamba")
     config = json.loads((folder / "config.json").read_text())
     config["model_type"] = "mamba2"
@@ -83,7 +83,7 @@ def test_an_unsupported_family_is_named(flownpu, checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["absent", "empty"])
-def test_a_source_that_is_no_model(flownpu, tmp_path, name):
+def test_source_without_model_is_refused(flownpu, tmp_path, name):
     (tmp_path / "empty").mkdir()
     done = flownpu("convert", tmp_path / name, tmp_path / "out")
     assert done.code == 1

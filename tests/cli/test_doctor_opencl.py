@@ -37,7 +37,7 @@ def debian(tmp_path):
         ),
     ],
 )
-def test_what_is_missing_is_told_apart(debian, found, status, text, remedy):
+def test_missing_opencl_parts_are_distinguished(debian, found, status, text, remedy):
     check = diagnose_opencl(debian, found)
     assert (check.name, check.status) == ("opencl", status)
     assert check.found.startswith(text)
@@ -45,12 +45,12 @@ def test_what_is_missing_is_told_apart(debian, found, status, text, remedy):
     assert bool(check.remedy) == bool(remedy)
 
 
-def test_a_system_whose_packages_are_not_known(tmp_path):
+def test_unknown_system_gets_pip_remedy(tmp_path):
     check = diagnose_opencl(Host(root=tmp_path), OpenCl())
     assert check.remedy.startswith("pip install pocl-binary-distribution pyopencl")
 
 
-def test_a_gpu_that_this_user_may_not_open(debian):
+def test_gpu_without_permission_is_bad(debian):
     (debian.root / "dev/dri").mkdir(parents=True)
     (debian.root / "dev/dri/renderD128").write_text("")
     host = Host(root=debian.root, may_use=lambda _path: False)

@@ -17,7 +17,7 @@ CALLBACKS = {command.name: command.callback for command in application().registe
 COMMANDS = sorted(CALLBACKS)
 
 
-def test_the_commands_are_those_of_the_documentation():
+def test_commands_equal_documentation():
     assert COMMANDS == [
         "batch", "bench", "build", "chat", "compile", "convert", "doctor", "embed", "explain", "export-q4nx",
         "inspect", "make-model", "predict", "rerank", "run", "selftest", "serve", "trace", "tune", "verify",
@@ -34,7 +34,7 @@ def test_help(flownpu, command):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_says_what_it_does(command):
+def test_options_all_have_help(command):
     hints = get_type_hints(CALLBACKS[command], include_extras=True)
     descriptions = {name: get_args(hint)[1].help for name, hint in hints.items() if name != "return"}
     assert [name for name, text in descriptions.items() if not text] == []
@@ -43,7 +43,7 @@ def test_every_option_says_what_it_does(command):
     assert descriptions
 
 
-def test_no_arguments_show_the_help(flownpu):
+def test_missing_arguments_show_help(flownpu):
     assert "Usage: flownpu" in (done := flownpu()).out + done.err
     assert done.code == 2
 
@@ -56,14 +56,14 @@ def test_version_names_what_a_bug_report_needs(flownpu):
 
 
 @pytest.mark.parametrize("line", ["walk", "run", "run x --colour red", "run x --device tpu", "bench x --repeats 0"])
-def test_what_is_not_understood_exits_with_2(flownpu, line):
+def test_unknown_argument_exits_with_2(flownpu, line):
     done = flownpu(*line.split())
     assert done.code == 2
     assert "Error" in done.err
     assert done.out == ""
 
 
-def test_an_error_is_one_line_on_stderr(flownpu, tmp_path):
+def test_error_is_one_line_on_stderr(flownpu, tmp_path):
     done = flownpu("run", tmp_path / "absent", "-p", "x")
     assert (done.code, done.out) == (1, "")
     assert done.err == (
@@ -81,7 +81,7 @@ def test_debug_shows_the_traceback(flownpu, tmp_path, where):
     assert done.err.splitlines()[-1].startswith("error: no such folder")
 
 
-def test_an_error_that_nobody_expected_is_called_a_bug(flownpu, monkeypatch, tmp_path):
+def test_unexpected_error_is_called_bug(flownpu, monkeypatch, tmp_path):
     def fail(*_arguments, **_options):
         raise KeyError("scale")
 
@@ -93,7 +93,7 @@ def test_an_error_that_nobody_expected_is_called_a_bug(flownpu, monkeypatch, tmp
     )
 
 
-def test_a_missing_package_comes_with_the_command_that_installs_it(flownpu, monkeypatch, model):
+def test_missing_package_names_install_command(flownpu, monkeypatch, model):
     monkeypatch.setitem(sys.modules, "onnxruntime_genai", None)
     done = flownpu("run", model, "-p", "x", "--provider", "cpu")
     assert done.code == 1
@@ -115,7 +115,7 @@ def test_ctrl_c_while_commands_are_imported_is_quiet():
     assert (done.returncode, done.stderr) == (130, b"")
 
 
-def test_a_command_imports_no_other(model):
+def test_command_imports_no_other_command(model):
     """Importing all takes most of a second; only the answer to an unknown command needs all of them."""
     script = (
         "import sys; from flownpu.cli import main; code = main(sys.argv[1:])\n"
@@ -131,7 +131,7 @@ def test_a_command_imports_no_other(model):
     assert imported("no-such-command") == (2, "['bench', 'doctor', 'inspect']")
 
 
-def test_a_reader_that_stops_reading_is_no_error(model):
+def test_closed_pipe_is_no_error(model):
     # `flownpu ... | head -1`: the pipe is closed before the program has written all.
     line = f"{sys.executable} -c 'from flownpu.cli import main; main()' inspect {model} --json | head -1"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, text=True, check=False)
@@ -140,7 +140,7 @@ def test_a_reader_that_stops_reading_is_no_error(model):
     assert "Broken pipe" not in done.stderr
 
 
-def test_what_is_left_for_a_reader_that_is_gone_is_no_error():
+def test_closed_pipe_at_exit_is_no_error():
     """Output that is not written yet when the command ends: Python would complain, and end with 120."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -155,7 +155,7 @@ def test_what_is_left_for_a_reader_that_is_gone_is_no_error():
     assert "Broken pipe" not in done.stderr
 
 
-def test_nothing_is_sent_home(model, tmp_path):
+def test_telemetry_is_not_sent(model, tmp_path):
     # ONNX Runtime's telemetry keeps an identifier and a queue of events below the home folder.
     environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
     environment |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}

@@ -17,13 +17,13 @@ def run(script):
     return done.stdout.splitlines()[-1]
 
 
-def test_the_library_is_in_the_package():
+def test_library_is_in_package():
     path = Path(flownpu.get_library_path())
     assert path.name == "libflownpu_ep.so"
     assert str(path.parent) in flownpu.__path__
 
 
-def test_a_missing_library_names_the_folders(monkeypatch):
+def test_missing_library_names_folders(monkeypatch):
     monkeypatch.setattr(flownpu, "__path__", ["/first", "/second"])
     with pytest.raises(flownpu.FlowNPUError, match=r"looked in /first, /second\): install it again"):
         flownpu.get_library_path()
@@ -41,7 +41,7 @@ print(sum(device.ep_name == flownpu.get_ep_name() for device in onnxruntime.get_
     assert run(script) == run(once) != "0"
 
 
-def test_a_provider_that_somebody_else_registered_is_left_alone():
+def test_foreign_registration_is_left_alone():
     assert (
         run("""
 import flownpu, onnxruntime
@@ -74,11 +74,11 @@ print("opened")
 
 
 @pytest.mark.parametrize("version", ["1.26.0", "0.28.0"])
-def test_an_old_onnxruntime_is_refused(version):
+def test_old_onnxruntime_is_refused(version):
     with pytest.raises(flownpu.FlowNPUError, match=f"needs onnxruntime 1.27 or newer, found {version}: pip install"):
         check_onnxruntime_version(version)
 
 
 @pytest.mark.parametrize("version", ["1.27.0", "1.31.1", "1.100.0.dev20270101", "2.0.0"])
-def test_a_new_onnxruntime_is_not(version):
+def test_new_onnxruntime_is_accepted(version):
     check_onnxruntime_version(version)

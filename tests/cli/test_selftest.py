@@ -45,7 +45,7 @@ def changed_ladder(monkeypatch, change):
     monkeypatch.setattr(rungs, "ladder", lambda target, *, many: [change(rung) for rung in known(target, many=many)])
 
 
-def test_all_rungs_pass_on_the_emulator(flownpu, tmp_path, monkeypatch):
+def test_rungs_all_pass_on_emulator(flownpu, tmp_path, monkeypatch):
     """Every kernel that kernels.h declares is called by a rung, too."""
     expected, called = [rung.name for rung in rungs.ladder("npu2", many=False)], set()
 
@@ -153,7 +153,7 @@ def of_another_plan(trial):
         ("kernel geglu", reads_elsewhere, "y: .* elements are beyond their tolerance"),
     ],
 )
-def test_a_rung_with_a_mistake_fails_alone(flownpu, tmp_path, monkeypatch, name, change, message):
+def test_wrong_rung_fails_alone(flownpu, tmp_path, monkeypatch, name, change, message):
     planted(monkeypatch, name, change)
     done = flownpu("selftest", *THREE, "--output", tmp_path)
     assert done.code == 1
@@ -172,7 +172,7 @@ def with_another_process(monkeypatch, name, script):
     )  # fmt: skip
 
 
-def test_a_rung_that_hangs_ends_at_its_bound(flownpu, tmp_path, monkeypatch):
+def test_hanging_rung_ends_at_time_limit(flownpu, tmp_path, monkeypatch):
     with_another_process(monkeypatch, "kernel-geglu", "import time; time.sleep(600)")
     changed_ladder(
         monkeypatch, lambda rung: dataclasses.replace(rung, seconds=0.5 if rung.name == "kernel geglu" else 60)
@@ -200,7 +200,7 @@ def test_seconds_bound_every_rung(flownpu, tmp_path):
         ("import os; os._exit(3)", "its process ended with exit code 3"),
     ],
 )
-def test_a_rung_whose_process_ends(flownpu, tmp_path, monkeypatch, script, message):
+def test_rung_whose_process_ends_fails_alone(flownpu, tmp_path, monkeypatch, script, message):
     with_another_process(monkeypatch, "kernel-geglu", script)
     done = flownpu("selftest", *THREE, "--output", tmp_path)
     assert done.code == 1
@@ -208,7 +208,7 @@ def test_a_rung_whose_process_ends(flownpu, tmp_path, monkeypatch, script, messa
     assert message in done.err
 
 
-def test_a_group_that_is_not_built(flownpu, tmp_path):
+def test_group_not_built_is_reported(flownpu, tmp_path):
     """A file is where the group's folder of artifacts would be."""
     (tmp_path / "emulate" / "artifacts").mkdir(parents=True)
     (tmp_path / "emulate" / "artifacts" / "kernel-geglu").write_text("")
@@ -238,7 +238,7 @@ def test_options_that_are_refused(flownpu, tmp_path, options, message):
 
 
 @pytest.mark.usefixtures("no_tools")
-def test_without_a_toolchain_it_says_what_is_missing(flownpu, tmp_path):
+def test_missing_toolchain_is_named(flownpu, tmp_path):
     done = flownpu("selftest", "--device", "npu", "--output", tmp_path)
     assert done.code == 1
     assert "aiecc was not found" in done.err
@@ -246,7 +246,7 @@ def test_without_a_toolchain_it_says_what_is_missing(flownpu, tmp_path):
 
 
 @pytest.mark.usefixtures("tools")
-def test_without_an_npu_every_rung_says_so(flownpu, tmp_path):
+def test_missing_npu_fails_all_rungs(flownpu, tmp_path):
     """Compiled by stand-ins, opened by the runtime of a real NPU, which is not there."""
     done = flownpu("selftest", "--device", "npu", "--only", "copy", "--only", "rms_norm", "--output", tmp_path)
     assert done.code == 1
@@ -324,7 +324,7 @@ def test_parameters_follow_from_times():
     assert found["dispatch"].assumed == TABLE["dispatch"].value
 
 
-def test_the_report_has_the_parameters_of_the_model():
+def test_report_has_measured_parameters():
     report = SelftestReport("npu", "npu2", {"aiecc": "1"}, results_of(made_up)).document()
     measured = report["measured"]
     assert {"dispatch", "channel_read", "memory_read", "wait", "dqp_block", "vector_element"} <= set(measured)
@@ -348,14 +348,14 @@ def test_times_that_tell_nothing():
     assert "noise" in found["memory_read"].reason
 
 
-def test_what_is_infinitely_far_off_is_null_in_json():
+def test_infinite_error_is_null_in_json():
     result = Result("copy", Outcome.WRONG, "y_0: nan", math.inf, math.inf)
     (record,) = SelftestReport("emulate", "npu2", {}, [result]).document()["rungs"]
     assert record["share"] is None
     json.dumps(record, allow_nan=False)
 
 
-def test_the_same_inputs_whichever_rungs_are_chosen(tmp_path):
+def test_rung_inputs_do_not_depend_on_selection(tmp_path):
     """A rung that failed can be tried again alone, with the inputs that it had."""
     chosen = [rung for rung in rungs.ladder("npu2", many=False) if rung.name in {"copy", "rms_norm"}]
     list(Climber("npu2", tmp_path / "all").climb(chosen))

@@ -17,7 +17,7 @@ def selftest(folder, *options):
     return main(["selftest", "--device", "gpu", "--output", str(folder), *TWO, *options])
 
 
-def test_a_table_and_a_report(tmp_path, capfd):
+def test_gpu_selftest_writes_table_and_report(tmp_path, capfd):
     assert selftest(tmp_path) == 0
     shown = capfd.readouterr().out
     assert "2 of 2 kernels passed" in shown
@@ -36,12 +36,12 @@ def test_a_table_and_a_report(tmp_path, capfd):
     assert product["read"] == 3 * 11 * 640  # row blocks, groups, bytes of a block
 
 
-def test_the_report_alone(tmp_path, capfd):
+def test_json_option_prints_report_alone(tmp_path, capfd):
     assert selftest(tmp_path, "--json", "-") == 0
     assert json.loads(capfd.readouterr().out) == json.loads((tmp_path / "gpu" / "report.json").read_text())
 
 
-def test_a_kernel_that_is_wrong_or_fails(tmp_path, capfd, monkeypatch):
+def test_wrong_or_failing_kernel_is_reported(tmp_path, capfd, monkeypatch):
     """All other kernels are still tested, and the exit code is 1."""
     known = trials.variants()
 
@@ -60,6 +60,6 @@ def test_a_kernel_that_is_wrong_or_fails(tmp_path, capfd, monkeypatch):
     assert "fused_dqp, narrow: failed: [FusedDQP" in said.err
 
 
-def test_a_kernel_that_there_is_not(tmp_path, capfd):
+def test_unknown_kernel_is_refused(tmp_path, capfd):
     assert selftest(tmp_path, "--only", "no_such*") == 2
     assert "'fused_dqp, wide'" in " ".join(capfd.readouterr().err.split())

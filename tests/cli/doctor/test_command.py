@@ -18,7 +18,7 @@ from flownpu.doctor.npu import (
 from flownpu.npu.artifacts import build_artifacts
 
 
-def test_this_machine(flownpu):
+def test_doctor_finds_this_machine_good(flownpu):
     done = flownpu("doctor", "--json")
     report = json.loads(done.out)
     checks = {check["name"]: check for check in report["checks"]}
@@ -27,7 +27,7 @@ def test_this_machine(flownpu):
     assert done.code == (0 if report["ok"] else 1)
 
 
-def test_what_is_broken_makes_the_command_fail(flownpu, monkeypatch):
+def test_doctor_with_bad_check_fails(flownpu, monkeypatch):
     bad = Check("npu", Status.BAD, "[0000:c5:00.1] has no driver", "sudo modprobe amdxdna")
     monkeypatch.setattr("flownpu.cli.doctor.diagnose", lambda *_: iter([Check("python", Status.GOOD, "3.14"), bad]))
     done = flownpu("doctor")
@@ -41,19 +41,19 @@ def test_what_is_broken_makes_the_command_fail(flownpu, monkeypatch):
     assert json.loads(flownpu("doctor", "--json").out)["ok"] is False
 
 
-def test_a_note_does_not(flownpu, monkeypatch):
+def test_doctor_with_note_alone_succeeds(flownpu, monkeypatch):
     monkeypatch.setattr("flownpu.cli.doctor.diagnose", lambda *_: iter([Check("npu", Status.NOTE, "none")]))
     assert flownpu("doctor").code == 0
 
 
-def test_a_model_without_artifacts(flownpu, model):
+def test_model_without_artifacts_is_bad(flownpu, model):
     done = flownpu("doctor", model)
     assert done.code == 1
     assert f"none for device=emulate in {model / 'artifacts' / 'emulate'}" in done.out
     assert f"mend it with: flownpu build {model} --for emulate" in done.out
 
 
-def test_a_model_that_the_emulator_runs_until_its_artifacts_are_damaged(flownpu, model_copy):
+def test_model_with_damaged_artifacts_is_bad(flownpu, model_copy):
     built = build_artifacts(model_copy, context=64)
     checks = {check["name"]: check for check in json.loads(flownpu("doctor", model_copy, "--json").out)["checks"]}
     assert checks["artifacts"]["status"] == checks["a token"]["status"] == "good"
@@ -66,7 +66,7 @@ def test_a_model_that_the_emulator_runs_until_its_artifacts_are_damaged(flownpu,
     assert f"mend it with: flownpu build {model_copy} --for emulate" in done.out
 
 
-def test_what_a_session_says_is_mended_as_on_this_machine(machine, tmp_path, monkeypatch):
+def test_remedy_follows_error_of_session(machine, tmp_path, monkeypatch):
     machine.ready()
     (tmp_path / "artifacts/npu2").mkdir(parents=True)
     (tmp_path / "artifacts/npu2/index.words").touch()
@@ -93,7 +93,7 @@ def test_what_a_session_says_is_mended_as_on_this_machine(machine, tmp_path, mon
     assert remedy("the array did not answer") == "sudo dmesg | grep amdxdna"
 
 
-def test_every_bad_check_has_a_remedy():
+def test_bad_checks_have_remedy():
     """The documentation promises it. Read from the source: each Check that is BAD is made with a remedy."""
     import ast
     import inspect

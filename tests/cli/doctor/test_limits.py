@@ -38,14 +38,14 @@ def checks_of(root, **files):
         ("aarch64", "Features : fp asimd asimddp", "", ""),
     ],
 )
-def test_a_processor_without_fast_kernels(tmp_path, monkeypatch, machine, lines, slow, remedy):
+def test_processor_without_fast_kernels_is_noted(tmp_path, monkeypatch, machine, lines, slow, remedy):
     monkeypatch.setattr(limits.platform, "machine", lambda: machine)
     check = checks_of(tmp_path, proc__cpuinfo=lines)["processor"]
     assert (check.status, check.remedy) == (Status.NOTE if slow else Status.GOOD, remedy)
     assert check.found.endswith(f"; the CPU kernels are slow without {slow}" if slow else " cores")
 
 
-def test_a_quota_of_time(tmp_path, monkeypatch):
+def test_cpu_quota_is_noted(tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "cpu_count", lambda: 8)
     checks = checks_of(tmp_path, **{"sys__fs__cgroup__cpu.max": "50000 100000"})
     file = tmp_path / "sys/fs/cgroup/cpu.max"
@@ -74,7 +74,7 @@ def test_limits_of_memory(tmp_path):
     )
 
 
-def test_a_machine_without_limits_says_nothing_of_them(tmp_path):
+def test_machine_without_limits_has_no_checks_of_them(tmp_path):
     unlimited = "Max address space         unlimited            unlimited            bytes"
     assert set(checks_of(tmp_path, proc__self__limits=unlimited)) == {"processor", "threads", "memory"}
 
@@ -94,7 +94,7 @@ NEEDS_236 = "/lib/libc.so.6: version `GLIBC_2.34' not found; version `GLIBC_2.36
 
 
 @pytest.mark.parametrize(("glibc", "remedy"), [("2.17", NEWER_SYSTEM), ("2.31", REINSTALL), ("", NEWER_SYSTEM)])
-def test_a_glibc_that_is_too_old(monkeypatch, glibc, remedy):
+def test_glibc_too_old_is_bad(monkeypatch, glibc, remedy):
     monkeypatch.setattr(libraries.platform, "libc_ver", lambda: ("glibc", glibc))
     check = provider(monkeypatch, get_library_path(), NEEDS_236)
     assert check == Check(
@@ -102,7 +102,7 @@ def test_a_glibc_that_is_too_old(monkeypatch, glibc, remedy):
     )
 
 
-def test_a_library_of_another_architecture(monkeypatch, tmp_path):
+def test_library_for_other_architecture_is_bad(monkeypatch, tmp_path):
     header = bytearray(Path(get_library_path()).read_bytes()[:64])
     header[18:20] = struct.pack("<H", 183)  # EM_AARCH64
     library = tmp_path / "libflownpu_ep.so"
@@ -113,7 +113,7 @@ def test_a_library_of_another_architecture(monkeypatch, tmp_path):
     assert check == Check("provider library", Status.BAD, found, f"a Python for aarch64, or {BUILD_HERE}")
 
 
-def test_no_memory_to_load_a_library(monkeypatch):
+def test_address_space_too_small_for_library_is_bad(monkeypatch):
     check = provider(monkeypatch, get_library_path(), "failed to map segment from shared object")
     assert (check.status, check.remedy) == (Status.BAD, "ulimit -v unlimited")
 
@@ -128,7 +128,7 @@ def test_onnxruntime_in_two_folders(monkeypatch):
     assert check.remedy.count("pip uninstall -y onnxruntime") == 2
 
 
-def test_a_module_for_another_python(monkeypatch, flownpu):
+def test_module_for_other_python_is_bad(monkeypatch, flownpu):
     monkeypatch.setitem(sys.modules, "flownpu._native", None)
     assert diagnose_module().remedy == REINSTALL
     done = flownpu("run", "model")
@@ -165,5 +165,5 @@ def test_instruction_sets(machine, flags, isa):
     assert (described.cpu, described.isa) == ("Ryzen AI 9", isa)
 
 
-def test_a_machine_without_cpuinfo(machine):
+def test_machine_without_cpuinfo_has_generic_isa(machine):
     assert describe_machine(machine.root).isa == "generic"

@@ -11,20 +11,20 @@ from tests.cli.doctor.machines import FORKY, PPA, RELEASES, UPGRADE
 from tests.npu.firmware import CURRENT, FIRST, Firmware, driver_log
 
 
-def test_no_npu_is_nothing_broken(machine):
+def test_machine_without_npu_is_noted(machine):
     assert machine.checks() == {
         "npu": Check("npu", Status.NOTE, "none in this machine; the cpu device is used"),
     }
 
 
-def test_other_devices_are_no_npu(machine):
+def test_devices_of_other_vendors_are_no_npu(machine):
     machine.npu(device="0x17f0", vendor="0x8086")
     machine.node(vendor="0x8086")
     assert machine.checks()["npu"].found == "none in this machine; the cpu device is used"
 
 
 @pytest.mark.parametrize("device", ["17f1", "17f2", "17f3", "1b0a", "1b0b", "1b0c"])
-def test_an_npu_of_a_later_generation(machine, device):
+def test_npu_of_later_generation_is_noted(machine, device):
     machine.npu(device=f"0x{device}")
     check = machine.checks()["npu"]
     assert check.status is Status.NOTE
@@ -36,7 +36,7 @@ def test_an_npu_of_a_later_generation(machine, device):
     assert "at /dev/accel/accel0, for which FlowNPU has no designs" in check.found
 
 
-def test_an_npu_without_its_driver(machine):
+def test_npu_without_loaded_driver_is_bad(machine):
     machine.npu()
     check = machine.checks()["npu"]
     assert check.status is Status.BAD
@@ -60,7 +60,7 @@ def test_an_npu_without_its_driver(machine):
         ("arch", "sudo pacman -S linux && sudo reboot"),
     ],
 )
-def test_a_kernel_without_the_driver(machine, release, remedy):
+def test_kernel_without_driver_is_bad(machine, release, remedy):
     machine.release(RELEASES[release])
     machine.npu()
     machine.file("proc/sys/kernel/osrelease", "6.12.9")
@@ -82,7 +82,7 @@ def test_a_kernel_without_the_driver(machine, release, remedy):
         ("noble", f"{PPA} amdxdna-dkms && sudo reboot"),
     ],
 )
-def test_a_driver_without_firmware(machine, release, remedy):
+def test_driver_without_firmware_is_bad(machine, release, remedy):
     machine.release(RELEASES[release])
     machine.npu(device="0x1502", revision="0x00")
     machine.driver()
@@ -105,7 +105,7 @@ def test_a_driver_without_firmware(machine, release, remedy):
         ((5, 8), "7.3.4", "start npu failed, ret -95"),
     ],
 )
-def test_a_driver_that_does_not_take_the_firmware(machine, protocol, linux, said):
+def test_driver_refusing_firmware_is_bad(machine, protocol, linux, said):
     machine.release(FORKY)
     machine.npu()
     machine.driver()
@@ -123,12 +123,12 @@ def test_a_driver_that_does_not_take_the_firmware(machine, protocol, linux, said
 
 
 @pytest.mark.parametrize(("firmware", "linux"), [(FIRST, "6.19.8"), (FIRST, "7.3.4"), (CURRENT, "7.3.4")])
-def test_a_driver_that_takes_its_firmware_says_nothing(firmware, linux):
+def test_driver_accepting_firmware_logs_nothing(firmware, linux):
     """If it said something, the test before this one would show nothing."""
     assert driver_log(firmware, linux, "0000:c5:00.1") == ""
 
 
-def test_a_driver_that_could_not_start_the_npu(machine):
+def test_driver_that_could_not_start_npu_is_bad(machine):
     """Its other errors are in the kernel's log only, which users may not read: the remedy is to look there."""
     machine.npu()
     machine.driver()
@@ -141,7 +141,7 @@ def test_a_driver_that_could_not_start_the_npu(machine):
     assert check.remedy == "sudo dmesg | grep amdxdna"
 
 
-def test_no_permission_is_told_from_no_device(machine):
+def test_device_without_permission_is_bad(machine):
     machine.ready()
     check = machine.checks(may_use=False)["npu"]
     assert check.status is Status.BAD
@@ -149,7 +149,7 @@ def test_no_permission_is_told_from_no_device(machine):
     assert check.remedy.startswith('sudo usermod -aG render "$USER"')
 
 
-def test_an_npu_that_is_ready(machine):
+def test_ready_npu_is_good(machine):
     machine.ready()
     machine.xrt()
     checks = machine.checks()
@@ -159,7 +159,7 @@ def test_an_npu_that_is_ready(machine):
     assert set(checks) == {"npu", "xrt"}
 
 
-def test_two_npus(machine):
+def test_two_npus_are_noted(machine):
     machine.ready()
     machine.node("accel1", device="0x1502")
     host = Host(root=machine.root, may_use=lambda _: True, kernel_log=str)
@@ -186,7 +186,7 @@ LIMITED, ROOT, ALL_BUT_IT = 8 << 20, "000001ffffffffff", "000001ffffffbfff"
         (LIMITED, ALL_BUT_IT, True),
     ],
 )
-def test_the_memory_that_the_driver_locks(machine, limit, capabilities, bad):
+def test_locked_memory_below_driver_need_is_bad(machine, limit, capabilities, bad):
     machine.ready()
     machine.lockable(limit, capabilities)
     checks = machine.checks()
@@ -205,7 +205,7 @@ def test_root_of_a_container_is_bound_by_the_limit(machine):
     assert machine.checks()["memory lock"].remedy == MORE_LOCKED_MEMORY_OF_ROOT
 
 
-def test_the_limit_of_this_process_is_read():
+def test_lock_limit_of_process_is_read():
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     lines = [line for line in Host().read("proc/self/limits").splitlines() if line.startswith("Max locked memory")]
     assert lines[0].split()[3] == ("unlimited" if soft == resource.RLIM_INFINITY else str(soft))

@@ -34,19 +34,19 @@ GOOD = {"onnxruntime": {"onnxruntime": "1.31.1"}, "onnxruntime_genai": {"onnxrun
         ),
     ],
 )
-def test_an_onnxruntime_that_does_not_do(monkeypatch, flavours, found, remedy):
+def test_unfit_onnxruntime_is_bad(monkeypatch, flavours, found, remedy):
     checks = software(monkeypatch, {**GOOD, "onnxruntime": flavours})
     assert checks["onnxruntime"] == Check("onnxruntime", Status.BAD, found, remedy)
     assert "registration" not in checks  # it would only fail for the same reason
 
 
-def test_without_genai_only_generation_is_missing(monkeypatch):
+def test_missing_genai_is_noted(monkeypatch):
     check = software(monkeypatch, {**GOOD, "onnxruntime_genai": {}})["onnxruntime-genai"]
     assert check.status is Status.NOTE
     assert check.remedy == 'pip install "flownpu[genai]"'
 
 
-def test_a_library_that_does_not_load(monkeypatch, tmp_path):
+def test_library_that_does_not_load_is_bad(monkeypatch, tmp_path):
     (tmp_path / "libflownpu_ep.so").write_bytes(b"not a library")
     monkeypatch.setattr("flownpu.doctor.libraries.get_library_path", lambda: str(tmp_path / "libflownpu_ep.so"))
     checks = software(monkeypatch, GOOD)
@@ -55,7 +55,7 @@ def test_a_library_that_does_not_load(monkeypatch, tmp_path):
     assert "registration" not in checks
 
 
-def test_a_package_without_the_library(monkeypatch):
+def test_package_without_library_is_bad(monkeypatch):
     monkeypatch.setattr(sys.modules["flownpu"], "__path__", ["/nowhere"])
     check = software(monkeypatch, GOOD)["provider library"]
     assert check.status is Status.BAD

@@ -23,7 +23,7 @@ TRIXIE_BACKPORTS = "sudo apt install -t trixie-backports libxrt-npu2"
         ("fedora", "git clone --recursive https://github.com/amd/xdna-driver && "),
     ],
 )
-def test_an_npu_without_xrt(machine, release, remedy):
+def test_npu_without_xrt_is_noted(machine, release, remedy):
     machine.ready()
     machine.release(RELEASES[release])
     check = machine.checks()["xrt"]
@@ -68,7 +68,7 @@ def test_backports_that_are_there(machine):
     assert machine.checks()["xrt"].remedy == TRIXIE_BACKPORTS
 
 
-def test_an_xrt_at_another_place_that_the_loader_finds(machine):
+def test_xrt_elsewhere_found_by_loader_is_good(machine):
     machine.ready()
     machine.xrt(folder="opt/own/lib")
     assert machine.checks()["xrt"].found == "not installed; the npu device needs it"
@@ -79,7 +79,7 @@ def test_an_xrt_at_another_place_that_the_loader_finds(machine):
     assert machine.checks(plugin=None)["xrt"].status is Status.NOTE
 
 
-def test_an_xrt_that_is_too_old(machine):
+def test_xrt_too_old_is_bad(machine):
     machine.ready()
     machine.xrt("coreutil", "core", version="2.13.0")
     check = machine.checks()["xrt"]
@@ -95,7 +95,7 @@ def test_an_xrt_that_is_too_old(machine):
         (("coreutil", "driver_xdna"), "a library of its own, libxrt_core.so.2, is missing"),
     ],
 )
-def test_an_xrt_without_its_part_for_npus_or_its_core(machine, present, missing):
+def test_xrt_without_npu_part_or_core_is_bad(machine, present, missing):
     machine.ready()
     machine.xrt(*present)
     check = machine.checks()["xrt"]
@@ -104,7 +104,7 @@ def test_an_xrt_without_its_part_for_npus_or_its_core(machine, present, missing)
     assert check.remedy == "sudo apt install libxrt-npu2"
 
 
-def test_an_xrt_of_two_versions(machine):
+def test_xrt_of_two_versions_is_bad(machine):
     machine.ready()
     machine.xrt("coreutil", "core")
     machine.xrt("driver_xdna", version="2.21.75")
@@ -113,7 +113,7 @@ def test_an_xrt_of_two_versions(machine):
     assert check.found.endswith("its part for NPUs, libxrt_driver_xdna.so.2, is of XRT 2.21")
 
 
-def test_a_flownpu_without_its_part_for_xrt(machine):
+def test_flownpu_without_xrt_plugin_is_noted(machine):
     machine.ready()
     machine.xrt()
     check = machine.checks(plugin=None)["xrt"]
@@ -122,7 +122,7 @@ def test_a_flownpu_without_its_part_for_xrt(machine):
     assert check.remedy.startswith("sudo apt install libxrt-dev && pip install")
 
 
-def test_an_xrt_that_the_loader_does_not_find(machine):
+def test_xrt_not_found_by_loader_is_bad(machine):
     machine.ready()
     machine.xrt(folder="opt/xilinx/xrt/lib")
     said = "libxrt_coreutil.so.2: cannot open shared object file: No such file or directory"
@@ -132,7 +132,7 @@ def test_an_xrt_that_the_loader_does_not_find(machine):
     assert check.remedy == "source /opt/xilinx/xrt/setup.sh"
 
 
-def test_an_xrt_that_this_flownpu_was_not_built_for(machine):
+def test_xrt_unfit_for_plugin_is_bad(machine):
     machine.ready()
     machine.xrt()
     check = machine.checks(plugin="libflownpu_xrt.so: undefined symbol: _ZN3xrt3ext2boC1E")["xrt"]

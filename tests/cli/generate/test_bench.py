@@ -88,7 +88,7 @@ def test_traffic_of_a_decode_step(model):
     assert traffic.bytes_at(1000) - traffic.bytes_at(0) == 512 * (5 * 64 + 1000)
 
 
-def test_a_decode_step_reads_the_experts_that_a_token_chooses():
+def test_decode_step_counts_weights_of_chosen_experts():
     def constant(name: str, *shape: int) -> ir.Value:
         tensor = ir.tensor(np.zeros(shape, np.uint8))
         return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
@@ -141,7 +141,7 @@ def test_json(flownpu, model):
     assert {"flownpu", "onnxruntime", "onnxruntime-genai"} <= report["machine"]["versions"].keys()
 
 
-def test_the_share_of_the_roof_is_that_of_each_round():
+def test_roof_share_is_computed_per_round():
     case = Case(depth=0, prompt=10, generate=11)
     # In each round, 10 tokens of 1 MB each take twice the time that memory takes at that round's bandwidth; the last
     # round has no bandwidth. From the medians, the share would be 41 %.
@@ -152,7 +152,7 @@ def test_the_share_of_the_roof_is_that_of_each_round():
     assert [row[2] for row in report.rows()] == ["", "50 %"]
 
 
-def test_the_roof_is_measured_before_and_after_the_first_engine(monkeypatch, peer):
+def test_roof_is_measured_around_first_engine(monkeypatch, peer):
     rates = iter([1e9, 3e9, 5e9, 6e9])
     monkeypatch.setattr("flownpu.bench.measurement.read_bandwidth", lambda _threads: next(rates))
     found = measure([peer("own"), peer()], [Case(0, 4, 2)], repeats=2, threads=1, vocabulary_size=9)
@@ -174,7 +174,7 @@ def test_table_and_files(flownpu, model, tmp_path):
     assert ET.fromstring(files["plot"].read_text()).tag.endswith("svg")  # noqa: S314 (what we wrote)
 
 
-def test_nothing_is_measured_that_cannot_be_drawn(flownpu, model, monkeypatch, tmp_path):
+def test_plot_without_matplotlib_is_refused_before_measuring(flownpu, model, monkeypatch, tmp_path):
     def unexpected(*_arguments, **_options):
         raise AssertionError("measured")
 
@@ -186,7 +186,7 @@ def test_nothing_is_measured_that_cannot_be_drawn(flownpu, model, monkeypatch, t
 
 
 @pytest.mark.parametrize("limit", [2048])
-def test_what_does_not_fit_the_context_is_refused(flownpu, model, limit):
+def test_prompt_beyond_context_is_refused(flownpu, model, limit):
     done = flownpu("bench", model, "--prompt", limit, "--generate", 2, *CPU)
     assert done.code == 1
     assert f"2048 prompt tokens and 2 new ones do not fit the model's context of {limit}" in done.err
@@ -200,20 +200,20 @@ def test_what_does_not_fit_the_context_is_refused(flownpu, model, limit):
         ("--against", "abacus", "expected some of ort-cpu, llama.cpp, llama.cpp-avx2, openvino, got 'abacus'"),
     ],
 )
-def test_what_is_not_understood_is_refused(flownpu, model, option, value, expected):
+def test_bench_with_unknown_values_is_refused(flownpu, model, option, value, expected):
     done = flownpu("bench", model, option, value)
     assert done.code == 2
     assert expected in done.err
 
 
-def test_an_error_of_the_engine_is_the_commands(flownpu, model):
+def test_engine_error_ends_bench(flownpu, model):
     done = flownpu("bench", model, *SMALL, "--option", "cpu_isa=mmx")
     assert done.code == 1
     assert "cpu_isa" in done.err
     assert "mmx" in done.err
 
 
-def test_an_end_of_text_does_not_end_a_measurement(flownpu, model_copy):
+def test_end_of_text_does_not_end_measurement(flownpu, model_copy):
     # All tokens end the text: without a minimum length the reply would be one token long.
     config = json.loads((model_copy / "genai_config.json").read_text())
     config["model"]["eos_token_id"] = list(range(4000))
@@ -240,7 +240,7 @@ def test_engines_take_turns_in_processes_of_their_own(peer):
             assert min(measured.decode[case]) >= 5 * 0.004
 
 
-def test_a_peer_that_fails_is_left_out(peer):
+def test_failing_peer_is_left_out(peer):
     found = measure(
         [peer("own"), peer("refuses", "refuses"), peer("dies", "dies")],
         [Case(0, 4, 3)],
@@ -253,7 +253,7 @@ def test_a_peer_that_fails_is_left_out(peer):
     assert len(found.engines["own"].load) == 2
 
 
-def test_the_first_engine_must_not_fail(peer):
+def test_failing_first_engine_ends_bench(peer):
     with pytest.raises(FlowNPUError, match=r"^the model has no weights$"):
         measure([peer(mood="refuses")], [Case(0, 4, 3)], repeats=1, threads=1, vocabulary_size=9)
 
@@ -296,7 +296,7 @@ def child_processes(pid: int) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-def test_the_peers_are_prepared_once(flownpu, model, monkeypatch, peer):
+def test_peers_are_prepared_once(flownpu, model, monkeypatch, peer):
     prepared = []
     monkeypatch.setattr("flownpu.cli.bench.prepare", lambda name, *_, **__: prepared.append(name) or peer(name))
     arguments = ("--against", "llama.cpp,ort-cpu,llama.cpp", "--json", "-", *CPU)
@@ -308,7 +308,7 @@ def test_the_peers_are_prepared_once(flownpu, model, monkeypatch, peer):
     assert case["decode_ratio"] == own["decode_rate"]["median"] / case["decode_rate"]["median"]
 
 
-def test_every_peer_has_what_a_peer_has():
+def test_peer_scripts_have_convert_engine_and_exact_versions():
     for peer in peers.PEERS.values():
         text = peer.script.read_text()
         assert "\ndef convert(" in text

@@ -21,7 +21,7 @@ def points(drawing: str, curve: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", path.get("d", ""))]
 
 
-def test_it_names_what_it_shows():
+def test_drawing_names_engines_axes_and_roof():
     drawing = draw("decode", {"flownpu": list(RATES.items()), "nothing": []}, [(1024.0, 50.0)])
     shown = texts(drawing)
     assert {"decode", "flownpu", "memory roof", "tokens in the context", "1024", "4096", "16384"} <= set(shown)
@@ -40,5 +40,5 @@ def test_contexts_are_on_a_logarithmic_axis_and_rates_on_one_that_begins_at_zero
     assert x0 < x1
 
 
-def test_the_same_drawing_has_the_same_bytes():
+def test_drawing_has_same_bytes_again():
     assert draw("decode", {"a": [(1.0, 2.0)]}, [(1.0, 3.0)]) == draw("decode", {"a": [(1.0, 2.0)]}, [(1.0, 3.0)])

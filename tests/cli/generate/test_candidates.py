@@ -19,7 +19,7 @@ def test_run_says_what_was_kept(model, flownpu):
     assert " steps" not in plain.err
 
 
-def test_what_cannot_be_is_refused(model, flownpu, tmp_path):
+def test_draft_with_two_models_is_refused(model, flownpu, tmp_path):
     outcome = flownpu("run", model, "-p", PROMPT, "--lookup", "--device", "emulate")
     assert outcome.code == 1
     assert "cannot verify candidates on --device emulate" in outcome.err

@@ -35,7 +35,7 @@ def fresh(language_model, messages, tokens):
     return "".join(itertools.islice(language_model.complete(prompt, tokens, GREEDY, Timing()), tokens))
 
 
-def test_every_turn_is_what_a_fresh_start_gives(language_model):
+def test_turn_equals_fresh_start(language_model):
     conversation = Conversation(language_model, GREEDY, 1024, system="Be brief.")
     for number, text in enumerate(["Tell me about loops.", "And of functions?", "Thank you."], start=1):
         before = [*conversation.messages, {"role": "user", "content": text}]
@@ -47,7 +47,7 @@ def test_every_turn_is_what_a_fresh_start_gives(language_model):
 
 
 @pytest.mark.parametrize("ends", ["by itself", "cut short"])
-def test_the_cache_holds_what_the_sequence_says(language_model, ends):
+def test_kv_cache_holds_sequence_after_reply(language_model, ends):
     """After a reply, the logits of further tokens are those of the whole sequence read at once."""
     conversation = Conversation(language_model, GREEDY, 1024)
     say(conversation, "Tell me about loops.", 5 if ends == "cut short" else None)
@@ -65,7 +65,7 @@ def test_the_cache_holds_what_the_sequence_says(language_model, ends):
     assert np.abs(generator.get_logits() - expected).max() < 0.02 * np.abs(expected).max()
 
 
-def test_a_turn_costs_its_own_tokens_only(language_model):
+def test_turn_costs_its_own_tokens_alone(language_model):
     conversation = Conversation(language_model, GREEDY, 1024)
     _, first = say(conversation, "word " * 200, 4)
     _, second = say(conversation, "yes", 4)
@@ -75,7 +75,7 @@ def test_a_turn_costs_its_own_tokens_only(language_model):
     assert second.prompt_tokens < 30
 
 
-def test_a_turn_that_said_nothing_is_forgotten(language_model, monkeypatch):
+def test_turn_without_reply_is_forgotten(language_model, monkeypatch):
     conversation = Conversation(language_model, GREEDY, 1024)
     say(conversation, "Tell me about loops.", 4)
     before = list(conversation.messages)
@@ -100,7 +100,7 @@ def test_reset_forgets_all_but_the_system_message(language_model):
     assert conversation.messages == [{"role": "system", "content": "Be brief."}]
 
 
-def test_a_cache_that_cannot_go_back_is_filled_anew(language_model):
+def test_kv_cache_that_cannot_rewind_is_filled_anew(language_model):
     conversation = Conversation(language_model, GREEDY, 1024)
     say(conversation, "Tell me about loops.", 8)
 
@@ -135,7 +135,7 @@ def test_turns_come_from_a_pipe(chat):
     assert len(done.out.strip()) > 0
 
 
-def test_a_line_that_is_no_utf8_does_not_end_the_conversation(start, model):
+def test_line_without_utf8_does_not_end_chat(start, model):
     process = start("chat", model, *CPU, "--temperature", 0, "--context", 120)
     process.stdin.buffer.write(b"caf\xe9\nWhat is a tuple?\n")
     _, err = process.communicate(timeout=60)

@@ -82,7 +82,7 @@ def turn(text):
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_the_answer_is_genais(flownpu, seeing_model, files, count):
+def test_answer_with_images_equals_genai(flownpu, seeing_model, files, count):
     shown = files[:count]
     options = [argument for file in shown for argument in ("--image", file)]
     done = flownpu("run", seeing_model, "-p", QUESTION, *options, "--max-new-tokens", 12, "--temperature", 0, *CPU)
@@ -90,7 +90,7 @@ def test_the_answer_is_genais(flownpu, seeing_model, files, count):
     assert done.out == reference(seeing_model, turn(IMAGE * count + QUESTION), shown, 12) + "\n"
 
 
-def test_the_answer_depends_on_the_images_and_their_order(flownpu, seeing_model, files):
+def test_answer_depends_on_images_and_order(flownpu, seeing_model, files):
     def text(*shown):
         options = [argument for file in shown for argument in ("--image", file)]
         return flownpu("run", seeing_model, "-p", QUESTION, *options, "--max-new-tokens", 8, *CPU).out
@@ -99,7 +99,7 @@ def test_the_answer_depends_on_the_images_and_their_order(flownpu, seeing_model,
     assert len({text(one), text(other), text(one, other), text(other, one), text()}) == 5
 
 
-def test_the_prompt_says_where_the_images_are(flownpu, seeing_model, files):
+def test_image_marks_in_prompt_place_images(flownpu, seeing_model, files):
     prompt = f"From {IMAGE} to {IMAGE}?"
     options = ("--image", files[0], "--image", files[1], "--max-new-tokens", 8, "--temperature", 0, *CPU)
     done = flownpu("run", seeing_model, "-p", prompt, *options)
@@ -108,7 +108,7 @@ def test_the_prompt_says_where_the_images_are(flownpu, seeing_model, files):
     assert done.out == reference(seeing_model, f"<bos>{prompt}", files, 8) + "\n"
 
 
-def test_the_tokens_are_those_of_transformers(language_model, pictures_checkpoint):
+def test_tokens_of_image_prompt_equal_transformers(language_model, pictures_checkpoint):
     from transformers import AutoTokenizer, Gemma3ImageProcessorPil, Gemma3Processor
 
     tokenizer = AutoTokenizer.from_pretrained(
@@ -155,13 +155,13 @@ def test_json_tells_images_tokens_and_times(flownpu, seeing_model, files):
     assert done.err == ""
 
 
-def test_the_images_are_told_on_stderr(flownpu, seeing_model, files):
+def test_image_sizes_are_on_stderr(flownpu, seeing_model, files):
     done = flownpu("run", seeing_model, "-p", QUESTION, "--image", files[0], "--max-new-tokens", 4, *CPU)
     assert done.err.startswith("1 image in ")
     assert " prompt tokens, first token after " in done.err
 
 
-def test_what_ran_where_is_told_of_both_models(flownpu, seeing_model, files):
+def test_placement_lines_name_both_models(flownpu, seeing_model, files):
     options = ("--image", files[0], "--max-new-tokens", 4, "--option", "on_unsupported=cpu")
     done = flownpu("run", seeing_model, "-p", QUESTION, *options)
     assert done.code == 0, done.err
@@ -173,7 +173,7 @@ def test_what_ran_where_is_told_of_both_models(flownpu, seeing_model, files):
     assert decoder == f"Text: {placed['placement']['summary']}"
 
 
-def test_a_text_model_refuses_images_before_it_is_opened(flownpu, model_copy, files):
+def test_text_model_refuses_images_before_opening(flownpu, model_copy, files):
     (model_copy / "model.onnx").write_bytes(b"what no one opens")
     done = flownpu("run", model_copy, "-p", QUESTION, "--image", files[0], *CPU)
     assert (done.code, done.out) == (1, "")
@@ -182,7 +182,7 @@ def test_a_text_model_refuses_images_before_it_is_opened(flownpu, model_copy, fi
     )
 
 
-def test_an_image_is_refused_before_the_model_is_opened(flownpu, seeing_model, tmp_path, monkeypatch):
+def test_empty_image_is_refused_before_opening(flownpu, seeing_model, tmp_path, monkeypatch):
     monkeypatch.setattr("flownpu.cli.options.open_model", None)
     (tmp_path / "empty.png").touch()
     done = flownpu("run", seeing_model, "-p", QUESTION, "--image", tmp_path / "empty.png")
@@ -202,7 +202,7 @@ def test_an_image_is_refused_before_the_model_is_opened(flownpu, seeing_model, t
         ),
     ],
 )
-def test_a_broken_processor_is_named(flownpu, seeing_model, files, tmp_path, processor, words):
+def test_broken_image_processor_is_named(flownpu, seeing_model, files, tmp_path, processor, words):
     for file in seeing_model.iterdir():
         (tmp_path / file.name).symlink_to(file)
     (tmp_path / "image_processor.json").unlink()
@@ -234,7 +234,7 @@ def test_images_given_to_a_text_model_are_an_error(model):
         next(answer)
 
 
-def test_without_pillow_the_package_is_named(flownpu, seeing_model, files, monkeypatch):
+def test_missing_pillow_names_package(flownpu, seeing_model, files, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
     monkeypatch.delitem(__import__("sys").modules, "flownpu.generate.images")
     done = flownpu("run", seeing_model, "-p", QUESTION, "--image", files[0])
@@ -242,7 +242,7 @@ def test_without_pillow_the_package_is_named(flownpu, seeing_model, files, monke
     assert 'Reading images needs the Python package PIL: pip install "flownpu[genai]"' in done.err
 
 
-def test_a_mark_becomes_what_genai_writes():
+def test_image_mark_expands_as_in_genai():
     soft = "<image_soft_token>" * 256
     assert expand_images(f"a{IMAGE}b") == f"a\n\n{IMAGE}{soft}<end_of_image>\n\nb"
 
@@ -277,7 +277,7 @@ class TestConversation:
             assert timing.images == (len(seen) if images else 0)
             assert (timing.prompt_tokens > 256) == bool(images)
 
-    def test_another_image_is_not_taken_for_the_one_before(self, language_model, seeing_model, files, monkeypatch):
+    def test_conversation_with_other_image_is_computed_anew(self, language_model, seeing_model, files, monkeypatch):
         """All images have the same tokens: a cache that was computed with one must not answer for another."""
         one, other = read_images(seeing_model, files)
         conversation = Conversation(language_model, GREEDY, 1000)
@@ -296,7 +296,7 @@ class TestConversation:
         asked = [{"role": "user", "content": place_images(QUESTION, 1)}]
         assert self.say(conversation, QUESTION, [other])[0] == self.fresh(language_model, asked, [other])
 
-    def test_a_cache_is_taken_back(self, language_model, seeing_model, files):
+    def test_kv_cache_behind_image_is_rewound(self, language_model, seeing_model, files):
         """This happens when a reply's text is tokenised into other tokens than it was generated with."""
         (one, _) = read_images(seeing_model, files)
         conversation = Conversation(language_model, GREEDY, 1000)
@@ -307,7 +307,7 @@ class TestConversation:
         assert reply == self.fresh(language_model, before, [one])
         assert timing.prompt_tokens < 50
 
-    def test_a_cache_in_front_of_the_image_is_left(self, language_model, seeing_model, files):
+    def test_kv_cache_before_image_is_left(self, language_model, seeing_model, files):
         (one, _) = read_images(seeing_model, files)
         conversation = Conversation(language_model, GREEDY, 1000)
         self.say(conversation, QUESTION, [one])
@@ -315,7 +315,7 @@ class TestConversation:
         before = [*conversation.messages, {"role": "user", "content": "Why?"}]
         assert self.say(conversation, "Why?")[0] == self.fresh(language_model, before, [one])
 
-    def test_a_cache_that_genai_does_not_take_back_is_left(self, language_model, seeing_model, files, monkeypatch):
+    def test_kv_cache_that_genai_cannot_rewind_is_left(self, language_model, seeing_model, files, monkeypatch):
         (one, _) = read_images(seeing_model, files)
         monkeypatch.setattr(language_model, "can_rewind", False)
         conversation = Conversation(language_model, GREEDY, 1000)
@@ -326,7 +326,7 @@ class TestConversation:
         assert reply == self.fresh(language_model, before, [one])
         assert timing.images == 1
 
-    def test_a_mark_without_an_image_is_text(self, language_model):
+    def test_image_mark_without_image_is_text(self, language_model):
         messages = [{"role": "user", "content": f"And {IMAGE}?"}]
         assert not language_model.has_image_tokens(language_model.tokens_of_messages(messages))
         reply, _ = self.say(Conversation(language_model, GREEDY, 1000), f"And {IMAGE}?")
@@ -342,7 +342,7 @@ def chat(flownpu, seeing_model, monkeypatch):
     return run
 
 
-def test_an_image_belongs_to_the_next_message(chat, flownpu, seeing_model, files):
+def test_chat_image_belongs_to_next_message(chat, flownpu, seeing_model, files):
     done = chat([f"/image {files[0]}", f"/image '{files[1]}'", "", QUESTION, "/exit"])
     assert done.code == 0, done.err
     assert "noise.png, 90 x 60: shown with your next message" in done.err
@@ -368,7 +368,7 @@ def brief_model(seeing_model, tmp_path):
     return tmp_path
 
 
-def test_a_later_image_is_told_to_cost_the_conversation(chat, brief_model, files):
+def test_later_chat_image_costs_whole_conversation(chat, brief_model, files):
     lines = [
         "Hello.",
         f"/image {files[0]}",
@@ -392,7 +392,7 @@ def test_a_later_image_is_told_to_cost_the_conversation(chat, brief_model, files
     assert "prompt tokens" in why
 
 
-def test_what_is_wrong_with_an_image_does_not_end_a_chat(chat, model, tmp_path):
+def test_wrong_chat_image_does_not_end_chat(chat, model, tmp_path):
     (tmp_path / "text.png").write_text("no image")
     done = chat(["/image", f"/image {tmp_path / 'text.png'}", "/image ~/none.png", "/help"])
     assert (done.code, done.out) == (0, "")

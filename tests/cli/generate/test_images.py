@@ -65,7 +65,7 @@ def colours(width, height, seed=0):
 
 
 @pytest.mark.parametrize(("mode", "suffix"), MODES)
-def test_the_pixels_are_those_of_transformers(tmp_path, mode, suffix):
+def test_pixels_equal_transformers(tmp_path, mode, suffix):
     path = tmp_path / f"picture.{suffix}"
     colours(333, 217).convert(mode).save(path)
     with Image.open(path) as picture:
@@ -74,7 +74,7 @@ def test_the_pixels_are_those_of_transformers(tmp_path, mode, suffix):
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 5000), (5000, 1), (96, 96), (40, 30), (3001, 77), (2400, 1800)], ids=str)
-def test_any_shape_is_resized_as_transformers_does(tmp_path, shape):
+def test_random_shape_is_resized_as_in_transformers(tmp_path, shape):
     path = tmp_path / "picture.png"
     colours(*shape).save(path)
     np.testing.assert_array_equal(pixels(path), transformers_pixels(path))
@@ -84,7 +84,7 @@ def test_any_shape_is_resized_as_transformers_does(tmp_path, shape):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif"])
-def test_a_turned_photograph_is_upright(tmp_path, orientation, suffix):
+def test_rotated_photograph_is_upright(tmp_path, orientation, suffix):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
     path = tmp_path / f"picture.{suffix}"
@@ -112,7 +112,7 @@ def test_transparent_parts_are_white(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["palette", "colour key", "gif"])
-def test_one_transparent_colour_is_white(tmp_path, kind):
+def test_transparent_colour_becomes_white(tmp_path, kind):
     picture = Image.new("RGB", (8, 4), (255, 0, 0))
     picture.paste((0, 0, 255), (4, 0, 8, 4))
     path = tmp_path / ("picture.gif" if kind == "gif" else "picture.png")
@@ -144,7 +144,7 @@ def test_16_bits_a_channel(tmp_path):
     assert np.abs(got - values / 257).max() <= 1
 
 
-def test_of_an_animation_the_first_frame_is_taken(tmp_path):
+def test_animation_gives_first_frame(tmp_path):
     frames = [Image.new("RGB", (8, 8), colour) for colour in ((250, 0, 0), (0, 250, 0))]
     for name in ("a.gif", "a.webp", "a.png"):
         options = {"lossless": True} if name == "a.webp" else {}
@@ -195,7 +195,7 @@ def cut_jpeg(path):
         (lambda path: write_png(path, 0, 10, b""), "{path} "),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path, make, words):
+def test_unreadable_image_is_named(tmp_path, make, words):
     path = tmp_path / "picture"
     make(path)
     with pytest.raises(FlowNPUError) as caught:
@@ -203,7 +203,7 @@ def test_what_cannot_be_read_is_named(tmp_path, make, words):
     assert str(caught.value).startswith(words.format(path=path))
 
 
-def test_a_file_without_permission_is_named(tmp_path, monkeypatch):
+def test_image_without_permission_is_named(tmp_path, monkeypatch):
     path = tmp_path / "picture.png"
     colours(4, 4).save(path)
 
@@ -216,7 +216,7 @@ def test_a_file_without_permission_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "avif", "gif", "bmp", "tif"])
-def test_a_damaged_file_is_read_or_refused(tmp_path, suffix):
+def test_damaged_image_is_read_or_refused(tmp_path, suffix):
     """Whatever bytes are changed or missing: a picture of the right size, or an error that names the file."""
     path = tmp_path / f"picture.{suffix}"
     colours(40, 30).save(path)
@@ -238,7 +238,7 @@ def test_a_damaged_file_is_read_or_refused(tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
 @pytest.mark.parametrize("shape", [(1900, 1500), (1501, 1203)], ids=str)
-def test_a_large_picture_is_reduced_first(tmp_path, monkeypatch, suffix, shape):
+def test_large_picture_is_reduced_first(tmp_path, monkeypatch, suffix, shape):
     """With room in memory for one copy of it and not for two."""
     path = tmp_path / f"picture.{suffix}"
     coarse = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
@@ -266,7 +266,7 @@ def test_a_large_picture_is_reduced_first(tmp_path, monkeypatch, suffix, shape):
         ("tif", {}, 16),
     ],
 )
-def test_what_takes_more_memory_is_refused(tmp_path, monkeypatch, suffix, options, pixel_bytes):
+def test_image_beyond_memory_is_refused(tmp_path, monkeypatch, suffix, options, pixel_bytes):
     """The bytes a pixel are those with which `test_memory_is_bounded` measures the largest files."""
     path = tmp_path / f"picture.{suffix}"
     colours(100, 80).save(path, **options)

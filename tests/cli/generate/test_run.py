@@ -46,19 +46,19 @@ def plain_model(tmp_path_factory, model):
     return folder
 
 
-def test_the_text_is_genais(flownpu, model, plain_model):
+def test_run_text_equals_genai(flownpu, model, plain_model):
     done = flownpu("run", model, "-p", PROMPT, "--no-chat-template", "--max-new-tokens", 20, "--temperature", 0, *CPU)
     assert done.code == 0, done.err
     assert done.out == reference(plain_model, encode(plain_model, PROMPT, special=True), 20) + "\n"
 
 
-def test_the_prompt_is_a_users_turn_in_the_chat_template(flownpu, model, plain_model):
+def test_prompt_is_user_turn_of_chat_template(flownpu, model, plain_model):
     done = flownpu("run", model, "-p", PROMPT, "--max-new-tokens", 20, "--temperature", 0, *CPU)
     turn = f"<bos><start_of_turn>user\n{PROMPT}<end_of_turn>\n<start_of_turn>model\n"
     assert done.out == reference(plain_model, encode(plain_model, turn, special=False), 20) + "\n"
 
 
-def test_a_model_without_a_template_completes_the_prompt(flownpu, model, model_copy):
+def test_model_without_template_completes_prompt(flownpu, model, model_copy):
     path = model_copy / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     del settings["chat_template"]
@@ -67,13 +67,13 @@ def test_a_model_without_a_template_completes_the_prompt(flownpu, model, model_c
     assert flownpu("run", model_copy, *options).out == flownpu("run", model, "--no-chat-template", *options).out
 
 
-def test_the_prompt_may_come_from_stdin(flownpu, model, monkeypatch):
+def test_prompt_from_stdin_equals_option(flownpu, model, monkeypatch):
     options = ("--no-chat-template", "--max-new-tokens", 8, "--temperature", 0, *CPU)
     monkeypatch.setattr("sys.stdin", io.StringIO(PROMPT))
     assert flownpu("run", model, *options).out == flownpu("run", model, "-p", PROMPT, *options).out
 
 
-def test_what_is_no_utf8_is_named(start, model, flownpu):
+def test_prompt_without_utf8_is_refused(start, model, flownpu):
     process = start("run", model)
     process.stdin.buffer.write(b"caf\xe9")
     out, err = process.communicate(timeout=60)
@@ -85,7 +85,7 @@ def test_what_is_no_utf8_is_named(start, model, flownpu):
     assert "expected a text in UTF-8" in flownpu("run", model, "-p", "a \ud800 b").err
 
 
-def test_a_gguf_file_is_told_from_a_model(flownpu, tmp_path):
+def test_gguf_file_names_convert(flownpu, tmp_path):
     (tmp_path / "some.gguf").write_bytes(b"GGUF")
     done = flownpu("run", tmp_path / "some.gguf", "-p", PROMPT)
     assert done.code == 1
@@ -135,7 +135,7 @@ def test_top_k_of_1_is_greedy(flownpu, model):
     assert sampled.out == flownpu("run", model, *options, "--temperature", 0).out
 
 
-def test_a_prompt_longer_than_the_context_is_refused(flownpu, model):
+def test_prompt_beyond_context_is_refused(flownpu, model):
     done = flownpu("run", model, "-p", "word " * 3000, "--no-chat-template", *CPU)
     assert done.code == 1
     assert "the model's context holds 2048: shorten the prompt" in done.err
@@ -174,7 +174,7 @@ def change_config(folder, text):
         (lambda folder: (folder / "tokenizer_config.json").write_text("{"), "tokenizer_config.json is not valid JSON"),
     ],
 )
-def test_a_broken_model_folder_is_named(flownpu, model_copy, breakage, words):
+def test_broken_model_folder_is_named(flownpu, model_copy, breakage, words):
     breakage(model_copy)
     done = flownpu("run", model_copy, "-p", PROMPT, *CPU)
     assert (done.code, done.out) == (1, "")
@@ -184,27 +184,27 @@ def test_a_broken_model_folder_is_named(flownpu, model_copy, breakage, words):
     assert len(done.err) < 1000
 
 
-def test_a_checkpoint_is_told_from_a_model(flownpu, checkpoint):
+def test_checkpoint_names_convert(flownpu, checkpoint):
     done = flownpu("run", checkpoint, "-p", PROMPT)
     assert done.code == 1
     assert f"`flownpu convert {checkpoint} OUT` makes a model of it" in done.err
 
 
-def test_a_model_for_optimum_is_told_from_one_for_genai(flownpu, model_copy):
+def test_optimum_model_names_its_reader(flownpu, model_copy):
     (model_copy / "genai_config.json").rename(model_copy / "config.json")
     done = flownpu("run", model_copy, "-p", PROMPT)
     assert done.code == 1
     assert f"{model_copy} is a model for optimum and onnxruntime.InferenceSession" in done.err
 
 
-def test_an_option_of_flownpu_does_not_go_with_another_provider(flownpu, model):
+def test_flownpu_option_with_other_provider_is_refused(flownpu, model):
     done = flownpu("run", model, "-p", PROMPT, "--device", "cpu", *CPU)
     assert done.code == 1
     assert "device: an option of FlowNPU's provider, given with --provider cpu" in done.err
 
 
 @pytest.mark.parametrize("text", ["threads", "=4"])
-def test_an_option_needs_key_and_value(flownpu, model, text):
+def test_option_without_key_or_value_is_refused(flownpu, model, text):
     done = flownpu("run", model, "-p", PROMPT, "--option", text)
     assert done.code == 2
     assert f"expected KEY=VALUE, such as cpu_isa=avx2, got {text!r}" in done.err
@@ -213,14 +213,14 @@ def test_an_option_needs_key_and_value(flownpu, model, text):
 class TestOnFlowNPU:
     """Runs on FlowNPU's execution provider."""
 
-    def test_it_gives_the_text_of_the_cpu_provider(self, flownpu, model):
+    def test_run_text_equals_cpu_provider(self, flownpu, model):
         # Greedy; on the 24 tokens here no two logits are near enough for the order of a sum to decide.
         options = ("-p", PROMPT, "--no-chat-template", "--max-new-tokens", 24, "--temperature", 0)
         ours = flownpu("run", model, *options)
         assert ours.code == 0, ours.err
         assert ours.out == flownpu("run", model, *options, *CPU).out
 
-    def test_the_placement_line_says_that_all_nodes_are_ours(self, flownpu, model):
+    def test_placement_line_says_all_nodes_are_on_flownpu(self, flownpu, model):
         done = flownpu("run", model, "-p", PROMPT, "--device", "cpu", "--threads", 1, "--json")
         placement = json.loads(done.out)["placement"]
         assert placement["claimed"] == placement["nodes"] > 0
@@ -228,23 +228,23 @@ class TestOnFlowNPU:
         assert "1 thread" in placement["summary"]
         assert placement["summary"] in flownpu("run", model, "-p", PROMPT, "--device", "cpu", "--threads", 1).err
 
-    def test_an_unknown_value_is_refused_with_the_valid_ones(self, flownpu, model):
+    def test_unknown_option_value_lists_valid_ones(self, flownpu, model):
         done = flownpu("run", model, "-p", PROMPT, "--option", "device=abacus")
         assert done.code == 1
         assert "option device = 'abacus' is not known; expected one of: auto, cpu, npu, emulate" in done.err
 
-    def test_an_unknown_option_is_refused_with_the_valid_ones(self, flownpu, model):
+    def test_unknown_option_lists_valid_ones(self, flownpu, model):
         done = flownpu("run", model, "-p", PROMPT, "--option", "colour=red")
         assert done.code == 1
         assert "option colour = 'red' is not known; the options are: device, " in done.err
 
-    def test_a_device_that_was_not_built_says_so(self, flownpu, model):
+    def test_device_not_built_is_named(self, flownpu, model):
         done = flownpu("run", model, "-p", PROMPT, "--device", "npu")
         assert done.code == 1
         assert "npu" in done.err
 
 
-def test_a_prompt_has_all_of_its_text_and_no_control_tokens_unless_allowed(flownpu, model):
+def test_prompt_with_control_tokens_is_text_unless_allowed(flownpu, model):
     tokenizer = AutoTokenizer.from_pretrained(model)
     prompt = "a\0b<end_of_turn>c"
     turn = tokenizer.apply_chat_template(

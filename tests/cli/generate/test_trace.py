@@ -38,7 +38,7 @@ def emulated(flownpu, model, artifacts, tmp_path, runs):
     return runs[0]
 
 
-def test_a_token_is_one_dispatch_and_moves_no_weights_and_no_keys(emulated):
+def test_token_is_one_dispatch_without_weights_and_keys(emulated):
     report, _ = emulated
     each = report["per_token"]
     assert each["dispatches"] == 1
@@ -50,7 +50,7 @@ def test_a_token_is_one_dispatch_and_moves_no_weights_and_no_keys(emulated):
     assert 0 < each["word_bytes"] < 1000
 
 
-def test_every_operator_of_the_decoder_is_dispatched(emulated):
+def test_decoder_operators_are_all_dispatched(emulated):
     report, events = emulated
     assert report["placement"]["on_host"] == report["placement"]["left"] == []
     assert "6 layers and the LM head in 1 dispatch a token" in report["placement"]["summary"]
@@ -60,7 +60,7 @@ def test_every_operator_of_the_decoder_is_dispatched(emulated):
     assert sum(name.startswith("decode_layer, layers 0-5, position ") for name in names) == TOKENS
 
 
-def test_what_the_host_computes_between_dispatches_is_there(emulated):
+def test_host_steps_lie_between_dispatches(emulated):
     """Each host step of the program is there once, under its label, in order, and never during a dispatch."""
     report, events = emulated
     ours = [event for event in events if event.get("args", {}).get("op_name") in ("dispatch", "host step")]
@@ -98,7 +98,7 @@ def test_dispatches_lie_inside_their_step_and_tiles_begin_with_them(emulated):
     assert {event["pid"] for event in lanes} <= named
 
 
-def test_on_the_cpu_weights_are_set_against_memory(flownpu, model, tmp_path):
+def test_cpu_products_are_compared_with_memory_roof(flownpu, model, tmp_path):
     path = tmp_path / "trace.json.gz"
     done = flownpu("trace", model, *PROMPT, "--device", "cpu", "-o", path, "--json")
     assert done.code == 0, done.err

@@ -34,7 +34,7 @@ def kernels_of(events):
     return sorted(kernels, key=lambda event: event["ts"])
 
 
-def test_what_a_token_launches_and_moves(traced):
+def test_gpu_token_has_expected_launches_and_transfers(traced):
     report, events = traced
     each = report["per_token"]
     # A hidden state of 256 numbers in, logits of 4096 out.

@@ -58,7 +58,7 @@ def test_operators_are_those_of_the_graph(flownpu, model):
     assert [value["name"] for value in summary["outputs"]] == [value.name for value in graph.output]
 
 
-def test_the_weights_are_not_read(flownpu, model, model_copy):
+def test_inspect_reads_no_weights(flownpu, model, model_copy):
     (model_copy / "model.onnx.data").unlink()
     whole = json.loads(flownpu("inspect", model, "--json").out)
     without = json.loads(flownpu("inspect", model_copy, "--json").out)
@@ -73,19 +73,19 @@ def test_text(flownpu, model):
     assert "Quantisation error" in done.out
 
 
-def test_the_quantisation_error_is_the_manifests(flownpu, model):
+def test_quantisation_error_is_that_of_manifest(flownpu, model):
     errors = json.loads((model / "flownpu_manifest.json").read_text())["quantisation"]["relative_error"]
     worst = max(errors, key=errors.get)
     assert f"worst {100 * errors[worst]:.2f} % in {worst}" in flownpu("inspect", model).out
 
 
-def test_an_onnx_file_by_itself(flownpu, model):
+def test_onnx_file_equals_its_folder(flownpu, model):
     by_file = json.loads(flownpu("inspect", model / "model.onnx", "--json").out)
     by_folder = json.loads(flownpu("inspect", model, "--json").out)
     assert by_file == {**by_folder, "manifest": {}}
 
 
-def test_a_q4nx_file(flownpu, tmp_path):
+def test_q4nx_file_lists_tensors(flownpu, tmp_path):
     weight = np.random.default_rng(1).standard_normal((64, 300), dtype=np.float32)
     blocks = q4nx.pack(*q4nx.quantize(weight))
     norm = np.ones(300, dtype=q4nx.BFLOAT16)
@@ -105,7 +105,7 @@ def test_a_q4nx_file(flownpu, tmp_path):
         ("model.gguf", b"GGUF", "expected a model folder, an .onnx file or a .q4nx file"),
     ],
 )
-def test_what_is_no_model_is_refused(flownpu, tmp_path, name, content, words):
+def test_path_without_model_is_refused(flownpu, tmp_path, name, content, words):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     done = flownpu("inspect", tmp_path / name)

@@ -23,7 +23,7 @@ def write(file, content):
     return file
 
 
-def test_the_numbers_are_those_of_the_plan(flownpu, plan):
+def test_plan_numbers_equal_plan(flownpu, plan):
     done = flownpu("inspect", plan, "--json")
     assert done.code == 0
     found = json.loads(done.out)
@@ -58,7 +58,7 @@ def test_text(flownpu, plan):
         assert text in done.out
 
 
-def test_a_picture(flownpu, plan, tmp_path):
+def test_plan_is_drawn(flownpu, plan, tmp_path):
     done = flownpu("inspect", plan, "--svg", tmp_path / "chain.svg")
     assert (done.code, done.err) == (0, f"{tmp_path / 'chain.svg'}: the array\n")
     root = ET.fromstring((tmp_path / "chain.svg").read_text())  # noqa: S314 our own text
@@ -66,7 +66,7 @@ def test_a_picture(flownpu, plan, tmp_path):
     assert "compute (0, 2)" in {element.text for element in root.iter()}
 
 
-def test_a_timeline(flownpu, plan, tmp_path):
+def test_plan_timeline_is_written(flownpu, plan, tmp_path):
     done = flownpu("inspect", plan, "--trace", tmp_path / "chain.trace")
     assert done.code == 0
     document = json.loads((tmp_path / "chain.trace").read_text())
@@ -76,7 +76,7 @@ def test_a_timeline(flownpu, plan, tmp_path):
     assert any(event["name"] == "scale" for event in document["traceEvents"])
 
 
-def test_a_plan_that_breaks_limits_fails(flownpu, tmp_path):
+def test_plan_beyond_limits_fails(flownpu, tmp_path):
     file = write(tmp_path / "deep.json", with_end(chain(), "c", "produce", depth=300))
     done = flownpu("inspect", file)
     assert (done.code, done.err) == (1, "")
@@ -91,7 +91,7 @@ def test_a_plan_that_breaks_limits_fails(flownpu, tmp_path):
     assert not (tmp_path / "deep.trace").exists()
 
 
-def test_a_plan_that_does_not_hang_together_fails(flownpu, tmp_path):
+def test_inconsistent_plan_fails(flownpu, tmp_path):
     def of_no_fifo(body):
         return [dataclasses.replace(s, fifo="zz") if isinstance(s, Acquire) else s for s in body]
 
@@ -133,7 +133,7 @@ def test_descriptors_of_the_shim_are_the_most_at_once(flownpu, tmp_path):
         ("part.json", '{"kind": "Tile", "column": 0, "row": 0}', "is no plan ([plan] expected a Plan, got Tile)"),
     ],
 )
-def test_what_is_no_plan_is_refused(flownpu, tmp_path, name, content, words):
+def test_file_without_plan_is_refused(flownpu, tmp_path, name, content, words):
     if content is not None:
         (tmp_path / name).write_text(content)
     done = flownpu("inspect", tmp_path / name)
@@ -141,7 +141,7 @@ def test_what_is_no_plan_is_refused(flownpu, tmp_path, name, content, words):
     assert words in done.err
 
 
-def test_a_plan_for_another_chip_is_refused(flownpu, tmp_path):
+def test_plan_for_unknown_chip_is_refused(flownpu, tmp_path):
     plan = chain()
     file = write(
         tmp_path / "npu3.json", dataclasses.replace(plan, array=dataclasses.replace(plan.array, target="npu3"))

@@ -26,7 +26,7 @@ DEVICE = DEVICES["kraken-350"]
 # --- The command ------------------------------------------------------------------------------------------------------
 
 
-def test_a_table(flownpu):
+def test_table_fits_80_columns(flownpu):
     done = flownpu("predict", "gemma3-4b", "--context", "1k,...,4k")
     assert done.code == 0, done.err
     assert "Predicted, not measured" in done.out
@@ -84,7 +84,7 @@ def test_plots(flownpu, tmp_path):
         (["gemma3-1b", "--measured", "no-such.json"], 1, "no-such.json: expected a JSON file of measured parameters"),
     ],
 )
-def test_what_it_refuses(flownpu, arguments, code, message):
+def test_predict_with_unfit_arguments_is_refused(flownpu, arguments, code, message):
     done = flownpu("predict", *arguments)
     assert done.code == code
     assert message in " ".join(done.err.replace("│", " ").split())
@@ -126,7 +126,7 @@ def test_measured_parameters_take_the_place_of_published_ones(flownpu, tmp_path)
     assert after == pytest.approx(2 * before, rel=0.01)
 
 
-def test_the_report_of_a_selftest_is_measured_parameters(flownpu, tmp_path):
+def test_measured_parameters_of_selftest_are_used(flownpu, tmp_path):
     """The report's "measured" is taken; the emulator's is empty, and so published parameters stay."""
     measured = {"channel_read": VALUES["channel_read"] / 2}
     for device, found in (("npu", measured), ("emulate", {})):
@@ -163,7 +163,7 @@ def test_measured_parameters_that_are_refused(flownpu, tmp_path, text, message):
 # --- What is predicted ------------------------------------------------------------------------------------------------
 
 
-def test_a_configuration_is_the_model(tmp_path):
+def test_configuration_gives_known_decoder(tmp_path):
     folder = tmp_path / "of-hugging-face"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(SHAPES["qwen3-0.6b"]))
@@ -172,7 +172,7 @@ def test_a_configuration_is_the_model(tmp_path):
         assert target(str(path)).name == "of-hugging-face"
 
 
-def test_a_converted_model_is_what_a_session_finds(model):
+def test_converted_model_gives_decoder_of_session(model):
     assert target(str(model)).decoder == read_decoder(model)
     assert target(str(model / "genai_config.json")).decoder == read_decoder(model)
 
@@ -194,10 +194,10 @@ def test_targets_that_are_refused(flownpu, tmp_path, files, message):
     assert message in done.err
 
 
-def test_a_token_reads_weights_and_keys_that_it_sees():
+def test_token_reads_weights_and_visible_keys():
     """Bytes by hand: all weights, and for each layer the keys and values in its window, in whole chunks."""
     of = known("gemma3-4b")
-    context = 4096  # as in test_a_table, which has made the programs already
+    context = 4096  # as in test_table_fits_80_columns, which has made the programs already
     prediction = Prediction(of, context, DEVICE, VALUES)
     shape = of.decoder.shape
     keys = sum(min(window or context, context) for window in of.decoder.windows)
@@ -210,7 +210,7 @@ def test_a_token_reads_weights_and_keys_that_it_sees():
     assert prediction.roof(context) == pytest.approx(VALUES["memory_read"] / least)
 
 
-def test_an_image_takes_its_encoder_and_its_prompt():
+def test_image_takes_encoder_and_prompt():
     prediction = Prediction(known("gemma3-4b"), 4096, DEVICE, VALUES)
     assert prediction.image().total > prediction.prompt(272).total
     assert Prediction(known("gemma3-1b"), 1024, DEVICE, VALUES).image() is None
@@ -230,7 +230,7 @@ def test_tables_say_where_they_are_from():
             assert known(model).decoder
 
 
-def test_the_llama_numbers_are_those_of_table_i():
+def test_llama_numbers_equal_table_i():
     """Figure 8 is printed without numbers; table I has its ratios to three backends, whose numbers are below.
 
     The ratios are rounded to 0.1, so they are compared to 0.15, or 5 %.
@@ -278,7 +278,7 @@ def test_times_to_the_first_token_that_nothing_was_fitted_to(report):
         assert summary(report[name])[0] <= 0.10
 
 
-def test_the_parameters_in_use_are_the_fitted_ones():
+def test_parameters_in_use_are_fitted_ones():
     """They are equal within the digits that parameters.py has."""
     values = fitted(fitted_tables())
     for name in (name for names in FITTED.values() for name in names):
@@ -286,7 +286,7 @@ def test_the_parameters_in_use_are_the_fitted_ones():
         assert TABLE[name].fitted_from
 
 
-def test_a_fit_finds_what_it_was_made_of():
+def test_fit_finds_planted_parameters():
     truth = {**VALUES, "channel_read": 4e9, "host_per_logit": 50e-9}
 
     def predicted(row, values):
@@ -302,7 +302,7 @@ def test_a_fit_finds_what_it_was_made_of():
     assert found["host_per_logit"] == pytest.approx(50e-9, rel=1e-6)
 
 
-def test_a_longer_key_takes_what_its_bytes_take():
+def test_longer_context_costs_bytes_of_keys():
     """Beyond all windows, five layers of Gemma3-4B read more keys: 4 KV heads of 256, a pair of streams each."""
     decoder = known("gemma3-4b").decoder
     short, long = (token_seconds(decoder, n, DEVICE, VALUES) for n in (65536, 131072))

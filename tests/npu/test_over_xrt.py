@@ -112,7 +112,7 @@ def test_firmware_and_driver(firmware: Firmware | None, linux: str, said: str, t
     assert re.match(said, done.stdout.splitlines()[-1])
 
 
-def test_a_library_that_xrt_needs_is_missing(tmp_path: Path) -> None:
+def test_missing_library_of_xrt_is_named(tmp_path: Path) -> None:
     require()
     plugin = tmp_path / xrt.PLUGIN.name
     plugin.write_bytes(xrt.PLUGIN.read_bytes().replace(b"libgcc_s.so.1", b"libgcc_x.so.1"))
@@ -154,12 +154,12 @@ def open_elsewhere(plugin: Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_without_the_plugin(tmp_path: Path) -> None:
+def test_missing_plugin_is_named(tmp_path: Path) -> None:
     said = open_elsewhere(tmp_path / "libflownpu_xrt.so")
     assert re.match(r"version .*: this build of FlowNPU has no .*libflownpu_xrt.so: .*; `flownpu doctor` names", said)
 
 
-def test_an_xrt_without_what_is_needed(tmp_path: Path) -> None:
+def test_unfit_xrt_is_named(tmp_path: Path) -> None:
     """A library with XRT's name and none of its symbols."""
     require()
     shutil.copy(BUILT / "libflownpu_aie_xdna.so", tmp_path / "libxrt_coreutil.so.2")
@@ -167,6 +167,6 @@ def test_an_xrt_without_what_is_needed(tmp_path: Path) -> None:
     assert re.match(r"version .*the installed XRT does not fit this build \(.*undefined symbol: .*\); .*doctor", said)
 
 
-def test_a_plugin_that_is_none() -> None:
+def test_library_that_is_no_plugin_is_named() -> None:
     said = open_elsewhere(BUILT.resolve() / "libflownpu_aie_xdna.so")
     assert re.match("version .*libflownpu_aie_xdna.so is no plugin of FlowNPU; install FlowNPU again", said)

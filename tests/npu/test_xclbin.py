@@ -82,7 +82,7 @@ def pack(folder, *, buffers, target="npu2", content=b"a PDI"):
 
 @pytest.mark.parametrize("target", ["npu1", "npu2"])
 @pytest.mark.parametrize(("buffers", "declared"), [(1, 5), (5, 5), (6, 6), (MOST_BUFFERS, MOST_BUFFERS)])
-def test_the_kernel_has_an_argument_for_each_buffer(tmp_path, target, buffers, declared):
+def test_kernel_has_argument_for_each_buffer(tmp_path, target, buffers, declared):
     """A command is packed without gaps: opcode, address of the instructions, their number, addresses of the buffers."""
     xclbin = pack(tmp_path, buffers=buffers, target=target)
     arguments = [("opcode", 0, 0, 8), ("instr", 1, 8, 8), ("ninstr", 0, 16, 4)]
@@ -94,7 +94,7 @@ def test_the_kernel_has_an_argument_for_each_buffer(tmp_path, target, buffers, d
     assert xclbin.pdis() == [b"a PDI"]
 
 
-def test_the_kernel_is_the_partitions(tmp_path):
+def test_kernel_has_number_of_partition(tmp_path):
     """The loader finds a kernel's PDI by the kernel's number."""
     xclbin = pack(tmp_path, buffers=5)
     (kernel,) = xclbin.section("IP_LAYOUT")["m_ip_data"]
@@ -113,12 +113,12 @@ def test_arrays_are_told_apart(tmp_path):
     assert len({xclbin.section("AIE_PARTITION")["PDIs"][0]["uuid"] for xclbin in found}) == 2
 
 
-def test_more_buffers_than_a_kernel_may_have(tmp_path):
+def test_buffers_beyond_kernel_are_refused(tmp_path):
     with pytest.raises(ValueError, match="expected a call with 16 buffers at most, got 17"):
         pack(tmp_path, buffers=MOST_BUFFERS + 1)
 
 
-def test_what_xclbinutil_says_is_said(tmp_path):
+def test_xclbinutil_error_is_quoted(tmp_path):
     (tmp_path / "array.pdi").write_bytes(b"a PDI")
     with pytest.raises(ToolchainError, match="xclbinutil ended with exit code"):
         pack_xclbin(Path(TOOL), tmp_path / "array.pdi", tmp_path, target="npu2", buffers=5)
@@ -138,7 +138,7 @@ class Compilers(Toolchain):
             file.write_bytes(b"a PDI" if file.suffix == ".pdi" else b"\1\0\0\0")
 
 
-def test_a_call_with_more_buffers_packs_its_array_anew(tmp_path):
+def test_call_with_more_buffers_packs_array_anew(tmp_path):
     """The calls of an array are compiled one after the other, and the one with the most buffers need not be first."""
     few = chain()
     spare = [replace(few.sequence.buffers[0], name=f"spare{place}") for place in range(5)]
@@ -160,7 +160,7 @@ def test_a_call_with_more_buffers_packs_its_array_anew(tmp_path):
     assert again.compiled == []
 
 
-def test_the_tool_is_found_and_its_age_known(tmp_path, monkeypatch):
+def test_xclbinutil_is_found_and_its_age_known(tmp_path, monkeypatch):
     monkeypatch.setenv("AIE_XCLBINUTIL", str(TOOL))
     assert "xclbinutil" not in [tool.name for tool in find_toolchain()[1]]
     old = tmp_path / "xclbinutil"

@@ -43,7 +43,7 @@ def artifacts(calls, tmp_path_factory):
     return npu.Artifacts(str(folder))
 
 
-def test_the_index_tells_what_was_written(artifacts):
+def test_index_names_written_calls(artifacts):
     assert artifacts.target == "npu2"
     assert len(bytes.fromhex(artifacts.identity)) == 32
     (program,) = artifacts.programs("decode", NODE)

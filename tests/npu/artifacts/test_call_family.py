@@ -11,7 +11,7 @@ from tests.ops.device import testing
 CallFamily = testing.npu.CallFamily
 
 
-def test_a_call_that_does_not_depend_on_its_position():
+def test_call_without_position_gives_same_words():
     family = CallFamily.read(family_words([CallClass([7, -1, 2**62])], positions=100, name="rms_norm"))
     assert family.name == "rms_norm"
     assert family.positions == 100
@@ -90,6 +90,6 @@ def test_positions_without_words():
         (family_words([CallClass([1])], positions=-1), "expected positions, got -1"),
     ],
 )
-def test_what_is_no_family(words, message):
+def test_damaged_family_is_refused(words, message):
     with pytest.raises(RuntimeError, match=message):
         CallFamily.read(words)

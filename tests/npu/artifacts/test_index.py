@@ -62,7 +62,7 @@ def damage(path, at=-1):
     path.write_bytes(content)
 
 
-def test_what_is_there_is_found(folder):
+def test_index_calls_and_files_are_found(folder):
     artifacts = Artifacts(str(folder))
     assert (artifacts.target, artifacts.emulated, artifacts.identity) == ("npu2", True, "an identity")
     call = artifacts.call(1)
@@ -96,7 +96,7 @@ def test_programs_are_found_by_the_attributes_of_the_model(folder):
         ("prefill", {}, "none"),
     ],
 )  # fmt: skip
-def test_a_program_that_is_not_there_is_refused_with_what_tells_it_from_others(folder, kind, attributes, there):
+def test_missing_program_is_refused_with_nearest(folder, kind, attributes, there):
     model = node(**attributes)
     with refused(
         f"expected a program of this model to {kind} in {folder}; there is .*{there}; build the designs of this model: "
@@ -133,13 +133,13 @@ def test_a_program_that_is_not_there_is_refused_with_what_tells_it_from_others(f
         (program(tokens=0), "program decode is for no tokens"),
     ],
 )
-def test_a_program_that_leaves_its_buffers_is_refused(tmp_path, changed, message):
+def test_program_beyond_buffers_is_refused(tmp_path, changed, message):
     folder = write_folder(tmp_path / "artifacts" / "emulate", [np.arange(9)] * 2, CALLS, [changed])
     with refused(f"{message}.*; build them again: "):
         Artifacts(str(folder))
 
 
-def test_more_memory_than_the_machine_has_is_refused_before_it_is_taken(tmp_path):
+def test_program_beyond_memory_is_refused_before_allocation(tmp_path):
     """If it were allocated, the process would end, at once or when the memory is first written."""
     large = program("encode", [[(1, "gemm", [(0, 0), (1, 0)])]])
     large.buffers = [("a", 2, 1 << 50, 0, 0), ("c", 2, 4096, 0, 0)]
@@ -156,7 +156,7 @@ def test_more_memory_than_the_machine_has_is_refused_before_it_is_taken(tmp_path
     assert "build them for a shorter context" in str(e.value)
 
 
-def test_no_folder(tmp_path):
+def test_missing_folder_is_refused(tmp_path):
     folder = tmp_path / "artifacts" / "emulate"
     with refused(
         "expected the compiled designs of this model in .*, found no index.words; build .*" + again(folder, "")
@@ -177,13 +177,13 @@ def test_folders_of_the_other_kind(folder, tmp_path):
         Artifacts(str(real))
 
 
-def test_a_folder_of_another_target(tmp_path):
+def test_folder_of_other_target_is_refused(tmp_path):
     folder = write_folder(tmp_path / "npu3", [], [], target="npu3")
     with refused("npu3 has designs for 'npu3', expected designs for npu1 or npu2; build them again"):
         Artifacts(str(folder))
 
 
-def test_a_damaged_index(folder):
+def test_damaged_index_is_refused(folder):
     index = folder / "index.words"
     whole = index.read_bytes()
     damage(index)

@@ -142,7 +142,7 @@ def test_threads_share_an_array(rng, tmp_path):
 # --- Buffers ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_not_moved_to_the_array_is_not_there(bench, case):
+def test_input_not_moved_to_array_is_absent(bench, case):
     buffers = bench.buffers(case.plan, **case.inputs)
     buffers["x"] = bench.runtime.allocate(BYTES)
     buffers["x"].bytes()[:] = case.inputs["x"].reshape(-1).view(np.uint8)  # and no to_device
@@ -151,7 +151,7 @@ def test_what_was_not_moved_to_the_array_is_not_there(bench, case):
     assert not read(buffers["y"], case.plan, "y").astype(float).any()  # the norm of zeros
 
 
-def test_what_was_not_moved_to_the_host_is_not_there(bench, case):
+def test_output_not_moved_to_host_is_absent(bench, case):
     buffers = bench.buffers(case.plan, **case.inputs)
     before = read(buffers["y"], case.plan, "y").tobytes()
     bench.run((bench.sequence(case.plan), whole(*buffers.values())))
@@ -185,7 +185,7 @@ def test_moves_outside_of_a_buffer(bench):
 
 
 @pytest.mark.parametrize("size", [2**46, 2**63 + 1])
-def test_more_memory_than_there_is(bench, size):
+def test_buffer_beyond_memory_is_refused(bench, size):
     before = bench.runtime.counts()["buffer_bytes"]
     with device_error("memory", f"expected a buffer of {size} bytes, there is no memory for it; use a shorter"):
         bench.runtime.allocate(size)
@@ -210,7 +210,7 @@ def test_everything_is_counted(bench, case):
     }  # fmt: skip
 
 
-def test_no_buffer_is_left_when_all_are_dropped(bench, case):
+def test_dropped_buffers_are_freed(bench, case):
     for _ in range(100):
         buffers = bench.buffers(case.plan, **case.inputs)
         bench.run((bench.sequence(case.plan), whole(*buffers.values())))
@@ -233,7 +233,7 @@ def test_buffers_and_arrays_may_outlive_their_runtime(bench, case):
 # --- What goes wrong --------------------------------------------------------------------------------------------------
 
 
-def test_a_deadlock_ends_the_array(bench, case):
+def test_deadlock_ends_array(bench, case):
     buffers = bench.buffers(case.plan, **case.inputs)
     arguments = whole(*buffers.values())
     good, bad = bench.sequence(case.plan), bench.sequence(without(case.plan, "weight"))
@@ -327,7 +327,7 @@ def test_numbers_of_an_array_that_mean_nothing(tmp_path):
         assert reason in said
 
 
-def test_no_kernels(tmp_path):
+def test_missing_kernels_are_refused(tmp_path):
     with device_error(
         "no_device", r"expected the NPU's kernels, .* in .*libflownpu_aie_xdna2\.so: .*; install FlowNPU again"
     ):

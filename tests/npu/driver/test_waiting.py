@@ -11,7 +11,7 @@ SHORTEST, LONGEST, PART = 10 * US, 250 * US, 16
 
 
 @pytest.mark.parametrize("taken", [20 * US, 500 * US, 3 * MS, 20 * MS, 300 * MS])
-def test_of_a_first_call_nothing_is_known(taken):
+def test_first_call_is_polled_by_16ths_of_time(taken):
     """Each sleep is a 16th of the time so far, so the end is noticed at most that much late."""
     expectation = npu.Expectation()
     sleeps = expectation.wait(taken)
@@ -23,7 +23,7 @@ def test_of_a_first_call_nothing_is_known(taken):
 
 
 @pytest.mark.parametrize("taken", [500 * US, 3 * MS, 20 * MS])
-def test_a_call_like_the_one_before_is_slept_through(taken):
+def test_repeated_call_is_slept_through(taken):
     """Sleeps all but a 16th at once; each later sleep is a 256th of that plus a 16th of the time since."""
     expectation = npu.Expectation()
     expectation.learn(taken)
@@ -47,7 +47,7 @@ def test_dispatches_that_take_less_are_learnt():
     assert expectation.nanoseconds == pytest.approx(10 * MS, rel=1 / PART)
 
 
-def test_one_that_takes_long_says_little_of_the_next():
+def test_long_call_raises_expectation_by_quarter():
     """A longer dispatch raises the expectation by a quarter at most, so it takes several to reach all of it."""
     expectation = npu.Expectation()
     expectation.learn(10 * MS)
@@ -60,7 +60,7 @@ def test_one_that_takes_long_says_little_of_the_next():
     assert waits == 7  # 1.25^7 > 4
 
 
-def test_the_device_is_asked_for_in_a_long_sleep():
+def test_long_sleep_checks_device():
     expectation = npu.Expectation()
     expectation.learn(80 * MS)
     sleeps = expectation.wait(80 * MS, check=30 * MS)
@@ -79,13 +79,13 @@ def test_the_device_is_asked_for_in_a_long_sleep():
         ("never\n", 2 * 2000 + 1000),
     ],
 )
-def test_the_watchdogs_time_is_read(tmp_path, content, patience):
+def test_watchdog_time_is_read(tmp_path, content, patience):
     parameter = tmp_path / "tdr_timeout_ms"
     if content is not None:
         parameter.write_text(content)
     assert npu.watchdog_patience(parameter) == patience
 
 
-def test_a_watchdog_that_only_root_may_read(tmp_path):
+def test_unreadable_watchdog_time_is_default(tmp_path):
     """A folder stands for the file: it exists, and not even root can read it."""
     assert npu.watchdog_patience(tmp_path) == 2 * 2000 + 1000

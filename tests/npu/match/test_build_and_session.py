@@ -201,7 +201,7 @@ def test_changed_decoders(name: str, models: Models, ep_devices: list[Any], tmp_
 # --- Reading a file ---------------------------------------------------------------------------------------------------
 
 
-def test_a_graph_that_goes_in_circles_is_refused(models: Models) -> None:
+def test_cyclic_graph_is_refused(models: Models) -> None:
     model = ir.load(models.converted("gemma3_text") / "model.onnx")
     cast = nodes_of(model, "Cast")[0]
     cast.replace_input_with(0, cast.outputs[0])
@@ -258,7 +258,7 @@ def test_encoders(name: str, pictures: Path, ep_devices: list[Any], tmp_path: Pa
     assert told_by_session(folder / "vision.onnx", ep_devices[:1]) == ({told} if told else set())
 
 
-def test_a_decoder_that_sees_images(pictures: Path, ep_devices: list[Any], tmp_path: Path) -> None:
+def test_decoder_with_images_matches_in_build_and_session(pictures: Path, ep_devices: list[Any], tmp_path: Path) -> None:
     # A copy: artifacts are built into it, with which other tests' sessions would give other reasons.
     folder = Path(shutil.copytree(pictures, tmp_path / "model"))
     assert not assert_same_decoder(folder, ep_devices[:1])

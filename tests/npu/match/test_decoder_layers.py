@@ -114,7 +114,7 @@ def test_windowed_caches(models):
     assert decoder_of(lower(nodes, outputs)).attributes["sliding_window_cache"] == [1, 0, 1]
 
 
-def test_the_form_of_imported_graphs(models):
+def test_imported_graph_form_is_matched(models):
     """A Reshape makes the index, and tokens are counted on the hidden states (graph_rewrites/last_token_logits.py)."""
     nodes, outputs = read_nodes(models.converted("llama"))
     shape = next(node for node in nodes if node.op_type == "Shape" and node.attributes.get("start") == 1)
@@ -133,7 +133,7 @@ def test_either_order_of_a_sum(models):
     decoder_of(lower(nodes, outputs))
 
 
-def test_what_is_beside_the_decoder_stays(models):
+def test_projection_beside_decoder_stays(models):
     """A projection outside the decoder is left to the host, with the reason; its output, which nothing reads, stays."""
     nodes, outputs = read_nodes(models.converted("llama"))
     embeddings = by_name(nodes, "/embed_tokens/rows")
@@ -329,7 +329,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_does_not_match_is_left_with_the_reason(case, models):
+def test_unfit_decoder_is_left_with_reason(case, models):
     change, message = CASES[case]
     nodes, outputs = read_nodes(models.converted("gemma3_text"))
     change(nodes)
@@ -349,21 +349,21 @@ def test_logits_of_all_tokens(models):
     assert "the graph computes logits of all tokens: convert it with --logits last" in reasons.pop()
 
 
-def test_an_output_from_inside_the_layers(models):
+def test_output_inside_layers_is_refused(models):
     nodes, outputs = read_nodes(models.converted("llama"))
     name = "/layers.1.mlp.down_proj/output"
     (reason,) = {reason for _, _, reason in lower(nodes, [*outputs, name]).on_host}
     assert "and an output of the graph" in reason
 
 
-def test_a_vocabulary_that_fills_no_blocks(models):
+def test_vocabulary_is_padded_to_blocks(models):
     """Its last block has rows of zeros."""
     nodes, outputs = read_nodes(models.converted("odd"))
     node = decoder_of(lower(nodes, outputs))
     assert node.attributes["vocabulary"] == 300
 
 
-def test_a_head_size_that_fills_no_blocks(models):
+def test_head_size_unfit_for_blocks_is_refused(models):
     (reason,) = {reason for _, _, reason in lower(*read_nodes(models.converted("head of 80"))).on_host}
     first = "FlowQKVAttention '/layers.0.self_attn/attention'"
     assert f"{first}: expected a head size in multiples of 32, got 80: the array's designs compute" in reason
@@ -380,7 +380,7 @@ def test_blocks_that_all_layers_have(models):
     assert node.inputs[-1] == "blocks"
 
 
-def test_no_decoder():
+def test_graph_without_decoder_is_left_with_reason():
     nodes = [GivenNode("a", "Q4NXMatMul", "ai.flownpu", {}, [VALUE], [["y", "float", None, None]])]
     ((*node, reason),) = lower(nodes, ["y"]).on_host
     assert node == ["a", "Q4NXMatMul"]

@@ -102,7 +102,7 @@ def test_everything_is_counted(bench, case, arguments):
     }  # fmt: skip
 
 
-def test_one_call_may_be_twice_in_a_dispatch(bench, case, arguments):
+def test_same_call_twice_in_dispatch_runs(bench, case, arguments):
     sequence = bench.sequence(case.plan)
     bench.run((sequence, arguments), (sequence, arguments))
 
@@ -110,7 +110,7 @@ def test_one_call_may_be_twice_in_a_dispatch(bench, case, arguments):
 # --- Lifetimes --------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_that_takes_its_time_is_waited_for(bench, case, driver):
+def test_slow_call_is_waited_for(bench, case, driver):
     driver.inject("delay", 20_000)
     buffers = bench.buffers(case.plan, **case.inputs)
     bench.run((bench.sequence(case.plan), whole(*buffers.values())))
@@ -137,7 +137,7 @@ def test_words_of_a_call_under_way_stay_as_they_are(bench, case, arguments, driv
 
 
 @own_memory
-def test_the_driver_sees_a_buffer_that_is_moved_too_early(bench, case, arguments, driver):
+def test_early_transfer_is_seen_by_driver(bench, case, arguments, driver):
     give_up(bench, driver, bench.sequence(case.plan), arguments)
     arguments[2][0].to_device(0, BYTES)
     assert driver.violations() == ["a buffer was moved that a call under way uses"]
@@ -181,7 +181,7 @@ def test_sessions_leave_nothing(driver, case, tmp_path):
         ("version", (2 << 16) + 18, "version", r"expected XRT 2\.19 or newer, found 2\.18; XRT .*`flownpu doctor"),
     ],
 )
-def test_a_device_that_cannot_be_opened(driver, fault, number, failure, message):
+def test_device_that_cannot_be_opened_is_named(driver, fault, number, failure, message):
     driver.inject(fault, number)
     with device_error(failure, r"\[FlowNPU\] device 'npu': .*" + message):
         npu.open_xrt_runtime()
@@ -199,7 +199,7 @@ def test_a_device_that_cannot_be_opened(driver, fault, number, failure, message)
         (errno.EBUSY, "memory", "close other programs that use the NPU"),
     ],
 )
-def test_an_array_that_gets_no_context(bench, driver, number, failure, message):
+def test_array_without_context_is_named(bench, driver, number, failure, message):
     driver.inject("context", number)
     with device_error(failure, re.escape(bench.file) + " on NPU Strix, .*: .*" + message):
         bench.runtime.load(bench.file)
@@ -237,7 +237,7 @@ def test_files_that_are_no_xclbin(bench, tmp_path):
 
 
 @pytest.mark.usefixtures("driver")
-def test_a_call_with_more_buffers_than_the_kernel_takes(case, tmp_path):
+def test_call_with_surplus_buffers_is_refused(case, tmp_path):
     """Refused before XRT 2.25 sees it, which does not check an argument's number, so that the process would end."""
     bench = xrt.XrtBench(case.plan, tmp_path, buffers=2)
     arguments = whole(*bench.buffers(case.plan, **case.inputs).values())
@@ -247,7 +247,7 @@ def test_a_call_with_more_buffers_than_the_kernel_takes(case, tmp_path):
 
 @pytest.mark.parametrize("number", range(5))
 @pytest.mark.parametrize("code", [errno.ENOMEM, errno.ENOSPC])
-def test_the_nth_buffer_is_not_to_be_had(bench, case, driver, number, code):
+def test_failed_buffer_frees_earlier_ones(bench, case, driver, number, code):
     """Three buffers, and one for each sequence's instructions; what was made before is freed."""
     made = []
     driver.inject("allocate", code, after=number)
@@ -276,13 +276,13 @@ def test_too_little_memory_may_be_locked(bench, driver):
         bench.runtime.allocate(8)
 
 
-def test_the_heap_grows(bench):
+def test_heap_grows(bench):
     """Instructions of 80 MB, where the first part of XRT's heap has 64."""
     sequences = [bench.array.sequence(MANY_WORDS) for _ in range(4)]
     assert len(sequences) == 4
 
 
-def test_the_heap_of_old_firmware_does_not_grow(case, driver, tmp_path):
+def test_heap_of_old_firmware_does_not_grow(case, driver, tmp_path):
     """There a context has only the first part of the heap, and no context is made once there are more parts."""
     driver.use_firmware(FIRST)
     bench = xrt.XrtBench(case.plan, tmp_path)
@@ -298,7 +298,7 @@ def test_the_heap_of_old_firmware_does_not_grow(case, driver, tmp_path):
 
 
 @own_memory
-def test_a_move_that_fails(bench, driver):
+def test_failed_transfer_is_named(bench, driver):
     buffer = bench.runtime.allocate(8)
     driver.inject("move", errno.EIO)
     with device_error("submit", "a transfer of 8 bytes: DRM_IOCTL_AMDXDNA_SYNC_BO .*"):
@@ -319,7 +319,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize(("calls", "after"), [(1, 0), (3, 0), (50, 1), (50, 2)])
 @pytest.mark.parametrize("number", REQUESTS)
-def test_a_call_that_is_not_accepted(bench, case, arguments, driver, number, calls, after):
+def test_refused_call_is_named(bench, case, arguments, driver, number, calls, after):
     """XRT submits a list 24 calls at a time: the second and the third part are refused when others are under way."""
     failure, message = REQUESTS[number]
     sequence = bench.sequence(case.plan)
@@ -332,7 +332,7 @@ def test_a_call_that_is_not_accepted(bench, case, arguments, driver, number, cal
 
 
 @pytest.mark.parametrize(("calls", "after"), [(1, 0), (3, 0), (3, 3)])
-def test_no_memory_for_a_command(bench, case, arguments, driver, calls, after):
+def test_missing_command_memory_is_named(bench, case, arguments, driver, calls, after):
     """Each call has a command, and a list one more; nothing was submitted."""
     sequence = bench.sequence(case.plan)
     driver.inject("command", errno.ENOMEM, after=after)
@@ -349,7 +349,7 @@ def test_no_memory_for_a_command(bench, case, arguments, driver, calls, after):
         (TIMEOUT, "timeout", r"the driver's watchdog ended it \(timeout\): "),
     ],
 )
-def test_a_call_that_ends_with_an_error(bench, case, arguments, driver, state, failure, message, calls):
+def test_call_ending_with_error_is_named(bench, case, arguments, driver, state, failure, message, calls):
     """The call is named, the dispatch counts, and another context of the same xclbin works."""
     sequence = bench.sequence(case.plan)
     driver.inject("error", state, after=calls - 1)
@@ -361,7 +361,7 @@ def test_a_call_that_ends_with_an_error(bench, case, arguments, driver, state, f
     bench.run((bench.sequence(case.plan), arguments))
 
 
-def test_a_deadlock_is_found_by_the_driver(bench, case, arguments, capfd):
+def test_deadlock_is_found_by_driver(bench, case, arguments, capfd):
     bad = bench.sequence(emulated.without(case.plan, "weight"))
     with device_error("command", r"call 1: the array ended with an error: .*; the driver's message is in .*again$"):
         bench.run((bench.sequence(case.plan), arguments), (bad, arguments))
@@ -370,7 +370,7 @@ def test_a_deadlock_is_found_by_the_driver(bench, case, arguments, capfd):
 
 @pytest.mark.parametrize("fault", ["error", "hang"])
 @pytest.mark.parametrize("failing", [0, 23, 24, 30, 49])
-def test_a_failure_in_the_middle_of_a_long_list(bench, case, arguments, driver, failing, fault):
+def test_failure_inside_long_list_is_named(bench, case, arguments, driver, failing, fault):
     """XRT submits 24 calls at a time."""
     sequence = bench.sequence(case.plan)
     driver.inject(fault, ERROR if fault == "error" else WATCHDOG, after=failing)
@@ -378,7 +378,7 @@ def test_a_failure_in_the_middle_of_a_long_list(bench, case, arguments, driver, 
         bench.run(*[(sequence, arguments)] * 50, limit=2000)
 
 
-def test_a_long_list(bench, case, arguments):
+def test_long_list_runs(bench, case, arguments):
     sequence = bench.sequence(case.plan)
     bench.run(*[(sequence, arguments)] * 50)
     arguments[2][0].to_host(0, BYTES)
@@ -386,7 +386,7 @@ def test_a_long_list(bench, case, arguments):
 
 
 @pytest.mark.parametrize("calls", [1, 3])
-def test_a_call_that_hangs(bench, case, arguments, driver, calls):
+def test_hanging_call_times_out(bench, case, arguments, driver, calls):
     """The caller gets the error once the driver's watchdog has ended the call, which uses its buffers until then."""
     sequence = bench.sequence(case.plan)
     driver.inject("hang", WATCHDOG, after=calls - 1)
@@ -396,7 +396,7 @@ def test_a_call_that_hangs(bench, case, arguments, driver, calls):
 
 
 @pytest.mark.parametrize("calls", [1, 3])
-def test_a_call_that_the_watchdog_ends(bench, case, arguments, driver, calls):
+def test_call_ended_by_watchdog_is_named(bench, case, arguments, driver, calls):
     """The driver says which call it was; the next session works."""
     sequence = bench.sequence(case.plan)
     driver.inject("hang", WATCHDOG, after=calls - 1)
@@ -408,7 +408,7 @@ def test_a_call_that_the_watchdog_ends(bench, case, arguments, driver, calls):
 
 @pytest.mark.parametrize("fault", ["hang", "lost"])
 @pytest.mark.parametrize(("calls", "failing"), [(1, 0), (3, 1)])
-def test_a_call_that_never_ends(bench, case, driver, fault, calls, failing):
+def test_call_that_never_ends_is_given_up(bench, case, driver, fault, calls, failing):
     """Nothing waits for it for ever, and what it uses is freed only once it ends; the process goes on."""
     arguments = whole(*bench.buffers(case.plan, **case.inputs).values())
     driver.inject(fault, -1, after=failing)
@@ -428,7 +428,7 @@ def test_a_call_that_never_ends(bench, case, driver, fault, calls, failing):
 
 
 @pytest.mark.parametrize(("calls", "failing"), [(1, 0), (24, 12)])
-def test_a_lost_device_is_noticed_before_the_time_is_up(bench, case, arguments, driver, calls, failing):
+def test_lost_device_is_noticed_early(bench, case, arguments, driver, calls, failing):
     """24 calls are submitted at once: no later request is left whose refusal would show the loss."""
     driver.inject("lost", after=failing)
     begin = time.monotonic()
@@ -438,7 +438,7 @@ def test_a_lost_device_is_noticed_before_the_time_is_up(bench, case, arguments, 
     driver.end_hung_calls()
 
 
-def test_a_result_of_the_wrong_number(bench, case, arguments):
+def test_wrong_result_is_an_error(bench, case, arguments):
     with device_error("command", "call 0: the array ended with an error: "):
         bench.run((bench.sequence(case.plan), arguments[:2]))
 

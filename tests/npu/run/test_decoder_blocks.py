@@ -146,7 +146,7 @@ def test_logits(rng: np.random.Generator, name: str, folder: Folder, session: Se
     assert np.sqrt(np.square(seen - unseen).mean()) > bound
 
 
-def test_a_prompt_is_cut_at_its_images(rng: np.random.Generator, folder: Folder, session: Session) -> None:
+def test_prompt_is_cut_at_images(rng: np.random.Generator, folder: Folder, session: Session) -> None:
     """Each image is a chunk; text before it is one, or single tokens if short; the last token is a dispatch."""
     past = session.past(CONTEXT)
 
@@ -179,7 +179,7 @@ def test_rows_behind_the_text_are_in_no_block(rng: np.random.Generator, folder: 
 
 
 @pytest.mark.parametrize("runs", [(3, "image", 1), (250, 1)], ids=["an image", "a chunk that is not full"])
-def test_what_memory_held_before_changes_no_bit(
+def test_earlier_memory_content_changes_no_bit(
     rng: np.random.Generator, runs: tuple[int | str, ...], folder: Folder, session: Session
 ) -> None:
     """Caches that were given up and other buffers are used again with their old content.
@@ -213,7 +213,7 @@ REFUSED: dict[str, tuple[Callable[[NDArray[np.int32]], NDArray[np.int32]], str]]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_other_blocks_are_refused(rng: np.random.Generator, name: str, folder: Folder, session: Session) -> None:
+def test_unfit_blocks_are_refused(rng: np.random.Generator, name: str, folder: Folder, session: Session) -> None:
     change, message = REFUSED[name]
     blocks = change(numbered(3, "image"))
     with pytest.raises(RuntimeError, match=message):
@@ -235,7 +235,7 @@ def test_artifacts_without_room_for_an_image(rng: np.random.Generator, folder: F
         session.run(hidden, 5, session.past(128), blocks=[1, 1, 0, 0, 0])
 
 
-def test_what_is_told(session: Session) -> None:
+def test_summary_names_images(session: Session) -> None:
     assert session.lowered.summary == (
         "3 layers and the LM head in 1 dispatch a token, prompts in chunks of 256 or 512, images of 256 tokens"
     )

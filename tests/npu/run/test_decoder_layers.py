@@ -112,7 +112,7 @@ def test_logits(rng, name, prompt, stops, ways, session_of, embed, models):
     assert error < bound < expected.std() / 3
 
 
-def test_a_prompt_is_the_sum_of_its_parts(rng, session_of, embed):
+def test_short_prompt_gives_bits_of_single_tokens(rng, session_of, embed):
     """Short prompts go token by token, so the bits are the same however the tokens are split into calls."""
     session = session_of("llama")
     hidden = embed("llama", rng.integers(3, 300, 12))
@@ -136,7 +136,7 @@ def plain(session_of, embed):
     [{"kv_dtype": "fp32"}, {"kv_dtype": "fp16"}, {"sliding_window_cache": True}, {"share": False}],
     ids=lambda variant: next(iter(variant)) + str(next(iter(variant.values()))),
 )
-def test_the_tensors_type_and_capacity_change_nothing(variant, session_of, plain):
+def test_tensor_type_and_capacity_change_nothing(variant, session_of, plain):
     hidden, expected = plain
     share = variant.get("share", True)
     options = {key: value for key, value in variant.items() if key != "share"}
@@ -157,7 +157,7 @@ def test_the_tensors_type_and_capacity_change_nothing(variant, session_of, plain
     assert np.array(found).tobytes() == expected.tobytes()
 
 
-def test_a_prompt_that_is_padded_on_the_right(rng, session_of, embed):
+def test_right_padded_prompt_gives_same_bits(rng, session_of, embed):
     session = session_of("llama")
     hidden = embed("llama", rng.integers(3, 300, 8))
     expected = run_all(session, hidden, steps_of(5, 6))
@@ -188,7 +188,7 @@ def test_rewinds_and_branches(rng, session_of, embed):
         assert again.tobytes() == expected[2:].tobytes()
 
 
-def test_another_device_goes_on_with_the_restored_past(rng, session_of, embed):
+def test_restored_past_goes_on_at_another_device(rng, session_of, embed):
     session, hidden = session_of("qwen3"), embed("qwen3", rng.integers(3, 300, 43))
     past = session.past(CONTEXT)
     run_all(session, hidden, steps_of(40), past)
@@ -255,7 +255,7 @@ def test_dispatches_and_bytes_of_a_token_and_of_a_prompt(rng, session_of, embed)
 
 
 @SLOW
-def test_a_head_by_itself(rng, monkeypatch, tmp_path, models, session_of, embed):
+def test_lm_head_as_own_call_is_within_rounding(rng, monkeypatch, tmp_path, models, session_of, embed):
     """Where a call has no room for a layer and the head: the same roundings, except for the last norm."""
     hidden = embed("trained", rng.integers(3, 300, 3))
     expected = run_all(session_of("trained"), hidden, steps_of(1, 2, 3))
@@ -271,7 +271,7 @@ def test_a_head_by_itself(rng, monkeypatch, tmp_path, models, session_of, embed)
     ("way", "dispatches"),
     [pytest.param("pairs", 1, marks=SLOW), pytest.param("split", 1, marks=SLOW), ("operators", None)],
 )
-def test_each_way_of_decoding_is_what_is_dispatched(rng, way, dispatches, session_of, embed):
+def test_decode_ways_dispatch_expected_calls(rng, way, dispatches, session_of, embed):
     """By operators: a layer has 4 norms (the first 3), 4 projections, RoPE, attention; then 2 norms and the head."""
     session, hidden = session_of("trained", ways=(way,)), embed("trained", rng.integers(3, 300, 2))
     past, layers = session.past(CONTEXT), session.attributes["layers"]
@@ -296,7 +296,7 @@ def test_sessions_give_back_their_buffers(session_of, embed, models, rng):
 # --- What is refused --------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_and_a_context_that_is_too_long_are_another_device_s(session_of):
+def test_batch_and_long_context_are_refused(session_of):
     session = session_of("llama")
     past = session.past(CONTEXT)
     hidden = np.zeros((CONTEXT + 1, session.attributes["hidden"]), np.float32)
@@ -362,7 +362,7 @@ def test_artifacts_that_are_not_there(models, tmp_path):
     assert "is not the file that was built" in lowered_reason(npu.NpuDevice(), nodes, folder=str(tmp_path))
 
 
-def test_what_is_lowered_stays_so_and_says_what_it_is_for(session_of, models):
+def test_compatibility_names_device_layout_and_artifacts(session_of, models):
     device = session_of("llama").device
     lowered = session_of("llama").lowered
     assert lowered.summary == "3 layers and the LM head in 1 dispatch a token, prompts in chunks of " + CHUNKS
@@ -402,7 +402,7 @@ def with_a_fault(artifacts, folder):
     return folder
 
 
-def test_a_dispatch_that_fails(rng, models, embed, tmp_path):
+def test_failed_dispatch_names_layers_and_position(rng, models, embed, tmp_path):
     """The error names operator, layers and position; later runs fail at once with it; the past can be restored."""
     folder = with_a_fault(models.artifacts("llama", CONTEXT), tmp_path / "artifacts")
     device = npu.NpuDevice(str(folder))

@@ -194,7 +194,7 @@ def apart(nodes):
     return plain
 
 
-def test_an_encoder_of_standard_operators(built, converted):
+def test_encoder_of_standard_operators_is_matched(built, converted):
     nodes, outputs = read_nodes(converted(), "vision.onnx")
     given = partition(apart(nodes))
     found = npu.NpuDevice(str(built.folder)).lower(given, outputs=outputs)
@@ -247,7 +247,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_in_the_way_is_told(change, converted):
+def test_unfit_encoder_is_left_with_reason(change, converted):
     """All nodes stay on the host as they were, with one reason."""
     nodes, outputs = read_nodes(converted(), "vision.onnx")
     mutate, reason = CHANGES[change]
@@ -260,7 +260,7 @@ def test_what_is_in_the_way_is_told(change, converted):
     assert {op_type for _, op_type, _ in found.on_host} == {"Conv", "DenseMatMul", "FlowQKVAttention"}
 
 
-def test_without_artifacts_the_host_computes_it_and_why_is_told(tmp_path, converted):
+def test_missing_artifacts_leave_encoder_on_host(tmp_path, converted):
     found = lowered(npu.NpuDevice(str(tmp_path / "nowhere")), converted())
     assert {op_type for _, op_type, _ in found.on_host} == {"Conv", "DenseMatMul", "FlowQKVAttention"}
     assert all("nowhere" in reason for _, _, reason in found.on_host)
@@ -271,7 +271,7 @@ def test_without_artifacts_the_host_computes_it_and_why_is_told(tmp_path, conver
 
 
 @pytest.mark.slow
-def test_the_decoder_of_such_a_model_is_built_too(built, converted):
+def test_decoder_of_image_model_is_built_too(built, converted):
     """The decoder gets a program for a block with the tokens of an image."""
     assert built.context == 1024
     programs, left_out = programs_of_model(converted(), "npu2")
@@ -279,7 +279,7 @@ def test_the_decoder_of_such_a_model_is_built_too(built, converted):
     assert {(each.kind, each.tokens) for each in programs} >= {("decode", 1), ("block", TOKENS), ("encode", 4 * TOKENS)}
 
 
-def test_a_context_without_room_for_an_image_is_told(converted):
+def test_context_without_room_for_image_is_reported(converted):
     _, left_out = programs_of_model(converted(), "npu2", context=128)
     assert left_out[-1].on_host
     assert str(left_out[-1]) == (
@@ -287,7 +287,7 @@ def test_a_context_without_room_for_an_image_is_told(converted):
     )
 
 
-def test_what_is_read_of_the_graph(converted):
+def test_encoder_attributes_equal_graph(converted):
     found = read_encoder(converted())
     assert found == read_encoder(converted("int8"))
     assert found == read_encoder(converted("q4nx"))
@@ -303,7 +303,7 @@ def test_what_is_read_of_the_graph(converted):
         ("Add", "expected the sum of embeddings and their positions"),
     ],
 )
-def test_other_graphs_are_refused(op_type, reason, converted):
+def test_unfit_graph_is_refused(op_type, reason, converted):
     model = load_model(converted() / "vision.onnx", purpose="this test")
     for node in list(model.graph):
         if node.op_type == op_type:

@@ -77,7 +77,7 @@ def test_norms_of_rows(rng, name, stream, isa):
     assert (wide(arrays["y"][:, COLUMNS:]) == NOT_WRITTEN).all()
 
 
-def test_a_stream_in_its_own_place(rng):
+def test_residual_is_added_in_place(rng):
     """In programs the sum overwrites the residual stream that it was added to."""
     call = NormOfRows("add_rms_norm", ROWS, COLUMNS, EPSILON).call()
     stream = rows_of(rng, COLUMNS, np.float32)
@@ -141,7 +141,7 @@ def test_norm_rope(rng, qk_norm, isa):
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "rms_norm_add", "add_layer_norm"])
-def test_of_norms_rows_without_a_token_are_not_touched(rng, name):
+def test_norm_leaves_rows_without_token_untouched(rng, name):
     call = NormOfRows(name, ROWS, COLUMNS, EPSILON).call()
     whole = {
         buffer.name: rng.normal(size=buffer.type.elements).astype(DTYPES[buffer.type.dtype]) for buffer in call.buffers
@@ -159,7 +159,7 @@ def test_of_norms_rows_without_a_token_are_not_touched(rng, name):
     ]
 
 
-def test_of_heads_rows_without_a_token_are_not_touched(rng):
+def test_heads_leave_rows_without_token_untouched(rng):
     """Zeros follow the last key up to a multiple of 8 positions, which share exponents."""
     packed = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.d
     whole = rope_arrays(rng, SHAPE, packed)
@@ -192,7 +192,7 @@ def test_zeros_end_with_the_cache():
 # --- What is moved ----------------------------------------------------------------------------------------------------
 
 
-def test_what_arrays_made_comes_and_what_they_read_goes(rng):
+def test_transfers_are_limited_to_needed_views(rng):
     """Whole views unless they are constants; of the cache only the written positions and the zeros behind them."""
     packed = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.d
     arrays = rope_arrays(rng, SHAPE, packed)
@@ -256,7 +256,7 @@ ROPE = rope_call(SHAPE, 256)
         (changed(ROPE, "context", 41), "expected rotary of"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_by_name(call, message):
+def test_unfit_host_operator_is_refused_by_name(call, message):
     with pytest.raises(RuntimeError, match=re.escape(f"[FlowNPU] norm, layer 3, on the host: {message}")):
         operator(call, "norm, layer 3")
 

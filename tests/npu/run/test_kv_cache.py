@@ -70,7 +70,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_a_conversation_goes_on_in_place(host, share):
+def test_conversation_goes_on_in_place(host, share):
     past = host.tensors(CONTEXT if share else 0)
     expected = np.zeros((LAYERS, 0, G, 2, D), BFLOAT16)
     for tokens in (7, 1, 1, 4):
@@ -84,7 +84,7 @@ def test_a_conversation_goes_on_in_place(host, share):
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: np.dtype(dtype).name)
-def test_a_past_from_elsewhere_is_taken_over(host, rng, dtype):
+def test_foreign_past_is_copied(host, rng, dtype):
     past = host.tensors(CONTEXT, dtype)
     for tensor in past:
         tensor[:, :, :9] = rng.normal(size=(1, G, 9, D))
@@ -97,7 +97,7 @@ def test_a_past_from_elsewhere_is_taken_over(host, rng, dtype):
     assert not host.caches.restore(_argument(past[0])), "it stands for nothing any more"
 
 
-def test_a_past_may_be_longer_than_the_context(host):
+def test_past_may_be_longer_than_context(host):
     past = host.tensors(CONTEXT + 100)
     expected = host.run(past, past, 0, CONTEXT)
     restored = host.restored(past)
@@ -106,7 +106,7 @@ def test_a_past_may_be_longer_than_the_context(host):
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_a_rewind(host, share):
+def test_rewound_cache_gives_same_output(host, share):
     past = host.tensors(CONTEXT if share else 12)
     first = host.run(past, past, 0, 12)
     shorter = past if share else [tensor[:, :, :5].copy() for tensor in past]  # as GenAI rewinds
@@ -134,7 +134,7 @@ def test_branches(host):
     assert host.caches.count() == 2
 
 
-def test_a_branch_from_before_the_end(host):
+def test_branch_before_end_uses_second_cache(host):
     trunk = host.tensors(10)
     base = host.run(trunk, trunk, 0, 10)
     one = host.tensors(12)
@@ -143,7 +143,7 @@ def test_a_branch_from_before_the_end(host):
     assert host.caches.count() == 2
 
 
-def test_a_past_that_was_overwritten_is_refused(host):
+def test_overwritten_past_is_refused(host):
     trunk, one = host.tensors(10), host.tensors(12)
     base = host.run(trunk, trunk, 0, 10)
     host.run(trunk, one, 10, 2)
@@ -155,7 +155,7 @@ def test_a_past_that_was_overwritten_is_refused(host):
     assert_same(host.run(trunk, host.tensors(5), 4, 1)[:, :4], base[:, :4])  # what is left of it
 
 
-def test_a_run_that_failed_leaves_what_was_before_it(host):
+def test_failed_run_leaves_earlier_positions(host):
     past = host.tensors(CONTEXT)
     expected = host.run(past, past, 0, 9)
     host.run(past, past, 6, 4, fails=True)
@@ -164,7 +164,7 @@ def test_a_run_that_failed_leaves_what_was_before_it(host):
     assert_same(host.run(past, past, 6, 1)[:, :6], expected[:, :6])
 
 
-def test_a_new_conversation_takes_the_cache_of_its_tensors(host):
+def test_new_conversation_takes_cache_of_its_tensors(host):
     past = host.tensors(CONTEXT)
     for _ in range(10):
         host.run(past, past, 0, 5)
@@ -176,7 +176,7 @@ def test_a_new_conversation_takes_the_cache_of_its_tensors(host):
     assert host.caches.count() == 1
 
 
-def test_a_copy_of_an_old_present_does_not_cost_a_living_conversation_its_cache(host):
+def test_copied_old_present_leaves_cache_of_live_conversation(host):
     past = host.tensors(CONTEXT)
     host.run(past, past, 0, 5)
     old = [tensor.copy() for tensor in past]
@@ -186,7 +186,7 @@ def test_a_copy_of_an_old_present_does_not_cost_a_living_conversation_its_cache(
     assert_same(host.run(past, past, 6, 1)[:, :6], expected)
 
 
-def test_the_least_recently_used_are_given_up(host):
+def test_least_recently_used_cache_is_given_up(host):
     most = npu.KvCaches.most
     conversations = [host.tensors(CONTEXT) for _ in range(most + 1)]
     expected = [host.run(past, past, 0, 3) for past in conversations[:most]]
@@ -199,7 +199,7 @@ def test_the_least_recently_used_are_given_up(host):
     assert_same(host.run(conversations[2], conversations[2], 3, 1)[:, :3], expected[2])
 
 
-def test_another_session_s_past_is_refused(host, rng):
+def test_past_of_other_session_is_refused(host, rng):
     past = host.tensors(CONTEXT)
     Host(rng).run(past, past, 0, 3)
     with pytest.raises(RuntimeError, match="stands for a KV cache that is gone"):
@@ -232,14 +232,14 @@ def test_pasts_of_several_runs_are_refused(host, mix):
         host.run(past, past, 4, 1)
 
 
-def test_a_past_that_is_too_short_is_refused(host):
+def test_past_too_short_is_refused(host):
     short = host.tensors(3)
     with pytest.raises(RuntimeError, match="expected a past of at least 4 positions in layer 0, got 3"):
         host.run(short, host.tensors(5), 4, 1)
     assert host.caches.count() == 0
 
 
-def test_other_tensors_are_left_alone(host):
+def test_unrelated_tensors_are_left_alone(host):
     for tensor in (np.arange(64, dtype=np.int64), np.zeros((1, 2, 0, 32), np.float32), np.ones((4, 4), np.float32)):
         before = tensor.copy()
         assert not host.caches.restore(_argument(tensor))

@@ -35,7 +35,7 @@ def both(x: Any) -> list[dict[str, Any]]:
     return [{"x": x, "n": np.array(n)} for n in (3, 2, 4)]
 
 
-def test_each_run_chooses(placed: Placed) -> None:
+def test_run_chooses_branch(placed: Placed) -> None:
     session, placement = placed(CHOICE)
     assert (placement["nodes"], placement["claimed"], placement["partitions"]) == (4, 4, 1)
     for feeds in both(np.array([0.5, 1], np.float32)):
@@ -43,7 +43,7 @@ def test_each_run_chooses(placed: Placed) -> None:
             np.testing.assert_array_equal(ours, expected, strict=True)
 
 
-def test_the_other_provider_chooses_the_same(make_session: MakeSession) -> None:
+def test_branch_falls_back_to_onnxruntime(make_session: MakeSession) -> None:
     """ONNX Runtime's CPU provider computes runs whose shapes the device does not take (rank 9)."""
     model = parse(CHOICE)
     model.graph.input[0].type.tensor_type.ClearField("shape")
@@ -53,7 +53,7 @@ def test_the_other_provider_chooses_the_same(make_session: MakeSession) -> None:
             np.testing.assert_array_equal(ours, expected, strict=True)
 
 
-def test_a_compiled_model_has_both_branches(ep_devices: list[Any], make_session: MakeSession, tmp_path: Path) -> None:
+def test_compiled_model_has_both_branches(ep_devices: list[Any], make_session: MakeSession, tmp_path: Path) -> None:
     import onnxruntime
 
     onnx.save(parse(CHOICE), tmp_path / "model.onnx")
@@ -70,7 +70,7 @@ def test_a_compiled_model_has_both_branches(ep_devices: list[Any], make_session:
 
 
 @pytest.mark.parametrize("computes", ["then_branch", "else_branch"])
-def test_what_computes_is_no_choice(make_session: MakeSession, computes: str) -> None:
+def test_computing_branch_is_refused(make_session: MakeSession, computes: str) -> None:
     body = dict.fromkeys(("then_branch", "else_branch"), "Constant <value = float[2] {1, 2}> ()") | {
         computes: "Neg (x)"
     }

@@ -34,7 +34,7 @@ DEQUANTIZED_TO_HALF = f"""{OPSET_23} g (int8[5,8] x) => (float[5,8] y)
 
 
 @pytest.mark.parametrize("operator", MIXED)
-def test_a_scale_of_another_type(make_session: MakeSession, placed: Placed, operator: str) -> None:
+def test_norm_with_scale_of_other_type_equals_onnxruntime(make_session: MakeSession, placed: Placed, operator: str) -> None:
     graph = onnx.parser.parse_model(MIXED[operator])  # parse() has a checker without ORT's own operators
     with pytest.raises(Exception, match=rf"\[{operator} 'n'\] input 1 \(scale\): expected float, got float16"):
         make_session(graph)
@@ -54,7 +54,7 @@ def test_a_scale_of_another_type(make_session: MakeSession, placed: Placed, oper
         pytest.param(DEQUANTIZED_TO_HALF, r"output 0 \(y\): expected float, got float16", id="output"),
     ],
 )
-def test_what_is_dequantised_to_half(make_session: MakeSession, graph: str, reason: str) -> None:
+def test_half_dequantisation_is_left_to_onnxruntime(make_session: MakeSession, graph: str, reason: str) -> None:
     with pytest.raises(Exception, match=rf"\[DequantizeLinear 'h'\] {reason}"):
         make_session(graph)
     feeds = {"x": np.arange(-20, 20, dtype=np.int8).reshape(5, 8)}

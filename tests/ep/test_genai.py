@@ -81,7 +81,7 @@ def test_genai_generates(genai: Any, tmp_path: Path, scores: Any) -> None:
     assert json.loads(placement.read_text())["claimed"] == 2
 
 
-def test_two_copies_of_onnxruntime_use_the_library_at_once(
+def test_two_copies_of_onnxruntime_share_library(
     genai: Any, tmp_path: Path, scores: Any, ep_devices: list[Any]
 ) -> None:
     model = write_model(tmp_path, scores, {})

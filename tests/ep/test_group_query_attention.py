@@ -116,7 +116,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_run_that_only_onnx_runtime_takes(make_session: MakeSession, name: str) -> None:
+def test_run_refused_by_device_falls_back_to_onnxruntime(make_session: MakeSession, name: str) -> None:
     positions, given = OTHERS[name]
     graph = model(positions=positions)
     if positions:  # of any shape

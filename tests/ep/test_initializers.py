@@ -80,7 +80,7 @@ def test_data_between_two_elements_is_copied(make_session: MakeSession, tmp_path
     assert whole_mappings(data) == 0
 
 
-def test_a_file_that_was_replaced_is_mapped_anew(make_session: MakeSession, tmp_path: Path) -> None:
+def test_replaced_data_file_is_mapped_anew(make_session: MakeSession, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     save(path, integers(1), integers(2))
     before = make_session(path, strict=True)
@@ -91,7 +91,7 @@ def test_a_file_that_was_replaced_is_mapped_anew(make_session: MakeSession, tmp_
     check(before, integers(1), integers(2))
 
 
-def test_the_file_may_be_in_a_folder_beside_the_model(
+def test_data_file_in_subfolder_is_mapped(
     make_session: MakeSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -112,7 +112,7 @@ def test_values_that_the_caller_gives_count_before_those_of_the_file(make_sessio
     check(session, given, integers(2))
 
 
-def test_a_model_in_memory_has_its_data_where_the_session_says(make_session: MakeSession, tmp_path: Path) -> None:
+def test_model_in_memory_finds_data_in_given_folder(make_session: MakeSession, tmp_path: Path) -> None:
     model = save(tmp_path / "model.onnx", integers(1), integers(2))
     session = make_session(
         model,

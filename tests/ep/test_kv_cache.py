@@ -56,7 +56,7 @@ def steps() -> list[tuple[int, dict[str, Any]]]:
     return result
 
 
-def test_a_shared_cache_gives_what_a_copied_one_does(make_session: MakeSession) -> None:
+def test_shared_cache_equals_copied_one(make_session: MakeSession) -> None:
     session = make_session(decoder(), strict=True)
     names = [f"{i}_{kind}" for i in range(LAYERS) for kind in ("key", "value")]
     copied = {name: np.zeros((1, GROUPS, CAPACITY, SIZE), np.float32) for name in names}
@@ -80,7 +80,7 @@ def test_a_shared_cache_gives_what_a_copied_one_does(make_session: MakeSession) 
             assert np.count_nonzero(shared[name].numpy()[:, :, :total]) > 0
 
 
-def test_a_growing_cache_gives_what_one_of_fixed_capacity_does(make_session: MakeSession) -> None:
+def test_growing_cache_equals_fixed_one(make_session: MakeSession) -> None:
     session = make_session(decoder(), strict=True)
     names = [f"{i}_{kind}" for i in range(LAYERS) for kind in ("key", "value")]
     fixed = {name: np.zeros((1, GROUPS, CAPACITY, SIZE), np.float32) for name in names}
@@ -97,7 +97,7 @@ def test_a_growing_cache_gives_what_one_of_fixed_capacity_does(make_session: Mak
             np.testing.assert_array_equal(growing[name], fixed[name][:, :, :total])
 
 
-def test_a_cache_bound_with_too_little_room_is_an_error(make_session: MakeSession) -> None:
+def test_cache_bound_with_little_room_is_refused(make_session: MakeSession) -> None:
     session = make_session(decoder(), strict=True)
     total, feed = steps()[0]
     binding = session.io_binding()

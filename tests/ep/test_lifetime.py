@@ -41,7 +41,7 @@ def test_runs_of_one_session_may_overlap(make_session: MakeSession) -> None:
             done.result()
 
 
-def test_a_library_may_be_unregistered_while_its_sessions_live(library: Path, tmp_path: Path) -> None:
+def test_library_may_be_unregistered_before_sessions_end(library: Path, tmp_path: Path) -> None:
     # A copy, so that no other registration keeps the library loaded.
     copy = shutil.copy(library, tmp_path)
     name = "unregistered while sessions live"
@@ -77,7 +77,7 @@ def test_sessions_come_and_go(make_session: MakeSession) -> None:
             np.testing.assert_array_equal(session.run(None, {"x": x, "y": x})[0], expected)
 
 
-def test_a_process_may_end_with_a_session_alive(library: Path) -> None:
+def test_process_may_end_with_session_alive(library: Path) -> None:
     # In a process of its own, which ends with the session, the threads and the registration alive.
     script = f"""
 import numpy, onnxruntime
@@ -92,7 +92,7 @@ session.run(None, {{"x": numpy.ones(3, "f"), "y": numpy.ones(3, "f")}})
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_library_exports_its_two_entry_points_and_no_more(library: Path) -> None:
+def test_library_exports_two_entry_points(library: Path) -> None:
     done = subprocess.run(
         ["nm", "--dynamic", "--defined-only", str(library)], capture_output=True, text=True, check=True
     )

@@ -205,7 +205,7 @@ def test_slices_give_what_the_whole_prompt_does(make_session: MakeSession, tmp_p
     np.testing.assert_allclose(sliced[1], whole[1], rtol=0, atol=2 * TOLERANCE * largest)
 
 
-def test_what_is_bound_is_written_in_slices(make_session: MakeSession) -> None:
+def test_bound_outputs_are_written_in_slices(make_session: MakeSession) -> None:
     # As GenAI binds a cache: past and present are the same memory.
     case = CASES["past"]
     inputs = feed(case)
@@ -229,7 +229,7 @@ def test_what_is_bound_is_written_in_slices(make_session: MakeSession) -> None:
         np.testing.assert_array_equal(shared[name].numpy()[:, :, : case.total], present[:, :, : case.total])
 
 
-def test_a_short_prompt_after_a_long_one(make_session: MakeSession) -> None:
+def test_short_prompt_after_long_one_gives_same_bits(make_session: MakeSession) -> None:
     session = make_session(decoder(CASES["one row"]), strict=True)
     long, short = feed(Case([TOKENS])), feed(Case([3]))
     first = session.run(None, short)
@@ -272,13 +272,13 @@ def test_a_short_prompt_after_a_long_one(make_session: MakeSession) -> None:
         ),
     ],
 )
-def test_the_report_says_why_a_prompt_is_computed_at_once(
+def test_report_says_why_prompt_is_not_cut(
     placed: Placed, attributes: str, first: str, last: str, reason: str | None
 ) -> None:
     _, placement = placed(decoder(Case([3], attributes=attributes), first, last), strict=True)
     assert placement["whole_prompts"] == ([] if reason is None else [reason])
 
 
-def test_a_program_without_attention_is_run_at_once(placed: Placed) -> None:
+def test_program_without_attention_is_not_cut(placed: Placed) -> None:
     _, placement = placed("g (float[1,S,4] x) => (float[1,S,4] y) { y = Add(x, x) }")
     assert placement["whole_prompts"] == ["no step knows where tokens are"]

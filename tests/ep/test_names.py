@@ -38,13 +38,13 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_refusal_arrives_and_names_the_node(model: Path, make_session: MakeSession, capfd: Any) -> None:
+def test_refusal_names_node_without_utf8(model: Path, make_session: MakeSession, capfd: Any) -> None:
     with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail, match=r"Det 'det_\\xff\\xfe'"):
         make_session(model)
     assert "Falling back" not in capfd.readouterr().out
 
 
-def test_a_failing_run_says_where(model: Path, make_session: MakeSession) -> None:
+def test_failing_run_names_node_without_utf8(model: Path, make_session: MakeSession) -> None:
     proto = parse("""g (float[2,2] x, int64[1] row) => (float[1,2] y) { y = Gather (x, row) }""")
     proto.graph.node[0].name = "rows_ab"
     model.write_bytes(proto.SerializeToString().replace(b"rows_ab", b"rows_\xff\xfe"))
@@ -53,7 +53,7 @@ def test_a_failing_run_says_where(model: Path, make_session: MakeSession) -> Non
         session.run(None, {"x": X, "row": np.array([7])})
 
 
-def test_the_placement_report_is_json(model: Path, make_session: MakeSession, tmp_path: Path, capfd: Any) -> None:
+def test_placement_report_without_utf8_names_is_json(model: Path, make_session: MakeSession, tmp_path: Path, capfd: Any) -> None:
     path = tmp_path / "placement.json"
     make_session(model, {"on_unsupported": "cpu", "placement": str(path)})
     (left,) = json.loads(path.read_text(encoding="utf-8"))["left"]
@@ -62,7 +62,7 @@ def test_the_placement_report_is_json(model: Path, make_session: MakeSession, tm
     assert r"det_\xff\xfe" in capfd.readouterr().err
 
 
-def test_a_profile_is_json(model: Path, make_session: MakeSession, tmp_path: Path) -> None:
+def test_profile_without_utf8_names_is_json(model: Path, make_session: MakeSession, tmp_path: Path) -> None:
     prefix = str(tmp_path / "profile")
     session = make_session(
         model, {"on_unsupported": "cpu"}, configure={"enable_profiling": True, "profile_file_prefix": prefix}

@@ -42,7 +42,7 @@ def test_attributes_count(make_session: MakeSession, opset: int, body: str, resu
 
 
 @pytest.mark.parametrize("axis", ["", "<axis = 1>"])
-def test_a_softmax_over_several_axes_is_none_of_ours(make_session: MakeSession, axis: str) -> None:
+def test_softmax_over_several_axes_is_left_to_onnxruntime(make_session: MakeSession, axis: str) -> None:
     """Before opset 13 Softmax flattened all axes from `axis` (default 1) on into one."""
     graph = model(11, f"y = Softmax {axis} (x)", "float[1,4,1,6] y")
     with pytest.raises(Exception, match=r"\[Softmax 'y'\] expected a norm over the last axis, got axis 1"):

@@ -128,7 +128,7 @@ def test_placement_in_a_folder_is_by_the_models_name(make_session: MakeSession, 
     assert reports == {"first": 1, "second": 2, "model": 1}
 
 
-def test_a_placement_file_that_cannot_be_written_is_an_error(make_session: MakeSession, tmp_path: Path) -> None:
+def test_unwritable_placement_file_is_refused(make_session: MakeSession, tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"option placement: cannot write '.*missing/placement\.json': No such"):
         make_session(MODEL, {"placement": str(tmp_path / "missing" / "placement.json")})
 

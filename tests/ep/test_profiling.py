@@ -65,7 +65,7 @@ def test_events_of_runs_that_overlap_are_all_there(make_session: MakeSession, tm
     assert (ours.count("first"), ours.count("second")) == (60, 60)
 
 
-def test_a_session_without_profiling_is_in_no_profile(make_session: MakeSession, tmp_path: Path) -> None:
+def test_session_without_profiling_is_in_no_profile(make_session: MakeSession, tmp_path: Path) -> None:
     profiled = make_session(
         MODEL, configure={"enable_profiling": True, "profile_file_prefix": str(tmp_path / "profile")}
     )

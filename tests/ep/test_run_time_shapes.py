@@ -45,7 +45,7 @@ MANY = [
 
 
 @pytest.mark.parametrize(("graph", "feeds", "reason"), MANY)
-def test_a_run_that_is_none_of_ours(make_session: MakeSession, graph: str, feeds: dict[str, Any], reason: str) -> None:
+def test_run_of_unsupported_shape_falls_back(make_session: MakeSession, graph: str, feeds: dict[str, Any], reason: str) -> None:
     model = open_model(graph)
     with pytest.raises(Exception, match=reason):
         make_session(model).run(None, feeds)
@@ -55,7 +55,7 @@ def test_a_run_that_is_none_of_ours(make_session: MakeSession, graph: str, feeds
         np.testing.assert_array_equal(ours, reference(model, feeds)[0], strict=True)
 
 
-def test_the_next_run_is_ours_again(make_session: MakeSession) -> None:
+def test_run_after_fallback_is_on_device(make_session: MakeSession) -> None:
     model = open_model("g (float[2] x) => (float[2] y) { a = Add(x, x)  y = Exp(a) }")
     session = make_session(model, FALLBACK)
     x = np.array([0.5, 1], np.float32)
@@ -92,7 +92,7 @@ def test_shapes_of_constants_reach_the_other_provider(make_session: MakeSession)
     np.testing.assert_array_equal(ours, reference(model, feeds)[0], strict=True)
 
 
-def test_an_axis_that_is_there_twice(make_session: MakeSession) -> None:
+def test_repeated_axis_falls_back(make_session: MakeSession) -> None:
     model = open_model("g (float[2,2] x, int64[3] a) => (float[1,1] y) { y = ReduceSum (x, a) }")
     feeds = {"x": np.ones((2, 2), np.float32), "a": np.array([0, 1, 1])}
     with pytest.raises(Exception, match="expected each axis once, got axis 1 twice"):
@@ -101,7 +101,7 @@ def test_an_axis_that_is_there_twice(make_session: MakeSession) -> None:
     np.testing.assert_array_equal(ours, reference(model, feeds)[0], strict=True)
 
 
-def test_what_onnx_runtime_refuses_too_has_its_words(make_session: MakeSession) -> None:
+def test_run_refused_by_onnxruntime_quotes_it(make_session: MakeSession) -> None:
     model = open_model("g (float[2,3] x, float[3,2] w) => (float[2,2] y) { y = MatMul(x, w) }")
     feeds = {"x": np.ones(4, np.float32), "w": np.ones((3, 2), np.float32)}
     with pytest.raises(Exception, match=r"MatMul|left operand"):
@@ -140,7 +140,7 @@ HUGE = 2**31
         pytest.param("a = Expand(x, s)  y = Exp(a)", id="in between"),
     ],
 )
-def test_more_than_memory_holds(make_session: MakeSession, body: str, options: dict[str, str]) -> None:
+def test_tensor_beyond_memory_is_refused(make_session: MakeSession, body: str, options: dict[str, str]) -> None:
     """2^62 elements of 4 bytes are 2^64 bytes, which 64 bits would count as 0."""
     model = open_model(f"g (float[1] x, int64[2] s) => (float[1] y) {{ {body} }}")
     feeds = {"x": np.ones(1, np.float32), "s": np.array([HUGE, HUGE])}
@@ -190,7 +190,7 @@ def test_inputs_that_do_not_fit(make_session: MakeSession, graph: str, feeds: di
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 8), (1, 3, 8), (3, 8)])
-def test_a_skip_for_each_row_of_the_batch(make_session: MakeSession, shape: tuple[int, ...]) -> None:
+def test_skip_per_row_of_batch_equals_onnxruntime(make_session: MakeSession, shape: tuple[int, ...]) -> None:
     model = open_model(
         """g (float[2,3,8] x, float[2,3,8] s) => (float[2,3,8] y, float[2,3,8] z) <float[8] w = {1,2,3,4,5,6,7,8}> {
             y, , , z = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 1e-5> (x, s, w)
@@ -205,7 +205,7 @@ def test_a_skip_for_each_row_of_the_batch(make_session: MakeSession, shape: tupl
 
 @pytest.mark.parametrize("scale", [np.array([0.5], np.float32), np.array(0.5, np.float32)], ids=["[1]", "scalar"])
 @pytest.mark.parametrize("zero", [np.array([3], np.int8), np.array(3, np.int8)], ids=["[1]", "scalar"])
-def test_one_scale_and_zero_point_of_any_rank(make_session: MakeSession, scale: Any, zero: Any) -> None:
+def test_scale_and_zero_point_of_any_rank_equal_onnxruntime(make_session: MakeSession, scale: Any, zero: Any) -> None:
     model = open_model("g (int8[4] x, float[1] s, int8[1] z) => (float[4] y) { y = DequantizeLinear(x, s, z) }")
     feeds = {"x": np.arange(-4, 4, dtype=np.int8).reshape(2, 4), "s": scale, "z": zero}
     expected = (feeds["x"].astype(np.float32) - 3) * np.float32(0.5)
@@ -213,7 +213,7 @@ def test_one_scale_and_zero_point_of_any_rank(make_session: MakeSession, scale: 
 
 
 @pytest.mark.parametrize("bias", [(16,), (1, 16), (1, 1, 16), (1, 1, 1, 16)])
-def test_a_bias_of_more_axes_than_the_product(make_session: MakeSession, bias: tuple[int, ...]) -> None:
+def test_bias_with_more_axes_than_product_is_within_bound(make_session: MakeSession, bias: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((8, 16), np.float32)
     added = rng.standard_normal(bias, np.float32)

@@ -34,18 +34,18 @@ def check(session: onnxruntime.InferenceSession, model: str, inputs: dict[str, A
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["add_provider_for_devices", "providers"])
-def test_both_ways_of_naming_the_provider(make_session: MakeSession, by_name: bool) -> None:
+def test_provider_is_taken_by_name_and_by_device(make_session: MakeSession, by_name: bool) -> None:
     session = make_session(CHAIN, by_name=by_name, strict=True)
     assert session.get_providers()[0] == "FlowNPUExecutionProvider"
     check(session, CHAIN, {"x": integers(5), "y": integers(5)})
 
 
-def test_a_whole_graph_is_one_partition(placed: Placed) -> None:
+def test_whole_graph_is_one_partition(placed: Placed) -> None:
     _, placement = placed(CHAIN, strict=True)
     assert (placement["nodes"], placement["claimed"], placement["partitions"]) == (3, 3, 1)
 
 
-def test_a_provider_listed_before_keeps_its_nodes(ep_devices: list[Any], tmp_path: Path) -> None:
+def test_provider_listed_before_keeps_nodes(ep_devices: list[Any], tmp_path: Path) -> None:
     options = onnxruntime.SessionOptions()
     cpu = [device for device in onnxruntime.get_ep_devices() if device.ep_name == "CPUExecutionProvider"]
     options.add_provider_for_devices(cpu, {})
@@ -80,7 +80,7 @@ def test_values_live_as_long_as_they_are_read(make_session: MakeSession) -> None
         check(session, graph, {"x": integers(size)})
 
 
-def test_every_run_may_have_other_shapes(make_session: MakeSession) -> None:
+def test_run_shapes_may_change(make_session: MakeSession) -> None:
     session = make_session(CHAIN)
     for size in (1, 100, 3, 1000, 0, 7):
         check(session, CHAIN, {"x": integers(size), "y": integers(size)})
@@ -134,17 +134,17 @@ def test_inputs_and_outputs(make_session: MakeSession, graph: str) -> None:
     check(make_session(graph, strict=True), graph, {name: integers(*shape) for name, shape in shapes.items()})
 
 
-def test_an_initializer_may_be_overridden(make_session: MakeSession) -> None:
+def test_initializer_may_be_overridden(make_session: MakeSession) -> None:
     graph = "g (float[3] x, float[3] w) => (float[3] z) <float[3] w = {1, 2, 3}> { z = Mul(x, w) }"
     check(make_session(graph, strict=True), graph, {"x": integers(3), "w": integers(3) + 1})
 
 
-def test_a_tensor_of_no_elements(make_session: MakeSession) -> None:
+def test_empty_tensor_runs(make_session: MakeSession) -> None:
     graph = "g (float[N,2] x) => (float[N,2] z, int64[2] s) { a = Add(x, x)  z = Mul(a, x)  s = Shape(a) }"
     check(make_session(graph, strict=True), graph, {"x": integers(0, 2)})
 
 
-def test_an_initializer_of_no_elements(make_session: MakeSession) -> None:
+def test_empty_initializer_runs(make_session: MakeSession) -> None:
     graph = "g (float[1] x) => (float[0] z) <float[0] w = {}> { z = Add(x, w) }"
     check(make_session(graph, strict=True), graph, {"x": integers(1)})
 
@@ -189,7 +189,7 @@ def bind(session: onnxruntime.InferenceSession, values: dict[str, Any], outputs:
     return binding
 
 
-def test_an_output_may_be_bound_to_the_memory_of_an_input_read_before(make_session: MakeSession) -> None:
+def test_output_may_be_bound_to_input_read_before(make_session: MakeSession) -> None:
     session = make_session("g (float[3] x, float[3] y) => (float[3] z) { a = Add(x, y)  z = Mul(a, y) }")
     x, y = integers(3), integers(3) + 1
     # An OrtValue uses the memory of its array.
@@ -198,7 +198,7 @@ def test_an_output_may_be_bound_to_the_memory_of_an_input_read_before(make_sessi
     np.testing.assert_array_equal(values["x"].numpy(), (x + y) * y)
 
 
-def test_an_output_may_not_be_bound_to_an_input_read_later(make_session: MakeSession) -> None:
+def test_output_bound_to_input_read_later_is_refused(make_session: MakeSession) -> None:
     session = make_session("g (float[3] x, float[3] y) => (float[3] a, float[3] z) { a = Add(x, x)  z = Mul(a, y) }")
     y = onnxruntime.OrtValue.ortvalue_from_numpy(integers(3))
     values = {"x": onnxruntime.OrtValue.ortvalue_from_numpy(integers(3)), "y": y}
@@ -207,7 +207,7 @@ def test_an_output_may_not_be_bound_to_an_input_read_later(make_session: MakeSes
         session.run_with_iobinding(bind(session, values, {"a": y, "z": z}))
 
 
-def test_an_error_at_run_time_names_node_and_operator_and_leaves_the_session_usable(
+def test_run_time_error_names_node_and_session_goes_on(
     make_session: MakeSession,
 ) -> None:
     session = make_session(CHAIN)

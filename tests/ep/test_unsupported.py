@@ -41,7 +41,7 @@ def test_fallback_splits_around_the_node(placed: Placed, choice: str) -> None:
     np.testing.assert_array_equal(session.run(None, {"x": X})[0], reference(IN_THE_MIDDLE, {"x": X})[0])
 
 
-def test_only_warn_warns(make_session: MakeSession, capfd: pytest.CaptureFixture[str]) -> None:
+def test_fallback_warns_with_warn_alone(make_session: MakeSession, capfd: pytest.CaptureFixture[str]) -> None:
     make_session(IN_THE_MIDDLE, {"on_unsupported": "warn"})
     assert "Det 'odd': the cpu device has no ai.onnx::Det" in capfd.readouterr().err
     make_session(IN_THE_MIDDLE, {"on_unsupported": "cpu"})
@@ -56,7 +56,7 @@ def test_strict_sessions_see_the_fallback(make_session: MakeSession) -> None:
         make_session(IN_THE_MIDDLE, {"on_unsupported": "cpu"}, strict=True)
 
 
-def test_many_nodes_are_counted_not_listed(make_session: MakeSession) -> None:
+def test_unsupported_nodes_are_counted_beyond_20(make_session: MakeSession) -> None:
     chain = "".join(f"y{i + 1} = Sin(y{i})  " for i in range(50))
     with pytest.raises(Exception, match="does not take 50 of the model's 51 nodes") as raised:
         make_session(f"g (float[2] y0) => (float[2] z) {{ {chain} z = Add(y50, y0) }}")
@@ -75,7 +75,7 @@ def test_many_nodes_are_counted_not_listed(make_session: MakeSession) -> None:
         ),
     ],
 )
-def test_a_graph_of_which_nothing_is_taken(make_session: MakeSession, placed: Placed, graph: str, dtype: str) -> None:
+def test_graph_without_supported_nodes_falls_back(make_session: MakeSession, placed: Placed, graph: str, dtype: str) -> None:
     with pytest.raises(Exception, match="does not take 1 of the model's 1 nodes"):
         make_session(graph)
     session, placement = placed(graph, {"on_unsupported": "warn"})
@@ -85,17 +85,17 @@ def test_a_graph_of_which_nothing_is_taken(make_session: MakeSession, placed: Pl
     np.testing.assert_array_equal(session.run(None, {"x": x})[0], reference(graph, {"x": x})[0])
 
 
-def test_a_reason_names_the_type(make_session: MakeSession) -> None:
+def test_reason_names_type(make_session: MakeSession) -> None:
     with pytest.raises(Exception, match="Add 'z': value 'x' has type double, which no device takes"):
         make_session("g (double[2] x) => (double[2] z) { z = Add(x, x) }")
 
 
-def test_a_tensor_attribute_is_not_lost(make_session: MakeSession) -> None:
+def test_tensor_attribute_is_kept(make_session: MakeSession) -> None:
     graph = "g (int64[1] s) => (float[N] z) { c = ConstantOfShape<value = float[1] {2.0}>(s)  z = Add(c, c) }"
     np.testing.assert_array_equal(make_session(graph).run(None, {"s": np.array([3])})[0], np.full(3, 4, np.float32))
 
 
-def test_a_tensor_attribute_of_another_type_is_named(make_session: MakeSession) -> None:
+def test_tensor_attribute_of_unsupported_type_is_named(make_session: MakeSession) -> None:
     graph = """g (int64[1] s) => (bool[N] z) {
         c = ConstantOfShape<value = double[1] {2.0}>(s)  z = Greater(c, c)
     }"""
@@ -124,7 +124,7 @@ def test_control_flow_is_left_whole(make_session: MakeSession, placed: Placed) -
         np.testing.assert_array_equal(session.run(None, inputs)[0], reference(CONTROL_FLOW, inputs)[0])
 
 
-def test_nothing_but_control_flow_is_an_error_too(make_session: MakeSession) -> None:
+def test_graph_of_control_flow_alone_is_refused(make_session: MakeSession) -> None:
     graph = """g (float[2] x, bool c) => (float[2] z) {
         z = If (c) <then_branch = t () => (float[2] p) { p = Mul(x, x) },
                     else_branch = e () => (float[2] q) { q = Add(x, x) }>
@@ -148,7 +148,7 @@ def functions(domain: str, overload: str) -> Any:
 
 
 @pytest.mark.parametrize("overload", ["", "variant"])
-def test_a_function_of_the_model_runs_as_its_body(placed: Placed, overload: str) -> None:
+def test_model_function_runs_as_its_body(placed: Placed, overload: str) -> None:
     session, placement = placed(functions("anyones", overload), strict=True)
     assert (placement["nodes"], placement["claimed"], placement["partitions"]) == (3, 3, 1)
     x, y = np.array([1, 2, 3], np.float32), np.array([4, 5, 6], np.float32)
@@ -156,7 +156,7 @@ def test_a_function_of_the_model_runs_as_its_body(placed: Placed, overload: str)
 
 
 @pytest.mark.parametrize("overload", ["", "variant"])
-def test_an_operator_of_ours_is_not_replaced_by_its_definition_unnoticed(
+def test_inlined_operator_of_flownpu_is_reported(
     make_session: MakeSession, placed: Placed, overload: str
 ) -> None:
     model = functions("ai.flownpu", overload)
@@ -214,7 +214,7 @@ def test_partitions_are_convex_and_few(placed: Placed) -> None:
         ),
     ],
 )
-def test_what_a_node_becomes_counts(
+def test_lowered_node_is_taken_with_its_parts(
     make_session: MakeSession, placed: Placed, graph: str, feeds: Any, reason: str
 ) -> None:
     """An operator that is lowered is taken only if the operators that it becomes are."""

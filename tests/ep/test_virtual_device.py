@@ -21,7 +21,7 @@ def run(library: Path, body: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_it_is_offered_where_the_registration_asks_for_it(library: Path) -> None:
+def test_virtual_device_is_offered_on_registration(library: Path) -> None:
     body = """
         onnxruntime.register_execution_provider_library(NAME + ".virtual", LIBRARY)
         for device in ours():
@@ -30,7 +30,7 @@ def test_it_is_offered_where_the_registration_asks_for_it(library: Path) -> None
     assert run(library, body) == ["NPU", "0x1022", "{'device':", "'emulate'}"]
 
 
-def test_it_comes_beside_the_processor(library: Path) -> None:
+def test_virtual_device_comes_beside_processor(library: Path) -> None:
     body = """
         onnxruntime.register_execution_provider_library(NAME, LIBRARY)
         print(*(device.device.type.name for device in ours()))
@@ -44,7 +44,7 @@ def test_it_comes_beside_the_processor(library: Path) -> None:
     assert found == ["CPU", "CPU", "CPU"]
 
 
-def test_a_session_on_it_is_emulated(library: Path) -> None:
+def test_session_on_virtual_device_is_emulated(library: Path) -> None:
     """Without artifacts beside the model it fails, but with an error of the emulator's."""
     body = """
         import onnx, onnx.parser

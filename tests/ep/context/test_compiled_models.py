@@ -85,7 +85,7 @@ def test_partitions_have_files_of_their_own(compiled: Any, make_session: MakeSes
     np.testing.assert_array_equal(found, reference(SPLIT, {"x": x})[0])  # Integers: all is exact.
 
 
-def test_the_default_name_is_beside_the_model(ep_devices: list[Any], make_session: MakeSession, tmp_path: Path) -> None:
+def test_default_name_is_beside_model(ep_devices: list[Any], make_session: MakeSession, tmp_path: Path) -> None:
     onnx.save(parse(GRAPH), tmp_path / "small.onnx")
     session(ep_devices, tmp_path / "small.onnx", {}, enable="1")
     assert sorted(file.name for file in tmp_path.glob("small_ctx*")) == ["small_ctx.0.flownpu", "small_ctx.onnx"]
@@ -108,7 +108,7 @@ def test_embedding_is_refused(ep_devices: list[Any], tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "small.onnx"]
 
 
-def test_a_folder_that_cannot_be_written_is_an_error(ep_devices: list[Any], tmp_path: Path) -> None:
+def test_unwritable_folder_is_refused(ep_devices: list[Any], tmp_path: Path) -> None:
     onnx.save(parse(GRAPH), tmp_path / "small.onnx")
     with pytest.raises(Exception, match="cannot write the compiled partition"):
         session(ep_devices, tmp_path / "small.onnx", {}, enable="1", file_path=str(tmp_path / "no" / "a.onnx"))
@@ -130,12 +130,12 @@ def edited(compiled: Any, make_session: MakeSession) -> Any:
     return edit_it
 
 
-def test_another_devices_is_refused_with_both_names(edited: Any) -> None:
+def test_partition_of_other_device_is_refused(edited: Any) -> None:
     with pytest.raises(Exception, match="was made for 'npu', this session is for 'cpu': compile it again"):
         edited(lambda file: setattr(file, "compatibility", "npu"))
 
 
-def test_a_missing_file_is_named(compiled: Any, make_session: MakeSession) -> None:
+def test_missing_partition_is_named(compiled: Any, make_session: MakeSession) -> None:
     path = compiled()
     path.with_name("small_ctx.0.flownpu").unlink()
     with pytest.raises(Exception, match=r"there is no '.*small_ctx\.0\.flownpu', the compiled partition"):
@@ -143,7 +143,7 @@ def test_a_missing_file_is_named(compiled: Any, make_session: MakeSession) -> No
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../small_ctx.0.flownpu", ""])
-def test_only_files_beside_the_model_are_read(compiled: Any, make_session: MakeSession, name: str) -> None:
+def test_partition_outside_model_folder_is_refused(compiled: Any, make_session: MakeSession, name: str) -> None:
     path = compiled()
     model = onnx.load(path)
     (attribute,) = (a for a in model.graph.node[0].attribute if a.name == "ep_cache_context")
@@ -154,13 +154,13 @@ def test_only_files_beside_the_model_are_read(compiled: Any, make_session: MakeS
 
 
 @pytest.mark.parametrize("letter", [b"\xe9", b"\xc3(", b"\xed\xa0\x80", b"\xc1\x81", b"\xf4\x90\x80\x80"])
-def test_a_name_that_is_no_utf8_is_refused(edited: Any, letter: bytes) -> None:
+def test_partition_name_without_utf8_is_refused(edited: Any, letter: bytes) -> None:
     """A cut sequence, a missing continuation, a surrogate, an overlong encoding, a code point above U+10FFFF."""
     with pytest.raises(Exception, match=r"its head is damaged: 'S\\x.* is no UTF-8"):
         edited(lambda file: setattr(file.node("Div"), "name", b"S" + letter))
 
 
-def test_every_flipped_bit_of_the_head_is_refused(compiled: Any, make_session: MakeSession) -> None:
+def test_flipped_bit_of_head_is_refused(compiled: Any, make_session: MakeSession) -> None:
     path = compiled()
     file = path.with_name("small_ctx.0.flownpu")
     content = file.read_bytes()
@@ -187,7 +187,7 @@ def test_files_that_end_elsewhere_are_refused(compiled: Any, make_session: MakeS
             make_session(path)
 
 
-def test_a_file_of_another_version_is_refused(compiled: Any, make_session: MakeSession) -> None:
+def test_file_of_other_version_is_refused(compiled: Any, make_session: MakeSession) -> None:
     path = compiled()
     file = path.with_name("small_ctx.0.flownpu")
     content = file.read_bytes()
@@ -247,7 +247,7 @@ def two_constants_of_a_name(file: context_files.ContextFile) -> None:
         (lambda file: setattr(file.nodes[0].inputs[0], "type", 3), "'x' is int64 here and float there"),
     ],
 )
-def test_a_head_is_checked_though_its_sum_is_right(edited: Any, edit: Any, message: str) -> None:
+def test_wrong_head_with_right_checksum_is_refused(edited: Any, edit: Any, message: str) -> None:
     with pytest.raises(
         Exception, match=rf"small_ctx\.0\.flownpu' cannot be read .*{message}.*; compile the model again"
     ):
@@ -267,7 +267,7 @@ def test_nodes_that_the_device_does_not_take_are_refused(edited: Any, edit: Any,
         edited(edit)
 
 
-def test_a_text_that_is_no_utf8_is_not_kept(ep_devices: list[Any], tmp_path: Path) -> None:
+def test_text_without_utf8_is_not_kept(ep_devices: list[Any], tmp_path: Path) -> None:
     content = parse(GRAPH)
     content.graph.node[1].name = "scaled"
     raw = content.SerializeToString()

@@ -60,7 +60,7 @@ def check_is_ours(session: onnxruntime.InferenceSession) -> None:
     np.testing.assert_allclose(output(session), weight("a"), atol=2**-6)
 
 
-def test_the_models_node_has_the_identity_of_its_file(ours: Path) -> None:
+def test_node_has_identity_of_its_file(ours: Path) -> None:
     (node,) = onnx.load(ours).graph.node
     (identity,) = (attribute.s.decode() for attribute in node.attribute if attribute.name == "notes")
     assert identity == f"{files.read(ours.with_name(PARTITION).read_bytes()).identity:016x}"
@@ -74,14 +74,14 @@ def test_equal_models_compile_to_equal_files(ours: Path, load: Load, tmp_path: P
         assert (tmp_path / "again" / name).read_bytes() == ours.with_name(name).read_bytes(), name
 
 
-def test_a_file_copied_from_another_model_is_refused(ours: Path, load: Load, tmp_path: Path) -> None:
+def test_file_of_another_model_is_refused(ours: Path, load: Load, tmp_path: Path) -> None:
     check_is_ours(load(ours))
     shutil.copy(tmp_path / "b" / PARTITION, ours.parent)
     with pytest.raises(Exception, match=OTHERS):
         load(ours)
 
 
-def test_a_model_of_an_older_version_is_refused(ours: Path, load: Load) -> None:
+def test_model_without_identity_is_refused(ours: Path, load: Load) -> None:
     """It lacks the identity."""
     model = onnx.load(ours)
     (node,) = model.graph.node
@@ -94,7 +94,7 @@ def test_a_model_of_an_older_version_is_refused(ours: Path, load: Load) -> None:
 
 
 @pytest.mark.parametrize("from_memory", [False, True])
-def test_the_folder_of_external_data_is_not_taken_for_the_models(
+def test_folder_of_external_data_is_not_model_folder(
     ours: Path, load: Load, tmp_path: Path, from_memory: bool
 ) -> None:
     model = ours.read_bytes() if from_memory else ours
@@ -109,7 +109,7 @@ def test_the_folder_of_external_data_is_not_taken_for_the_models(
     check_is_ours(load(model, **elsewhere, ep__context_file_path=str(ours)))
 
 
-def test_a_model_from_memory_is_where_the_session_says(
+def test_model_from_memory_uses_given_folder(
     ours: Path, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = ours.read_bytes()
@@ -121,7 +121,7 @@ def test_a_model_from_memory_is_where_the_session_says(
         load(content)
 
 
-def test_a_compiled_model_can_be_compiled_again_beside_a_stale_one(ours: Path, load: Load, tmp_path: Path) -> None:
+def test_compiled_model_beside_stale_one_can_be_compiled_again(ours: Path, load: Load, tmp_path: Path) -> None:
     """The folder to write to is not where the model's own file is."""
     (tmp_path / "b" / COMPILED).unlink()
     load(ours, ep__context_enable="1", ep__context_file_path=str(tmp_path / "b" / COMPILED))

@@ -60,7 +60,7 @@ def run(topics, tmp_path, capfd):
     return run
 
 
-def test_every_kind_of_request_and_of_error(run, tmp_path):
+def test_batch_answers_all_kinds_of_requests_and_errors(run, tmp_path):
     chat = line(0)
     prompt = line(1, url="/v1/completions", body={"model": "topics", "prompt": "Strings are", "max_tokens": 4})
     asked = line(2, url="/v1/responses", body={"model": "topics", "input": "Strings", "max_output_tokens": 4})
@@ -91,7 +91,7 @@ def test_answer_that_a_schema_does_not_bind_wholly_has_the_header_that_says_so(r
     assert headers == {"request-0": None, "request-1": {"FlowNPU-Unenforced": "#/uniqueItems"}}
 
 
-def test_an_interrupted_batch_goes_on(source, run, topics, tmp_path):
+def test_interrupted_batch_goes_on(source, run, topics, tmp_path):
     """Killed in the middle, with half a line at the end: nothing is lost, and nothing is done twice."""
     target = tmp_path / "out.jsonl"
     process = subprocess.Popen(
@@ -117,7 +117,7 @@ def test_an_interrupted_batch_goes_on(source, run, topics, tmp_path):
     assert read(target) == after
 
 
-def test_a_full_disk_leaves_whole_lines(source, run, topics, tmp_path):
+def test_full_disk_leaves_whole_lines(source, run, topics, tmp_path):
     """A limit of the file's size stands in for a full disk: a write is cut short, the next one fails."""
     target = tmp_path / "out.jsonl"
     script = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "

@@ -29,7 +29,7 @@ def bench(capfd, monkeypatch):
     return run
 
 
-def test_two_servers_and_three_clients(bench, start_server, paged_topics, tmp_path):
+def test_crowds_measure_two_servers(bench, start_server, paged_topics, tmp_path):
     """One server that the command starts, and one with the same model whose context is too short for 64 tokens."""
     other = start_server(paged_topics, "--context", 60)
     files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "markdown")}
@@ -101,7 +101,7 @@ def test_figures_of_a_report():
     assert report.footer() == ["own, 2 clients: 2 failed, gone", "peer, 2 clients: 1 failed, gone"]
 
 
-def test_a_server_that_fails():
+def test_failing_server_is_reported():
     broken = Server("broken", (sys.executable, "-c", "raise SystemExit('no weights')"))
     with pytest.raises(FlowNPUError, match="broken ended with exit code 1: no weights"):
         measure_servers([broken], [Crowd(1, (8,), 2)], repeats=1, vocabulary_size=99)
@@ -120,6 +120,6 @@ def test_a_server_that_fails():
         (("--prompt", "64,9000"), 1, "9000 prompt tokens and 6 new ones do not fit the model's context"),
     ],
 )
-def test_what_is_not_understood_is_refused(bench, paged_topics, arguments, code, message):
+def test_unknown_bench_arguments_are_refused(bench, paged_topics, arguments, code, message):
     done, _, err = bench(paged_topics, *arguments)
     assert (done, message in err) == (code, True), err

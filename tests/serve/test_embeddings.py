@@ -74,7 +74,7 @@ def test_clients_of_ollama(server: Server, expected: np.ndarray) -> None:
         ("embeds", {"input": ["x"] * 2049}, "expected 2048 texts at most, got 2049"),
     ],
 )
-def test_what_is_refused(model: str, fields: dict[str, object], reason: str, server: Server) -> None:
+def test_unfit_embedding_request_is_refused(model: str, fields: dict[str, object], reason: str, server: Server) -> None:
     with pytest.raises(openai.APIStatusError, match=reason):
         server.openai().embeddings.create(model=model, **fields)
 
@@ -86,7 +86,7 @@ def test_text_that_is_too_long_is_refused_as_openai_does(server: Server) -> None
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input")
 
 
-def test_it_does_not_chat(server: Server) -> None:
+def test_embedding_model_does_not_chat(server: Server) -> None:
     with pytest.raises(openai.BadRequestError, match="embeds texts and generates none: ask /v1/embeddings"):
         server.openai().chat.completions.create(model="embeds", messages=[{"role": "user", "content": "x"}])
     assert server.http().get("/health").json()["models"]["embeds"] is True

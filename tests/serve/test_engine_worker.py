@@ -97,7 +97,7 @@ def ask(worker: EngineWorker, text: str, tokens: int = 24, **choices: Any) -> An
     return Answer(worker, Request(worker.model.tokens_of_text(text), tokens, **{"sampling": GREEDY, **choices}))
 
 
-def test_a_crowd_says_what_each_says_alone(worker: EngineWorker) -> None:
+def test_concurrent_answers_equal_single_ones(worker: EngineWorker) -> None:
     alone = [ask(worker, text).text for text in TEXTS]
     assert len(set(alone)) == len(TEXTS)
     crowd = [ask(worker, text, 24 + 3 * i) for i, text in enumerate(TEXTS)]
@@ -110,7 +110,7 @@ def test_a_crowd_says_what_each_says_alone(worker: EngineWorker) -> None:
         assert last.prompt_tokens == len(answer.request.tokens)
 
 
-def test_the_model_that_is_not_paged_says_the_same(
+def test_paged_answer_equals_unpaged_model(
     worker: EngineWorker,
     genai: Any,  # noqa: ARG001
     topics: Path,
@@ -122,7 +122,7 @@ def test_the_model_that_is_not_paged_says_the_same(
         assert ask(worker, text).text == said
 
 
-def test_a_prompt_of_several_runs_beside_answers(worker: EngineWorker, held_out: list[int]) -> None:
+def test_long_prompt_is_cut_beside_answers(worker: EngineWorker, held_out: list[int]) -> None:
     """700 tokens go in parts of at most 256, and a request that decodes goes on in between."""
     tokens = np.array(held_out[:700], np.int32)
     alone = Answer(worker, Request(tokens, 8, GREEDY)).text
@@ -146,7 +146,7 @@ def test_a_prompt_of_several_runs_beside_answers(worker: EngineWorker, held_out:
         fresh.close()
 
 
-def test_a_prefix_is_not_computed_again(worker: EngineWorker, held_out: list[int]) -> None:
+def test_shared_prefix_is_not_computed_again(worker: EngineWorker, held_out: list[int]) -> None:
     prefix = held_out[:200]
     first = Answer(worker, Request(np.array(prefix + held_out[500:520], np.int32), 8, GREEDY))
     assert first.end().cached_tokens == 0
@@ -163,7 +163,7 @@ def test_a_prefix_is_not_computed_again(worker: EngineWorker, held_out: list[int
         without.close()
 
 
-def test_a_prefix_of_requests_that_come_together_is_computed_once(worker: EngineWorker, held_out: list[int]) -> None:
+def test_shared_prefix_of_concurrent_requests_is_computed_once(worker: EngineWorker, held_out: list[int]) -> None:
     common, own = held_out[:200], [held_out[300 + 40 * n :][:40] for n in range(6)]
     prompts = [np.array(common + rest, np.int32) for rest in own]
     prompts.append(np.array(held_out[700:750], np.int32))
@@ -181,7 +181,7 @@ def test_a_prefix_of_requests_that_come_together_is_computed_once(worker: Engine
             anew.close()
 
 
-def test_each_has_its_own_choices(worker: EngineWorker) -> None:
+def test_requests_keep_own_sampling(worker: EngineWorker) -> None:
     seeded = Sampling(temperature=1.5, top_k=100, seed=3)
     answers = [
         ask(worker, TEXTS[0]),
@@ -288,7 +288,7 @@ def test_cancelled_blocks_are_free_again(paged_topics: Path, genai: Any, tmp_pat
         worker.close()
 
 
-def test_a_bad_request_harms_no_other(worker: EngineWorker) -> None:
+def test_refused_request_leaves_others_unharmed(worker: EngineWorker) -> None:
     good = ask(worker, TEXTS[0])
     with pytest.raises(FlowNPUError, match="GenAI's guidance cannot follow the grammar"):
         ask(worker, TEXTS[0], guidance=Guidance("start: /[0-9/")).end()
@@ -346,7 +346,7 @@ def test_run_that_is_repeated_without_end_fails_where_no_grammar_is_to_blame(
     assert ask(worker, TEXTS[0]).text
 
 
-def test_a_failed_run_ends_its_requests_and_no_later_ones(
+def test_failed_run_ends_its_requests_alone(
     worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker refuses an id beyond the table's rows; where it cannot know, the model refuses the whole run."""

@@ -132,7 +132,7 @@ def png(content):
         (chat(tools=[{"type": "function", "function": {"name": "no spaces"}}]), 400, "tools.0.function.name"),
     ],
 )
-def test_a_wrong_request_is_told_what_is_wrong(http, body, status, message):
+def test_wrong_request_is_refused_with_reason(http, body, status, message):
     refused(http.post(CHAT, json=body), status, message)
     assert answers(http)
 
@@ -149,7 +149,7 @@ def test_a_wrong_request_is_told_what_is_wrong(http, body, status, message):
     ],
     ids=["cut short", "deep", "no UTF-8", "empty", "a web form", "no object"],
 )
-def test_a_body_that_is_no_json(http, content, kind, message):
+def test_body_without_json_is_refused(http, content, kind, message):
     refused(http.post(CHAT, content=content, headers={"Content-Type": kind}), 400, message)
     assert answers(http)
 
@@ -222,7 +222,7 @@ def raw(server, *lines):
     return connection
 
 
-def test_a_slow_sender_holds_nobody_up(server, http):
+def test_slow_sender_blocks_nobody(server, http):
     connection = raw(server, f"POST {CHAT} HTTP/1.1", "Host: localhost", "Content-Length: 1000")
     for _ in range(3):
         connection.sendall(b" ")
@@ -231,7 +231,7 @@ def test_a_slow_sender_holds_nobody_up(server, http):
     assert answers(http)
 
 
-def test_a_client_that_leaves_ends_its_answer(http, server):
+def test_client_that_leaves_ends_its_answer(http, server):
     """Both streams and whole answers; the slot is free again long before 1900 tokens are written."""
     before = cancelled(http)
     for stream in (True, False):
@@ -246,7 +246,7 @@ def test_a_client_that_leaves_ends_its_answer(http, server):
     assert answers(http)
 
 
-def test_a_full_queue_says_when_to_come_again(http, server):
+def test_full_queue_names_time_to_retry(http, server):
     with contextlib.ExitStack() as stack:
         for number in (1, 2):  # one is computed, one waits
             body = LONG | {"stream": True, "messages": [{"role": "user", "content": f"Story {number}."}]}
@@ -269,7 +269,7 @@ def stream_until_closed(stack, server, body):
             pass
 
 
-def test_an_answer_that_takes_too_long_is_given_up(start_server, topics):
+def test_answer_beyond_time_limit_is_ended(start_server, topics):
     server = start_server(topics, "--request-seconds", 1, "--context", 2048)
     with server.http() as http:
         # The process that compiles grammars takes a second to start.
@@ -280,7 +280,7 @@ def test_an_answer_that_takes_too_long_is_given_up(start_server, topics):
         assert answers(http)
 
 
-def test_the_model_s_process_is_killed(start_server, topics):
+def test_killed_model_process_is_replaced(start_server, topics):
     """Requests that it was computing get an error; the next one gets a new process."""
     server = start_server(topics, "--context", 2048)
     with server.http() as http:
@@ -306,7 +306,7 @@ def guarded(start_server, topics):
 SHOWN = {"Authorization": "Bearer open sesame"}
 
 
-def test_a_key_is_wanted(guarded):
+def test_missing_key_is_refused(guarded):
     with guarded.http() as http:
         assert http.get("/health").status_code == 200
         assert http.get("/").status_code == 200
@@ -316,7 +316,7 @@ def test_a_key_is_wanted(guarded):
     assert guarded.openai(api_key="open sesame").models.list().data[0].id == "topics"
 
 
-def test_who_sends_too_slowly_is_told_so(guarded):
+def test_slow_body_is_refused(guarded):
     """A body that comes too slowly is answered with an error; a connection without whole headers is closed."""
     connection = raw(
         guarded, f"POST {CHAT} HTTP/1.1", "Host: a", "Authorization: Bearer open sesame", "Content-Length: 9"
@@ -339,7 +339,7 @@ def test_addresses_that_others_reach_want_a_key(capfd, topics):
     assert "FLOWNPU_API_KEY" in capfd.readouterr().err
 
 
-def test_a_page_of_another_name_or_origin_is_not_served(http, guarded):
+def test_page_of_other_origin_is_refused(http, guarded):
     assert http.get("/v1/models", headers={"Host": "attacker.example"}).status_code == 400
     asking = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
     assert "access-control-allow-origin" not in http.options(CHAT, headers=asking).headers
@@ -351,7 +351,7 @@ def test_a_page_of_another_name_or_origin_is_not_served(http, guarded):
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_that_is_told_to_end_finishes_its_answers(start_server, topics, by):
+def test_server_finishes_answers_on_signal(start_server, topics, by):
     server = start_server(topics)
     texts = []
 
@@ -374,7 +374,7 @@ def test_a_server_that_is_told_to_end_finishes_its_answers(start_server, topics,
     assert "Ended; every request was answered" in server.text()
 
 
-def test_a_server_that_is_told_to_end_does_not_wait_for_ever(start_server, topics):
+def test_server_cuts_answers_beyond_time_to_end(start_server, topics):
     server = start_server(topics, "--stopping-seconds", 1, "--context", 2048)
     thread = threading.Thread(target=stream_until_closed, args=(contextlib.ExitStack(), server, LONGER))
     thread.start()
@@ -385,7 +385,7 @@ def test_a_server_that_is_told_to_end_does_not_wait_for_ever(start_server, topic
     assert "16 requests were cut short" in server.text()
 
 
-def test_no_text_is_logged(server, http):
+def test_log_has_no_text(server, http):
     http.post(CHAT, json=chat(messages=[{"role": "user", "content": WORD}]))
     refused(http.post(CHAT, json=chat(messages=[{"role": "user", "content": WORD}], n="x")), 400, "n: ")
     assert CHAT in server.text()
@@ -401,11 +401,11 @@ def test_texts_are_logged_if_asked(guarded):
     assert "open sesame" not in guarded.text()
 
 
-def test_an_address_that_is_taken_says_so(capfd, topics, server):
+def test_port_in_use_is_named(capfd, topics, server):
     assert main(["serve", str(topics), "--port", str(server.port)]) == 1
     assert f"cannot listen on 127.0.0.1, port {server.port}" in capfd.readouterr().err
 
 
-def test_a_server_without_a_model_says_why(capfd, tmp_path):
+def test_server_without_model_names_reason(capfd, tmp_path):
     assert main(["serve", str(tmp_path), "--port", "0"]) == 1
     assert "holds no genai_config.json" in capfd.readouterr().err

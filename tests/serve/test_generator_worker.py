@@ -75,7 +75,7 @@ def test_events_of_an_answer(worker, model):
     assert "".join(event.text for event in events[1:-1]) == fresh(model, text, 8)
 
 
-def test_what_goes_on_from_a_slot_is_what_a_fresh_start_gives(worker, model):
+def test_reused_slot_equals_fresh_start(worker, model):
     """Going on from a sequence that was cut short, from one that is rewound, and from one that another slot keeps."""
     texts = [
         "Strings are",
@@ -94,7 +94,7 @@ def test_what_goes_on_from_a_slot_is_what_a_fresh_start_gives(worker, model):
     assert all(count > 0 for count in (cached[1], cached[3], cached[4]))
 
 
-def test_a_short_beginning_in_common_does_not_cost_another_conversation(worker, model):
+def test_short_shared_beginning_keeps_other_conversation(worker, model):
     """Every prompt begins with <bos>: that is no reason to take the slot of a long conversation."""
     long, short = "The statement " * 20, "Zip"
     Asked(worker, long, 2).all()
@@ -113,7 +113,7 @@ def test_requests_take_turns_and_the_rest_waits(worker):
         assert one.all()[-1].new_tokens == 40
 
 
-def test_a_request_is_cancelled_in_the_middle(worker):
+def test_cancelled_request_ends_early(worker):
     asked = Asked(worker, "Number", 400, guidance=ENDLESS)
     for _ in range(5):
         asked.next()
@@ -125,7 +125,7 @@ def test_a_request_is_cancelled_in_the_middle(worker):
     assert Asked(worker, "Strings", 2).all()[-1].reason == "length"
 
 
-def test_a_request_that_fails_harms_no_other(worker):
+def test_failing_request_leaves_others_unharmed(worker):
     others = Asked(worker, "Number", 30, guidance=ENDLESS)
     failed = Asked(worker, "Strings are", guidance=BAD).all()[-1]
     assert isinstance(failed.error, FlowNPUError)
@@ -154,7 +154,7 @@ def test_stop_texts_and_the_context_end_an_answer(worker, model):
     assert (full.reason, full.prompt_tokens + full.new_tokens) == ("length", worker.context_length)
 
 
-def test_a_seed_begins_anew(worker):
+def test_seed_starts_anew(worker):
     sampling = Sampling(temperature=1.5, seed=3)
     texts = [Asked(worker, "Strings are", 12, sampling=sampling) for _ in range(3)]
     assert len({asked.text() for asked in texts}) == 1
@@ -208,12 +208,12 @@ def test_stop_texts(stops, pieces, passed, found):
     assert texts.found is found
 
 
-def test_what_stop_texts_hold_back_comes_at_the_end():
+def test_text_held_back_for_stop_comes_at_end():
     texts = StopTexts(["abc"])
     assert texts.add("xab") + texts.rest() == "xab"
 
 
-def test_a_slot_that_is_emptied_is_empty_at_once(worker):
+def test_emptied_slot_frees_cache_at_once(worker):
     """A KV cache must not wait for Python's garbage collector, which may run only after hundreds of requests."""
     gc.collect()
     gc.disable()

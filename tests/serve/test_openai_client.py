@@ -39,7 +39,7 @@ def test_models(client):
     assert client.models.retrieve("topics").owned_by == "flownpu"
 
 
-def test_a_chat_is_what_run_writes(client, expected):
+def test_chat_equals_run_command(client, expected):
     pieces, prompt_tokens = expected
     answer = client.chat.completions.create(messages=MESSAGES, max_tokens=24, **GREEDY)
     (choice,) = answer.choices
@@ -49,7 +49,7 @@ def test_a_chat_is_what_run_writes(client, expected):
     assert answer.usage.total_tokens == prompt_tokens + 24
 
 
-def test_a_stream_has_the_same_text_and_usage(client, expected):
+def test_stream_has_same_text_and_usage(client, expected):
     pieces, prompt_tokens = expected
     stream = client.chat.completions.create(
         messages=MESSAGES, max_completion_tokens=24, stream=True, stream_options={"include_usage": True}, **GREEDY
@@ -65,7 +65,7 @@ def test_a_stream_has_the_same_text_and_usage(client, expected):
     assert again.usage.prompt_tokens_details.cached_tokens == prompt_tokens - 1
 
 
-def test_a_stop_text_ends_the_answer_in_front_of_it(client, expected):
+def test_stop_text_ends_answer_before_it(client, expected):
     pieces, _ = expected
     text = "".join(pieces)
     # Longer than a token, and found in the middle of one.
@@ -76,7 +76,7 @@ def test_a_stop_text_ends_the_answer_in_front_of_it(client, expected):
         assert answer.choices[0].finish_reason == "stop"
 
 
-def test_the_next_turn_is_computed_from_where_the_last_one_ended(client):
+def test_next_turn_reuses_cache(client):
     first = client.chat.completions.create(messages=MESSAGES, max_tokens=20, **GREEDY)
     said = {"role": "assistant", "content": first.choices[0].message.content}
     messages = [*MESSAGES, said, {"role": "user", "content": "And more?"}]
@@ -85,7 +85,7 @@ def test_the_next_turn_is_computed_from_where_the_last_one_ended(client):
     assert second.usage.prompt_tokens_details.cached_tokens > first.usage.prompt_tokens
 
 
-def test_a_seed_gives_the_same_text_again_and_choices_differ(client):
+def test_seed_repeats_text_and_choices_differ(client):
     def texts(seed, n=1):
         sampling = {"model": "topics", "temperature": 1.5, "seed": seed, "max_tokens": 12}
         answer = client.chat.completions.create(messages=MESSAGES, n=n, **sampling)
@@ -140,13 +140,13 @@ def test_json_of_a_schema(client):
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_a_schema_that_guidance_does_not_know_is_refused(client):
+def test_schema_unknown_to_guidance_is_refused(client):
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no such type"}}}
     with pytest.raises(openai.BadRequestError, match="guidance"):
         client.chat.completions.create(messages=MESSAGES, max_tokens=6, response_format=form, **GREEDY)
 
 
-def test_many_at_once_by_the_async_client(server, expected):
+def test_concurrent_async_answers_equal_single_ones(server, expected):
     """More requests than slots: each answer is the same as alone."""
     pieces, _ = expected
 

@@ -68,7 +68,7 @@ def wait_for_answer(page):
     return page.locator("#log .assistant .text").last.inner_text()
 
 
-def test_an_answer_is_what_the_api_says_and_is_found_after_a_reload(page, server):
+def test_answer_equals_api_and_survives_reload(page, server):
     answer = server.openai().chat.completions.create(model="topics", messages=[{"role": "user", "content": QUESTION}])
     expected = answer.choices[0].message.content
     say(page, QUESTION)
@@ -103,7 +103,7 @@ def test_text_streams_and_stops(page, server):
     assert server.http().get("/health").json()["status"] == "ok"
 
 
-def test_a_picture_is_shown_and_answered(page, tmp_path):
+def test_picture_is_shown_and_answered(page, tmp_path):
     scene = random_scene(random.Random(1))
     draw(scene, 1500).save(tmp_path / "shapes.png")
     asked = next(question for question in questions(scene) if question.question == "What is this?")
@@ -159,7 +159,7 @@ def test_several_conversations(page):
     assert page.evaluate("JSON.parse(localStorage['flownpu.conversations']).length") == 2
 
 
-def test_an_error_is_shown_and_the_next_message_goes_without_it(page):
+def test_error_is_shown_and_left_out_of_next_request(page):
     say(page, "word " * 3000)
     error = page.locator("#log .error")
     error.wait_for()
@@ -168,7 +168,7 @@ def test_an_error_is_shown_and_the_next_message_goes_without_it(page):
     wait_for_answer(page)
 
 
-def test_a_server_with_a_key_is_asked_with_it(browser, start_server, topics):
+def test_key_is_asked_for_and_sent(browser, start_server, topics):
     server = start_server(topics, FLOWNPU_API_KEY="open sesame")
     page = browser.new_context().new_page()
     page.goto(server.address)

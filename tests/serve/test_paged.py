@@ -24,7 +24,7 @@ def server(start_server, paged_topics):
     return start_server(paged_topics, "--context", 1024, "--activations", "bf16")
 
 
-def test_each_client_gets_what_it_gets_alone(server):
+def test_concurrent_answers_equal_single_ones(server):
     client = server.openai()
     alone = [client.completions.create(prompt=text, max_tokens=20, **GREEDY).choices[0].text for text in PROMPTS]
     assert len(set(alone)) == len(PROMPTS)
@@ -48,7 +48,7 @@ def test_each_client_gets_what_it_gets_alone(server):
     assert asyncio.run(all_of_them())[:-1] == alone
 
 
-def test_a_prefix_that_another_request_had_is_not_computed_again(server):
+def test_shared_prefix_is_not_computed_again(server):
     client = server.openai()
     prefix = "The expression list is evaluated in this order. " * 12
     answers = [
@@ -61,7 +61,7 @@ def test_a_prefix_that_another_request_had_is_not_computed_again(server):
     assert answers[0].usage.prompt_tokens_details.cached_tokens == 0
 
 
-def test_what_it_does_not_have_is_refused(server):
+def test_unsupported_request_is_refused(server):
     client = server.openai()
     with pytest.raises(
         openai.BadRequestError, match="ORT GenAI's engine, which computes it, gives tokens and no logits"

@@ -70,7 +70,7 @@ def written(tokenizer, *turns):
         ("/api/generate", {"model": "topics", "stream": False, "prompt": NUL}, ("prompt_eval_count",)),
     ],
 )
-def test_a_nul_in_a_message_cuts_nothing(http, tokenizer, path, body, count):
+def test_nul_in_message_cuts_nothing(http, tokenizer, path, body, count):
     options = {"options": {"num_predict": 1}} if path.startswith("/api") else {}
     found = answer(http, path, **body, **options)
     for key in count:
@@ -78,7 +78,7 @@ def test_a_nul_in_a_message_cuts_nothing(http, tokenizer, path, body, count):
     assert found == written(tokenizer, ("user", NUL))
 
 
-def test_a_nul_in_a_prompt_or_a_tools_result_cuts_nothing(http, tokenizer):
+def test_nul_in_prompt_or_tool_result_cuts_nothing(http, tokenizer):
     found = answer(http, "/v1/completions", prompt=NUL, **GREEDY)
     assert found["usage"]["prompt_tokens"] == len(tokenizer.encode(NUL))
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -106,7 +106,7 @@ def test_control_tokens_in_a_prompt_count(http, tokenizer):
     assert found["usage"]["prompt_tokens"] == len(tokenizer.encode(HOSTILE))
 
 
-def test_an_images_mark_in_a_text_is_no_place_for_an_image(http):
+def test_image_mark_in_text_is_text(http):
     file = io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
@@ -146,6 +146,6 @@ def test_offsets_of_a_streamed_completion_count_over_the_whole_answer(http):
         ] * 6
 
 
-def test_all_likely_tokens_are_told_even_if_they_have_one_text(http):
+def test_likely_tokens_of_same_text_are_all_listed(http):
     (choice,) = answer(http, "/v1/completions", **GREEDY, prompt="The", logprobs=20)["choices"]
     assert len(choice["logprobs"]["top_logprobs"][0]) == 20

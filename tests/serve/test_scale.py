@@ -71,7 +71,7 @@ def run(environment, *command):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_every_row_is_answered_once(environment, genai, topics, tmp_path):  # noqa: ARG001
+def test_batch_rows_are_answered_once(environment, genai, topics, tmp_path):  # noqa: ARG001
     (tmp_path / "prompts").mkdir()
     code, _, err = run(environment, "-c", WRITE, tmp_path / "prompts")
     assert code == 0, err

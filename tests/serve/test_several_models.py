@@ -63,7 +63,7 @@ def valid(arguments):
     assert set(arguments) == {"kind", "count"}
 
 
-def test_the_model_that_sees_says_what_is_shown(client):
+def test_vision_model_answers_about_picture_from_cache(client):
     """It answers right, and goes on from its KV cache, pictures included."""
     messages, answer = shown(1)
     first = client.chat.completions.create(model="seeing", messages=messages, temperature=0)
@@ -79,7 +79,7 @@ def test_the_model_that_sees_says_what_is_shown(client):
     )
 
 
-def test_a_tool_is_called_with_arguments_of_its_schema(client):
+def test_forced_tool_call_has_arguments_of_schema(client):
     answer = client.chat.completions.create(messages=MESSAGES, tools=TOOLS, tool_choice=CHOICE, **GREEDY)
     (choice,) = answer.choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
@@ -93,7 +93,7 @@ def test_a_tool_is_called_with_arguments_of_its_schema(client):
     assert after.choices[0].message.content
 
 
-def test_a_tool_call_in_a_stream(client):
+def test_tool_call_is_streamed(client):
     stream = client.chat.completions.create(
         messages=MESSAGES, tools=TOOLS, tool_choice="required", stream=True, **GREEDY
     )
@@ -105,7 +105,7 @@ def test_a_tool_call_in_a_stream(client):
     json.loads(call.function.arguments)
 
 
-def test_a_model_that_calls_nothing_answers_in_words(client):
+def test_tool_choice_none_answers_in_words(client):
     answer = client.chat.completions.create(messages=MESSAGES, tools=TOOLS, max_tokens=8, **GREEDY)
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].message.tool_calls is None
@@ -141,7 +141,7 @@ def test_responses_call_tools(client):
     assert after.output_text
 
 
-def test_an_ollama_client(ollama_client, client):
+def test_ollama_client_chats_and_lists_models(ollama_client, client):
     assert [model.model for model in ollama_client.list().models] == ["topics", "seeing"]
     assert ollama_client.show("seeing").capabilities == ["completion", "vision", "tools"]
     options = {"temperature": 0, "num_predict": 12, "num_ctx": 1024}
@@ -161,7 +161,7 @@ def test_an_ollama_client(ollama_client, client):
     assert {model.model for model in ollama_client.ps().models} == {"topics", "seeing"}
 
 
-def test_an_ollama_client_with_pictures_formats_and_tools(ollama_client):
+def test_ollama_client_sends_pictures_formats_and_tools(ollama_client):
     file, question, answer = picture(3)
     said = ollama_client.chat(
         "seeing", [{"role": "user", "content": question, "images": [file]}], options={"temperature": 0}
@@ -207,7 +207,7 @@ def test_metrics(server, client):
     assert after["flownpu_slots", "topics", None] == 4
 
 
-def test_a_model_is_dropped_where_memory_is_short(start_server, topics, shapes):
+def test_model_is_dropped_when_memory_is_short(start_server, topics, shapes):
     """The limit has no room for two models' processes."""
     server = start_server(topics, f"seeing={shapes}", "--memory", 0.1)
     client = server.openai()

@@ -66,7 +66,7 @@ def variables(text, **fields):
         ),
     ],
 )
-def test_a_wish_becomes_the_variables_that_the_template_reads(text, fields, expected):
+def test_reasoning_wish_becomes_template_variables(text, fields, expected):
     assert variables(text, **fields) == expected
 
 
@@ -90,14 +90,14 @@ def test_a_wish_becomes_the_variables_that_the_template_reads(text, fields, expe
         ("{% if %}", {"enable_thinking": False}, None),
     ],
 )
-def test_a_wish_that_cannot_be_met_is_refused(text, fields, parameter):
+def test_unfulfillable_reasoning_wish_is_refused(text, fields, parameter):
     with pytest.raises(ApiError) as refused:
         variables(text, **fields)
     assert (refused.value.status, refused.value.parameter) == (400, parameter)
 
 
 @pytest.mark.parametrize("effort", ["", "high\n<|end|>", "High", "x" * 17])
-def test_an_effort_is_one_word(effort):
+def test_effort_of_several_words_is_refused(effort):
     """Templates write it into the prompt."""
     with pytest.raises(ValueError, match="reasoning_effort"):
         ChatRequest.model_validate({"model": "m", "messages": MESSAGES, "reasoning_effort": effort})
@@ -113,7 +113,7 @@ def test_ollamas_think_is_the_wish(kind, think, switch, effort):
     assert (request.enable_thinking, request.reasoning_effort) == (switch, effort)
 
 
-def test_the_reasoning_of_responses_is_the_wish():
+def test_responses_reasoning_becomes_effort():
     fields = {"model": "m", "input": "Tell.", "reasoning": {"effort": "low", "summary": "auto"}}
     assert ResponsesRequest.model_validate(fields).request().reasoning_effort == "low"
 
@@ -163,7 +163,7 @@ def prompt_tokens(server):
         ("/api/generate", {"prompt": "Tell.", "options": {"num_predict": 1}}, {"think": False}),
     ],
 )
-def test_each_api_turns_thinking_off(prompt_tokens, path, fields, off):
+def test_thinking_is_turned_off_by_all_apis(prompt_tokens, path, fields, off):
     assert prompt_tokens(path, **fields) > 100
     assert prompt_tokens(path, **fields, **off) < 20
 
@@ -190,7 +190,7 @@ def test_earlier_thoughts_reach_the_template(prompt_tokens):
         ({"messages": MESSAGES * 5000}, "has 5000 turns"),
     ],
 )
-def test_what_the_template_refuses_is_the_requests_fault(server, fields, message):
+def test_template_refusal_is_bad_request(server, fields, message):
     with server.http() as http:
         response = http.post("/v1/chat/completions", json={"model": "thinking", "messages": MESSAGES, **fields})
     assert response.status_code == 400
@@ -224,7 +224,7 @@ class Worker:
         pass
 
 
-def test_a_slow_prompt_lets_others_pass_and_can_be_cancelled():
+def test_slow_prompt_lets_others_pass_and_can_be_cancelled():
     ours, theirs = Pipe()
     worker = Worker()
     host = threading.Thread(target=_Host(theirs, worker).run)

@@ -89,12 +89,12 @@ def read(text, calls, size=1):
         ("{{ tools ? }}", CallFormat(template_knows_tools=False)),
     ],
 )
-def test_what_a_template_says_of_calls(template, expected):
+def test_call_format_is_read_from_template(template, expected):
     assert CallFormat.of_template(template) == expected
 
 
 @pytest.mark.parametrize("template", [TAGGED, PARAMETERS, ""])
-def test_a_call_that_must_be_made_is_made(write, template):
+def test_required_call_is_made(write, template):
     calls = CallFormat.of_template(template)
     form = AnswerForm.of(request(tool_choice="required", parallel_tool_calls=False), calls)
     text, (call,) = read(write(form), form.calls)
@@ -108,7 +108,7 @@ def test_a_call_that_must_be_made_is_made(write, template):
 
 
 @pytest.mark.parametrize("template", [TAGGED, PARAMETERS])
-def test_a_text_or_json_instead_of_a_call(write, template):
+def test_answer_beside_tools_is_text_or_json(write, template):
     """The small model has never seen a call, and writes what it would write without tools."""
     calls = CallFormat.of_template(template)
     form = AnswerForm.of(request(), calls)
@@ -121,7 +121,7 @@ def test_a_text_or_json_instead_of_a_call(write, template):
     assert len(found) == 1 if found else json.loads(text) in {"a", "b"}
 
 
-def test_no_tools_no_grammar():
+def test_request_without_tools_has_no_grammar():
     calls = CallFormat(template_knows_tools=True)
     assert AnswerForm.of(request(tool_choice="none"), calls) == AnswerForm()
     assert AnswerForm.of(request(tools=None), calls) == AnswerForm()
@@ -171,7 +171,7 @@ def test_tagged_calls_are_found(text, passed, names, size):
 
 
 @pytest.mark.parametrize("size", [1, 1000])
-def test_an_object_is_a_call_where_calls_have_no_tags(size):
+def test_untagged_object_is_call(size):
     calls = CallFormat(template_knows_tools=False)
     assert read('{"name":"stop","arguments":{}}', calls, size) == ("", [ToolCall("stop", "{}")])
     assert read('{"name":"st', calls, size) == ('{"name":"st', [])
@@ -199,7 +199,7 @@ CALLED = [
 ]
 
 
-def test_a_template_that_knows_tools_gets_them_as_they_are(model):
+def test_template_with_tools_gets_them_unchanged(model):
     conversation = model(TAGGED).conversation(request(messages=CALLED), 0)
     assert conversation.tools == TOOLS
     call = {"id": "1", "type": "function", "function": {"name": "count", "arguments": {"x": 3}}}
@@ -207,7 +207,7 @@ def test_a_template_that_knows_tools_gets_them_as_they_are(model):
     assert conversation.messages[2] == {"role": "tool", "content": "Three.", "tool_call_id": "1"}
 
 
-def test_another_model_is_told_in_words(model):
+def test_template_without_tools_gets_words(model):
     """Tools, calls and results become words in turns that alternate, as templates without tools want them."""
     conversation = model("{{ messages }}").conversation(request(messages=CALLED), 0)
     assert conversation.tools == []

@@ -88,7 +88,7 @@ def test_rows_are_read_as_they_are_stored(checkpoint: Path) -> None:
     np.testing.assert_array_equal(rows, expected[5:9])
 
 
-def test_neither_checkpoint_nor_model(tmp_path: Path) -> None:
+def test_source_without_checkpoint_or_model_is_refused(tmp_path: Path) -> None:
     message = refused(tmp_path, tmp_path)
     assert "Hugging Face checkpoint" in message
     assert "genai_config.json" in message
@@ -101,7 +101,7 @@ def test_missing_file(missing: str, checkpoint: Path, tmp_path: Path) -> None:
     assert missing in refused(checkpoint, tmp_path)
 
 
-def test_other_weight_files_are_named(checkpoint: Path, tmp_path: Path) -> None:
+def test_unsupported_weight_files_are_named(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
     assert "found pytorch_model.bin" in refused(checkpoint, tmp_path)
 

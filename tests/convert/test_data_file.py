@@ -61,7 +61,7 @@ def test_types_of_less_than_a_byte_are_packed(dtype: ir.DataType, size: int, tmp
     np.testing.assert_array_equal(tensor.numpy(), numbers)
 
 
-def test_the_file_is_written_a_large_page_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_file_is_written_by_large_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
 
     class Recorded(io.FileIO):

@@ -72,7 +72,7 @@ def test_codes_of_a_gguf_file_reach_the_q4nx_file(kind: Type, tmp_path: Path) ->
         np.testing.assert_array_equal(file[name], expected.reshape(-1, 5120))
 
 
-def test_an_embedding_is_dequantised_after_its_scales_were_rounded(tmp_path: Path) -> None:
+def test_embedding_is_dequantised_after_rounding_scales(tmp_path: Path) -> None:
     """FastFlowLM's converter dequantises first; docs/use/bring-your-model.md says how many values differ."""
     tiny = write_tiny("llama", tmp_path / "checkpoint")
     # The reference's own embedding went through Q4NX: rounding its scales to bfloat16 would change nothing.
@@ -91,7 +91,7 @@ def test_an_embedding_is_dequantised_after_its_scales_were_rounded(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.F16])
-def test_an_embedding_in_more_bits_is_that_of_the_table(kind: Type, tmp_path: Path) -> None:
+def test_embedding_in_more_bits_equals_table(kind: Type, tmp_path: Path) -> None:
     """FastFlowLM's converter keeps such an embedding as the file has it; ours writes the model's 4-bit table."""
     tiny = write_tiny("llama", tmp_path / "checkpoint")
     types = {"embed_tokens": kind}
@@ -126,7 +126,7 @@ def test_progress_and_force(tiny_models: Callable[[str], TinyModel], tmp_path: P
     assert output.read_bytes() == whole
 
 
-def test_what_has_no_q4nx_form_is_refused(
+def test_model_without_q4nx_form_is_refused(
     tiny_models: Callable[[str], TinyModel], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     convert(tiny_models("gemma2").folder, tmp_path / "model")

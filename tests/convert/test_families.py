@@ -164,7 +164,7 @@ OLDER = {"hidden_act", "hidden_activation", "sliding_window_pattern", "rope_loca
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_a_configuration_leaves_out_is_the_class_s_default(name: str) -> None:
+def test_omitted_configuration_keys_take_class_defaults(name: str) -> None:
     family = FAMILIES[name]
     # The configuration classes of these families drop a window that is not used.
     used = {"use_sliding_window": True} if family.windows == "behind" else {}
@@ -233,7 +233,7 @@ def test_gemma3_traits() -> None:
     assert len(decoder.rotaries) == 2
 
 
-def test_a_vision_model_is_read_by_its_text_config() -> None:
+def test_vision_model_is_read_by_text_config() -> None:
     text = {key: value for key, value in OLD_GEMMA3.items() if key != "model_type"}
     nested = {"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text, "vision_config": {}}
     decoder = read_decoder(nested)
@@ -277,7 +277,7 @@ def test_phi4_mini_turns_three_quarters_of_a_head() -> None:
     assert rotary.rows(8192) == 4096 + 8192
 
 
-def test_every_fourth_layer_of_smollm3_has_no_rope() -> None:
+def test_fourth_layers_of_smollm3_have_no_rope() -> None:
     rotated = [layer.rotary.rotated for layer in read_decoder(OLD_SMOLLM3).layers]
     assert rotated == [1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0]
     assert from_transformers(dict(OLD_SMOLLM3)).no_rope_layers == [int(part) for part in rotated]
@@ -315,7 +315,7 @@ def test_ministral_3_ends_where_its_queries_begin_to_be_scaled() -> None:
         (SHAPES["olmoe-1b-7b"] | {"clip_qkv": 8.0}, "clip_qkv is 8.0, and only models that have None there"),
     ],
 )
-def test_what_cannot_be_converted_is_named(config: dict[str, Any], message: str) -> None:
+def test_unfit_configuration_is_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConversionError, match=r"config\.json: ") as raised:
         read_decoder(config)
     assert message in str(raised.value)

@@ -15,7 +15,7 @@ from tests.convert.running import IDS, LASTS, logits_of
 
 
 @pytest.mark.parametrize("cap", ["attn_logit_softcapping", "final_logit_softcapping"])
-def test_each_cap_is_carried(cap: str, tmp_path: Path) -> None:
+def test_soft_caps_are_converted(cap: str, tmp_path: Path) -> None:
     """Logits with and without the cap differ, and both equal transformers'."""
     capped, free = write_tiny("gemma2", tmp_path / "capped"), write_tiny("gemma2", tmp_path / "free", **{cap: None})
     expected = [tiny.logits(IDS)[0, LASTS] for tiny in (capped, free)]

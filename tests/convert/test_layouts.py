@@ -118,7 +118,7 @@ def test_layouts_and_values(case: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert sizes == [large + _SMALL_FILES]
 
 
-def test_a_symmetric_weight_is_the_narrow_one_without_its_minima(tmp_path: Path) -> None:
+def test_symmetric_weight_equals_narrow_without_minima(tmp_path: Path) -> None:
     """Compares the bytes of query and key rows of two models whose sources differ in the values' type alone."""
     source, _ = gguf_file(Type.Q4_0)(tmp_path)
     convert(source, tmp_path / "symmetric")

@@ -164,7 +164,7 @@ def test_rotary_caches_are_no_longer_than_asked_for(tmp_path: Path, monkeypatch:
         make_model("tiny", tmp_path / "other", context_length=65)
 
 
-def test_only_so_many_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_count_limits_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     make_model("tiny", tmp_path / "model", layers=2)
     assert (
@@ -174,7 +174,7 @@ def test_only_so_many_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         make_model("tiny", tmp_path / "other", layers=5)
 
 
-def test_a_mixture_s_routers_choose_all_experts_alike() -> None:
+def test_router_of_random_mixture_has_normal_logits() -> None:
     """Logits of a normalised state spread like a standard normal, as all products with random weights do."""
     matrix = RandomWeights(1).matrix(RouterWeight("r", TensorSource("r", 64), 1024))
     states = np.random.default_rng(0).standard_normal((500, 1024))

@@ -128,7 +128,7 @@ def test_rows_padded_on_the_left_are_refused(
         decoder(ids[:, 8:], mask)
 
 
-def test_a_softcap_of_the_logits_is_in_the_graph(
+def test_soft_cap_of_logits_is_in_graph(
     tiny_models: Callable[[str], Any], checkpoint: Path, tmp_path: Path
 ) -> None:
     # Gemma 3's own checkpoints have no softcaps, but its configuration has them.

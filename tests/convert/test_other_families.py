@@ -89,7 +89,7 @@ def check_refusals(family: str, folder: Path) -> None:
             read(folder)
 
 
-def test_a_multiplied_residual_stream_is_not_verified(tmp_path: Path) -> None:
+def test_multiplied_residual_stream_is_not_verified(tmp_path: Path) -> None:
     with pytest.raises(FlowNPUError, match="residual_multiplier"):
         Checkpoint(write_tiny("granite", tmp_path / "checkpoint").folder)
 

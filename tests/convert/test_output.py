@@ -64,7 +64,7 @@ def test_manifest_names_source_sums_versions_and_errors(checkpoint: Path, tmp_pa
     assert all(0.03 < error < 0.1 for error in errors.values())
 
 
-def test_the_same_source_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
+def test_conversion_gives_same_bytes_again(checkpoint: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         convert(checkpoint, tmp_path / name)
     for name in listing(tmp_path / "one"):
@@ -137,7 +137,7 @@ def test_empty_folder_is_no_obstacle(checkpoint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("existing", [False, True])
-def test_a_folder_that_cannot_be_renamed_gets_the_files(
+def test_folder_that_cannot_be_renamed_gets_files(
     existing: bool, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mount point cannot be renamed, and has its own free space. The files of an earlier model in it are replaced."""
@@ -169,7 +169,7 @@ def test_a_folder_that_cannot_be_renamed_gets_the_files(
     assert listing(output) == names
 
 
-def test_the_working_directory_stays_one(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_working_directory_stays_usable(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for force in (False, True):
@@ -178,7 +178,7 @@ def test_the_working_directory_stays_one(checkpoint: Path, tmp_path: Path, monke
     assert not [name for name in listing(tmp_path) if ".partial" in name or ".previous" in name]
 
 
-def test_a_mount_on_the_same_file_system_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mount_on_same_file_system_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts, place = tmp_path / "mountinfo", tmp_path / "a model"
     place.mkdir()
     mounts.write_text(f"36 35 98:0 / {str(place).replace(' ', chr(92) + '040')} rw - ext4 /dev/root rw\n")
@@ -189,7 +189,7 @@ def test_a_mount_on_the_same_file_system_is_known(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.skipif(sys.platform == "win32", reason="folders are locked as POSIX does")
 @pytest.mark.parametrize("inside", [False, True])
-def test_what_a_killed_process_left_goes_and_what_is_written_stays(
+def test_leftovers_of_killed_process_are_removed(
     inside: bool, checkpoint: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "model"

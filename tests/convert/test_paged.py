@@ -75,7 +75,7 @@ def test_frequencies_that_change_with_the_length_are_refused(
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp32"])
-def test_a_sequence_has_the_same_bits_alone(
+def test_sequence_has_same_bits_alone_and_beside_others(
     kv_dtype: str, tiny_models: Callable[[str], Any], ep_devices: list[Any], tmp_path: Path
 ) -> None:
     """A sequence's logits depend neither on other sequences nor on how its prompt is cut into calls."""
@@ -97,7 +97,7 @@ def test_a_sequence_has_the_same_bits_alone(
         assert len(alone) == 4
 
 
-def test_what_the_engine_is_told(tiny_models: Callable[[str], Any], tmp_path: Path) -> None:
+def test_paged_configuration_names_inputs_and_blocks(tiny_models: Callable[[str], Any], tmp_path: Path) -> None:
     convert(tiny_models("llama").folder, tmp_path / "model", paged=True)
     config = json.loads((tmp_path / "model" / "genai_config.json").read_text())
     inputs = {value.name for value in DecoderSession(tmp_path / "model").session.get_inputs()}

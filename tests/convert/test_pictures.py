@@ -114,7 +114,7 @@ def test_bytes_of_the_towers_weights(vision_weights: Any, checkpoint: Path, conv
     )
 
 
-def test_a_float32_checkpoint_loses_a_bit_in_bf16(spoilt: Path, tmp_path: Path) -> None:
+def test_float32_vision_weights_are_rounded_to_bf16(spoilt: Path, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
 
     def perturb(tensors: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ def test_words_and_pictures_are_embedded(checkpoint: Path, converted: Callable[[
         embedding.run(None, {"input_ids": ids, "image_features": nothing})
 
 
-def test_the_words_table_is_stored_once(spoilt: Path, tmp_path: Path) -> None:
+def test_word_table_is_stored_once(spoilt: Path, tmp_path: Path) -> None:
     change_config(spoilt, tie_word_embeddings=True, text_config=TEXT | {"tie_word_embeddings": True})
     convert(spoilt, tmp_path / "model")
     tables = [ir.load(tmp_path / "model" / name).graph.initializers["embed_tokens"] for name in GRAPHS[1:]]
@@ -159,7 +159,7 @@ def test_the_words_table_is_stored_once(spoilt: Path, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "model").glob("*.data")} == {"vision.onnx.data", "model.onnx.data"}
 
 
-def test_a_damaged_tower_is_named(converted: Callable[[str], Path], tmp_path: Path) -> None:
+def test_damaged_vision_tower_is_named(converted: Callable[[str], Path], tmp_path: Path) -> None:
     model = shutil.copytree(converted("int8"), tmp_path / "model")
     assert damage(model) == []
     name = "vision_tower.encoder.layers.1.mlp.fc1.weight"
@@ -172,7 +172,7 @@ def test_a_damaged_tower_is_named(converted: Callable[[str], Path], tmp_path: Pa
     assert any(name in line for line in damage(model))
 
 
-def test_the_text_decoder_alone(checkpoint: Path, tmp_path: Path) -> None:
+def test_text_decoder_alone_is_converted(checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "model", vision_weights="none")
     assert json.loads((tmp_path / "model" / "genai_config.json").read_text())["model"]["type"] == "gemma3_text"
     assert [path.name for path in (tmp_path / "model").glob("*.onnx")] == ["model.onnx"]
@@ -241,7 +241,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSALS)
-def test_what_cannot_be_converted_is_refused(what: str, spoilt: Path, tmp_path: Path) -> None:
+def test_unfit_vision_model_is_refused(what: str, spoilt: Path, tmp_path: Path) -> None:
     spoil, message = REFUSALS[what]
     spoil(spoilt)
     with pytest.raises(ConversionError, match=message):

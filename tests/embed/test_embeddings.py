@@ -67,7 +67,7 @@ def test_embeddings_of_transformers(name: str, model: Callable[[str], Model]) ->
 
 
 @pytest.mark.parametrize("name", POOLING)
-def test_a_batch_is_its_texts_one_by_one(name: str, model: Callable[[str], Model]) -> None:
+def test_batch_equals_single_texts(name: str, model: Callable[[str], Model]) -> None:
     embedder = EmbeddingModel(model(name).folder, options=BFLOAT16)
     batch = embedder.embed(TEXTS).vectors
     alone = np.concatenate([embedder.embed([text]).vectors for text in TEXTS])
@@ -94,13 +94,13 @@ def test_prompts_and_dimensions(model: Callable[[str], Model]) -> None:
     assert embedder.embed([]).vectors.shape == (0, 0)
 
 
-def test_what_is_no_text(model: Callable[[str], Model]) -> None:
+def test_text_without_utf8_is_refused(model: Callable[[str], Model]) -> None:
     with pytest.raises(FlowNPUError, match="expected a text in UTF-8, got the byte 0xe9"):
         EmbeddingModel(model("bert-mean").folder, options=BFLOAT16).embed(["caf\udce9"])
 
 
 @pytest.mark.parametrize("weights", ["bf16", "int8", "q4nx"])
-def test_how_much_rounded_weights_turn_embeddings(weights: str, model: Callable[[str], Model], tmp_path: Path) -> None:
+def test_rounded_weights_turn_embeddings_within_bound(weights: str, model: Callable[[str], Model], tmp_path: Path) -> None:
     made = model("bert-mean")
     convert(made.checkpoint, tmp_path / "model", encoder_weights=weights)
     errors = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())["quantisation"]["relative_error"]

@@ -48,7 +48,7 @@ def test_scores_of_transformers(name: str, model: Callable[[str], Model]) -> Non
     assert np.ptp(expected) > FLOAT32_TOLERANCE * largest
 
 
-def test_each_kind_of_model_says_what_it_is_not(model: Callable[[str], Model]) -> None:
+def test_model_of_other_kind_is_refused(model: Callable[[str], Model]) -> None:
     with pytest.raises(FlowNPUError, match=r"an output logits, got .* and last_hidden_state"):
         Reranker(model("bert-mean").folder, provider="cpu")
     with pytest.raises(FlowNPUError, match=r"holds no modules\.json"):
@@ -110,7 +110,7 @@ def test_long_documents_are_cut_and_the_question_is_not(generating: tuple[Path, 
     assert found.logits[1] == found.logits[2]  # they are alike up to where they are cut
 
 
-def test_the_command_takes_both_kinds(
+def test_rerank_command_takes_both_kinds(
     generating: tuple[Path, Path], model: Callable[[str], Model], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["rerank", str(generating[1]), "-q", QUERY, "--device", "cpu", *SENTENCES[:3]]

@@ -97,7 +97,7 @@ def watched(
 
 # After the short prompts, all growth is left to the steps, whose context passes several of attention's chunks.
 @pytest.mark.parametrize(("prompt", "threads"), [(3, "2"), (900, "2"), (3, "1"), (40, "4")])
-def test_a_decode_step_allocates_nothing_and_calls_nothing_but_waits(
+def test_decode_step_allocates_nothing_and_calls_only_waits(
     watched: Callable[..., Any], prompt: int, threads: str
 ) -> None:
     counts = watched(prompt, threads=threads)
@@ -106,7 +106,7 @@ def test_a_decode_step_allocates_nothing_and_calls_nothing_but_waits(
     assert set(counts["calls"]) <= waits
 
 
-def test_the_watcher_sees_what_loading_and_a_prompt_ask_for(watched: Callable[..., Any]) -> None:
+def test_loading_and_prompt_allocate_and_map(watched: Callable[..., Any]) -> None:
     # Threads are started with stacks that are mapped (mmap is call 9), and workspaces are allocated.
     counts = watched(3, "whole", threads="4")
     assert counts["allocations"] > 100

@@ -67,7 +67,7 @@ def turns_of(model: Any, *prompts: Tokens, share: bool = True) -> list[Reply]:
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_two_turns(
+def test_conversation_equals_cpu(
     share: bool, emulated: Callable[..., Any], open_model: Callable[..., Any], long_prompt: Tokens,
     prompts: list[Tokens], reference: Any,
 ) -> None:  # fmt: skip
@@ -88,21 +88,21 @@ def test_two_turns(
     assert error < 2 * array_error(reference, ids, positions, prompt=True) < expected.std() / 20
 
 
-def test_a_window_sized_cache(emulated: Callable[..., Any], long_prompt: Tokens) -> None:
+def test_window_sized_cache_gives_same_tokens(emulated: Callable[..., Any], long_prompt: Tokens) -> None:
     """The same tokens as with a cache of all positions: on the array they are the same caches."""
     (plain,), (windowed,) = (turns_of(emulated(sliding_window_cache=w), long_prompt) for w in (False, True))
     assert windowed.tokens == plain.tokens
     assert np.array(windowed.logits).tobytes() == np.array(plain.logits).tobytes()
 
 
-def test_a_rewind(emulated: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
+def test_rewound_sequence_equals_fresh(emulated: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
     """Tokens that were taken back change nothing."""
     again, fresh = rewound_and_fresh(emulated(), long_prompt, 20, prompts[1], CONTEXT)
     # Only the way in which the prompt is cut into chunks differs, on which rows do not depend.
     assert again.tokens == fresh.tokens
 
 
-def test_a_batch_is_refused_or_the_cpu_s(
+def test_batch_is_refused_or_runs_on_cpu(
     emulated: Callable[..., Any], open_model: Callable[..., Any], prompts: list[Tokens]
 ) -> None:
     sequences = [prompts[0][:6]] * 2
@@ -112,7 +112,7 @@ def test_a_batch_is_refused_or_the_cpu_s(
     assert batch(ours, sequences, 8) == batch(theirs, sequences, 8)
 
 
-def test_beyond_the_artifacts_context_the_cpu_goes_on(
+def test_context_beyond_artifacts_is_refused_or_continues_on_cpu(
     emulated: Callable[..., Any], open_model: Callable[..., Any], held_out: Tokens, reference: Any
 ) -> None:
     """The CPU uses the keys and values that the array made."""

@@ -107,13 +107,13 @@ def pictures_of(seed: int, count: int) -> list[Image.Image]:
 
 
 @pytest.mark.parametrize(("question", "count"), QUESTIONS)
-def test_the_array_answers_as_the_cpu_device_does(question: str, count: int, emulated: Opened, on_cpu: Opened) -> None:
+def test_image_answers_equal_cpu(question: str, count: int, emulated: Opened, on_cpu: Opened) -> None:
     """With tower and decoder on the array: the model is sure of its answers, so that roundings do not change them."""
     shown = pictures_of(0, count)
     assert emulated.reply(question, shown).tokens == on_cpu.reply(question, shown).tokens
 
 
-def test_the_decoder_s_logits(genai: Any, folder: Path, on_cpu: Opened, tmp_path: Path) -> None:
+def test_image_logits_are_near_cpu(genai: Any, folder: Path, on_cpu: Opened, tmp_path: Path) -> None:
     """Both decoders get image features from the CPU device; both round to bf16, the array more.
 
     Logits differ by less than twice the error that the array's roundings explain (tests/npu/rounding.py); if images'
@@ -150,7 +150,7 @@ def test_tower_and_decoder_are_on_the_array(emulated: Opened) -> None:
     }
 
 
-def test_an_image_that_is_cut_is_refused_or_the_cpu_s(
+def test_cut_image_is_refused_or_runs_on_cpu(
     genai: Any, folder: Path, emulated: Opened, on_cpu: Opened, tmp_path: Path
 ) -> None:
     """GenAI's chunk_size cuts prompts anywhere, and images with them."""

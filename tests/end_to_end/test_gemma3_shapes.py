@@ -80,7 +80,7 @@ def test_answers_held_out_pictures(answer: Answer) -> None:
     assert sum(right.values()) >= LEAST_RIGHT * total, f"{len(wrong)} of {total} are wrong: {wrong}"
 
 
-def test_an_int8_cache_sees_the_picture(genai: Any, answer: Answer, converted: Callable[..., Path]) -> None:
+def test_int8_cache_answers_about_picture(genai: Any, answer: Answer, converted: Callable[..., Path]) -> None:
     """A picture's tokens see one another through rounded keys; its answers are those that a bf16 cache gives."""
     rounded = open_model(genai, converted("gemma3-shapes", kv_dtype="int8"))
     pictures = [draw(random_scene(random.Random(seed)), 256) for seed in range(6)]
@@ -95,7 +95,7 @@ def test_sees_the_picture(answer: Answer) -> None:
     assert len(said) >= 10, f"expected a description for each picture, got {sorted(said)}"
 
 
-def test_the_emulated_tower_tells_the_decoder_the_same(
+def test_emulated_tower_gives_decoder_same_features(
     genai: Any, folder: Path, answer: Answer, tmp_path: Path
 ) -> None:
     """GenAI gives each graph its own options: the tower on the emulated array, the decoder on the CPU device."""

@@ -188,7 +188,7 @@ def test_picture_tokens_see_one_another(
 
 
 @pytest.mark.parametrize("provider", ["stock", "bf16"])
-def test_a_second_turn_goes_on_from_the_cache(
+def test_second_turn_continues_from_cache(
     provider: str, open_model: Callable[[str], Opened], paths: list[Path], theirs: Reference
 ) -> None:
     opened = open_model(provider)

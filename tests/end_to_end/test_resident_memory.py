@@ -66,7 +66,7 @@ def test_resident_memory_is_the_file_the_cache_and_little_more(library: Path, fo
     assert peak <= file + CACHE + ALLOWANCE
 
 
-def test_a_second_session_adds_no_weights(library: Path, folder: Path) -> None:
+def test_second_session_shares_weights(library: Path, folder: Path) -> None:
     first, second = generate(library, folder, 64, 2)["resident"]
     # Its KV cache, as far as it is filled, and its workspace, which is small after a prompt of 64 tokens.
     file = (folder / "model.onnx.data").stat().st_size

@@ -43,7 +43,7 @@ def expected(open_model: Callable[..., Any], long_prompt: Tokens) -> Reply:
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("chunk_size", [0, 1, 50, 100])
-def test_beyond_the_window_in_chunks_with_and_without_shared_buffers(
+def test_prompt_beyond_window_in_chunks_equals_reference(
     share: bool, chunk_size: int, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply
 ) -> None:
     ours = generate(open_model(), long_prompt, past_present_share_buffer=share, chunk_size=chunk_size)
@@ -51,7 +51,7 @@ def test_beyond_the_window_in_chunks_with_and_without_shared_buffers(
 
 
 @pytest.mark.parametrize("chunk_size", [0, 50])
-def test_a_window_sized_cache(
+def test_window_sized_cache_equals_reference(
     chunk_size: int, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply
 ) -> None:
     ours = generate(open_model(sliding_window_cache=True), long_prompt, chunk_size=chunk_size)
@@ -59,25 +59,25 @@ def test_a_window_sized_cache(
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp16", "fp32"])
-def test_other_cache_types(kv_dtype: str, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply) -> None:
+def test_kv_cache_types_equal_reference(kv_dtype: str, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply) -> None:
     assert_same(generate(open_model(kv_dtype=kv_dtype), long_prompt), expected)
 
 
 @pytest.mark.parametrize("isa", ["auto", "avx2", "generic"])
 @pytest.mark.parametrize("options", [{}, {"sliding_window_cache": True}])
-def test_an_int8_cache(isa: str, options: dict[str, bool], open_model: Callable[..., Any], long_prompt: Tokens) -> None:
+def test_int8_cache_equals_reference(isa: str, options: dict[str, bool], open_model: Callable[..., Any], long_prompt: Tokens) -> None:
     ours = generate(open_model(provider_options={"cpu_isa": isa}, kv_dtype="int8", **options), long_prompt)
     assert_same(ours, generate(open_model("cpu", kv_dtype="int8"), long_prompt))
 
 
 @pytest.mark.parametrize("isa", ["avx2", "generic"])
-def test_other_instruction_sets(isa: str, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply) -> None:
+def test_instruction_sets_equal_reference(isa: str, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply) -> None:
     assert_same(generate(open_model(provider_options={"cpu_isa": isa}), long_prompt), expected)
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
 @pytest.mark.parametrize("share", [True, False])
-def test_a_second_turn(share: bool, kv_dtype: str, open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
+def test_second_turn_equals_reference(share: bool, kv_dtype: str, open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
     turns: list[list[Reply]] = []
     for model in (open_model(kv_dtype=kv_dtype), open_model("cpu", kv_dtype=kv_dtype)):
         generator = generator_of(model, 400, past_present_share_buffer=share)
@@ -103,7 +103,7 @@ def test_rewind(
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
 @pytest.mark.parametrize("share", [True, False])
-def test_a_batch_of_different_lengths(
+def test_batch_of_different_lengths_equals_reference(
     share: bool, kv_dtype: str, open_model: Callable[..., Any], held_out: Tokens
 ) -> None:
     """Each row of a batch continues as ONNX Runtime's CPU provider continues it alone."""
@@ -128,7 +128,7 @@ def test_beams(kv_dtype: str, open_model: Callable[..., Any], prompts: list[Toke
     assert found[0] == found[1]
 
 
-def test_four_threads_in_one_session(open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
+def test_concurrent_runs_equal_sequential_ones(open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
     """The same bits as one after another: runs share nothing but weights."""
     model = open_model()
     alone = [generate(model, prompt).tokens for prompt in prompts[:4]]

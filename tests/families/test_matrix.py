@@ -35,7 +35,7 @@ AGAIN = {
 }
 
 
-def test_every_form_has_every_cell() -> None:
+def test_forms_have_all_cells() -> None:
     assert sorted(CELLS) == sorted(ALL_CONFIGS), "run: python -m scripts.write_families_page run FORM"
     for form, rows in CELLS.items():
         assert list(rows) == list(SOURCES), form
@@ -45,20 +45,20 @@ def test_every_form_has_every_cell() -> None:
 
 
 @pytest.mark.parametrize("form", CELLS)
-def test_what_ran_is_within_bounds_that_tell(form: str) -> None:
+def test_recorded_errors_are_within_telling_bounds(form: str) -> None:
     for source, row in CELLS[form].items():
         for device, cell in row.items():
             if not cell.refused:
                 assert 0 < cell.error < cell.bound < cell.spread / 4, (source, device)
 
 
-def test_the_page_has_what_is_recorded() -> None:
+def test_families_page_is_up_to_date() -> None:
     text = write_families_page.PAGE.read_text(encoding="utf-8")
     assert text == write_families_page.page(text), "run: python -m scripts.write_families_page"
 
 
 @pytest.mark.parametrize("form", sorted(ALL_CONFIGS))
-def test_the_array_still_says_so(form: str, tmp_path: Path) -> None:
+def test_array_refusals_are_as_recorded(form: str, tmp_path: Path) -> None:
     """The reason why the array does not take a form, if it does not; for all forms, because nothing has to run."""
     decoder = read_decoder(configuration(form).to_dict())
     write_model(tmp_path, decoder, RandomWeights(0), ModelOptions())

@@ -64,7 +64,7 @@ def play(pace: Pace, steps: int, kept: float, row_cost: float) -> tuple[float, i
 
 
 @pytest.mark.parametrize("row_cost", [0.05, 0.3, 1.0])
-def test_what_is_never_right_costs_little(row_cost: float) -> None:
+def test_wrong_candidates_cost_little(row_cost: float) -> None:
     """They take a hundredth of the time; and at the start a step and a half and a few tries, until costs are known."""
     seconds, tokens = play(Pace(StepTimes(), 3, 0.01), 1000, 0.0, row_cost)
     assert seconds <= 1.01 * tokens + 1.5 + 2 * 3 * row_cost
@@ -73,12 +73,12 @@ def test_what_is_never_right_costs_little(row_cost: float) -> None:
 
 
 @pytest.mark.parametrize("row_cost", [0.05, 0.3])
-def test_what_is_right_gets_all_candidates(row_cost: float) -> None:
+def test_right_candidates_are_all_tried(row_cost: float) -> None:
     seconds, tokens = play(Pace(StepTimes(), 3, 0.01), 400, 1.0, row_cost)
     assert tokens / seconds > 0.9 * 4 / (1 + 3 * row_cost)
 
 
-def test_what_has_become_right_is_noticed() -> None:
+def test_candidates_that_become_right_are_noticed() -> None:
     pace = Pace(StepTimes(), 3, 0.01)
     play(pace, 500, 0.0, 0.1)
     seconds, tokens = play(pace, 500, 1.0, 0.1)
@@ -136,7 +136,7 @@ def test_models_that_cannot_draft(topics: Path, converted: Callable[..., Path], 
     assert "2 of 4096 tokens differ" in text
 
 
-def test_a_graph_of_another_form(topics: Path, tmp_path: Path) -> None:
+def test_unfit_graph_cannot_verify_candidates(topics: Path, tmp_path: Path) -> None:
     folder = copy_of(topics, tmp_path / "other")
     settings = json.loads((folder / "genai_config.json").read_text())
     import onnx_ir as ir

@@ -68,7 +68,7 @@ def template(text, **others):
 
 
 @pytest.mark.parametrize("name", WRITTEN_BY_US)
-def test_a_template_writes_what_transformers_writes(name):
+def test_templates_equal_transformers(name):
     found = compare(WRITTEN_BY_US[name])
     assert "differs" not in found.values(), found
     assert "equal" in found.values()
@@ -82,7 +82,7 @@ def test_public_templates_write_what_transformers_writes():
     assert {name: row for name, row in found.items() if "differs" in row.values()} == {}
 
 
-def test_a_call_without_content_where_the_template_wants_one_is_rendered():
+def test_call_without_content_is_rendered():
     """Where transformers refuses: DeepSeek's templates compare content with none, others join it to a text."""
     messages = [ASK, called(None, weather={"city": "Köln"}), result("weather", "3 °C")]
     own = template(WRITTEN_BY_US["call texts"])
@@ -106,7 +106,7 @@ def test_a_call_without_content_where_the_template_wants_one_is_rendered():
         (WRITTEN_BY_US["parts"], [{"type": "text", "text": "a"}, {"type": "image"}], "[text]a[image]"),
     ],
 )
-def test_a_content_of_the_other_kind_is_given_as_the_template_reads_it(text, content, expected):
+def test_content_of_other_kind_is_converted(text, content, expected):
     assert expected in template(text).render([said("user", content)])
 
 
@@ -124,7 +124,7 @@ def test_a_content_of_the_other_kind_is_given_as_the_template_reads_it(text, con
         ("{% include 'x' %}", "loader"),
     ],
 )
-def test_what_a_template_refuses_is_told(text, said):
+def test_template_error_is_quoted(text, said):
     with pytest.raises(FlowNPUError, match=f"chat template does not take this conversation: .*{said}"):
         template(text).render([ASK], TOOLS)
 
@@ -153,13 +153,13 @@ def hurried(monkeypatch):
     ],
 )
 @pytest.mark.usefixtures("hurried")
-def test_a_template_without_end_is_ended(text, said):
+def test_unclosed_template_is_ended(text, said):
     with pytest.raises(FlowNPUError, match=said):
         template(text).render([ASK])
     assert template(EVERY).render([ASK]) == f"user:{ASK['content']}|"
 
 
-def test_a_process_that_was_killed_is_started_again():
+def test_killed_renderer_is_started_again():
     own = template_process.TemplateProcess()
     request = {"work": "render", "template": EVERY, "messages": [ASK], "tools": [], "given": {}}
     expected = own.ask(**request)
@@ -170,7 +170,7 @@ def test_a_process_that_was_killed_is_started_again():
     own.close()
 
 
-def test_a_forked_child_has_a_process_of_its_own():
+def test_forked_child_has_own_renderer():
     own = template("{{ messages[0].content }}")
     assert own.render([said("user", "parent")]) == "parent"
     if (child := os.fork()) == 0:
@@ -186,7 +186,7 @@ def test_variables_are_the_names_that_a_template_reads():
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_template_that_cannot_be_read_is_refused():
+def test_unreadable_template_is_refused():
     with pytest.raises(FlowNPUError, match=r"chat template of folder cannot be read: it took more than 1 s"):
         template("{{ 9 ** (9 ** 9) }}").variables(tools=False)
     with pytest.raises(FlowNPUError, match=r"chat template of folder cannot be read: .*endif.* \(line 1 of"):
@@ -244,7 +244,7 @@ OBJECT = {"__type": "AddedToken", "content": "<bos>", "lstrip": False, "normaliz
         ),
     ],
 )
-def test_a_folder_is_read_as_transformers_reads_it(folder, settings, files):
+def test_template_files_are_read_as_in_transformers(folder, settings, files):
     path, configure = folder
     configure(**settings)
     for name, content in files.items():
@@ -277,7 +277,7 @@ def test_special_tokens_are_those_of_transformers(tmp_path, kind, given):
         ("additional_chat_templates/rag.jinja", b"x", "chat templates for rag and none for ordinary"),
     ],
 )
-def test_a_file_that_is_none_is_refused_in_words(tmp_path, name, content, said):
+def test_damaged_template_file_is_refused(tmp_path, name, content, said):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(FlowNPUError, match=said):
@@ -285,7 +285,7 @@ def test_a_file_that_is_none_is_refused_in_words(tmp_path, name, content, said):
 
 
 @pytest.mark.parametrize("settings", [{}, {"chat_template": None}, {"chat_template": ""}, {"chat_template": []}])
-def test_an_empty_template_is_none(folder, settings):
+def test_empty_template_is_none(folder, settings):
     path, configure = folder
     configure(**settings)
     assert not ChatTemplate.of(path)
@@ -295,7 +295,7 @@ def test_an_empty_template_is_none(folder, settings):
         ChatTemplate.of(path).render([ASK])
 
 
-def test_every_feature_is_in_the_table():
+def test_template_features_are_on_page():
     """The table's page names each feature."""
     page = (Path(__file__).parents[2] / "docs/use/chat-templates.md").read_text()
     assert all(name in page for name in FEATURES)

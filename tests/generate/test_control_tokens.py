@@ -74,7 +74,7 @@ def test_control_tokens_in_a_text_are_plain_text(kind: str, folder: Path, refere
     assert got == list(expected)
 
 
-def test_no_text_of_a_user_gives_a_control_token(folder: Path) -> None:
+def test_user_text_gives_no_control_token(folder: Path) -> None:
     tokenizer = Tokenizer(folder)
     control = {tokenizer.token(name) for name in CONTROL if name != "<unk>"}
     marked = tokenizer.mark_messages([{"role": "user", "content": HOSTILE * 3}])[0]["content"]
@@ -89,7 +89,7 @@ def test_texts_without_control_tokens_are_left_alone(folder: Path) -> None:
     assert tokenizer.mark_messages(messages) == messages
 
 
-def test_the_models_own_turns_keep_what_answers_can_have(folder: Path) -> None:
+def test_own_turns_keep_tokens_of_answers(folder: Path) -> None:
     """Answers have no special tokens; <think> is the token again that it was when the model wrote it."""
     tokenizer = Tokenizer(folder)
     messages = [{"role": "assistant", "content": "<think>hm</think>x<|turn|>"}]
@@ -106,7 +106,7 @@ def test_allowed_control_tokens_are_those_of_transformers(folder: Path) -> None:
     assert tokens_of(Tokenizer(folder, allow_control_tokens=True), folder, messages, []) == list(expected)
 
 
-def test_a_template_that_writes_json_in_ascii_leaves_no_marks(folder: Path) -> None:
+def test_json_of_template_leaves_no_marks(folder: Path) -> None:
     tokenizer = Tokenizer(folder)
     (marked,) = tokenizer.mark_messages([{"role": "user", "content": "a <|turn|> b"}])
     for text in (json.dumps(marked["content"]), json.dumps(marked["content"], ensure_ascii=False)):
@@ -115,7 +115,7 @@ def test_a_template_that_writes_json_in_ascii_leaves_no_marks(folder: Path) -> N
         assert tokenizer.unmark(text) == '"a <|turn|> b"'
 
 
-def test_many_control_tokens_take_no_long_time(folder: Path) -> None:
+def test_repeated_control_tokens_take_linear_time(folder: Path) -> None:
     """A bound that tells a search of each name at each place from one of all: seconds here, against minutes."""
     tokenizer = Tokenizer(folder)
     began = time.monotonic()

@@ -36,7 +36,7 @@ def text_of(model: LanguageModel, prompt: str, count: int, sampling: Sampling) -
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("kind", ["looking", "drafted"])
-def test_the_text_is_the_same(
+def test_candidates_do_not_change_text(
     kind: str, sampling: Sampling, plain: LanguageModel, held_out: str, request: pytest.FixtureRequest
 ) -> None:
     model = request.getfixturevalue(kind)
@@ -49,7 +49,7 @@ def test_the_text_is_the_same(
         assert timing.new_tokens - 1 <= timing.steps + timing.kept <= timing.new_tokens + 3
 
 
-def test_a_text_that_repeats_itself_takes_fewer_steps(
+def test_repeating_text_takes_fewer_steps(
     looking: LanguageModel, plain: LanguageModel, generate: Callable[..., list[int]]
 ) -> None:
     """A grammar makes the small model repeat itself."""
@@ -60,7 +60,7 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(
     assert generator.tally.steps < 0.6 * len(found)
 
 
-def test_a_model_drafts_for_itself(topics: Path, plain: LanguageModel, held_out: str) -> None:
+def test_model_as_its_own_draft_keeps_all_candidates(topics: Path, plain: LanguageModel, held_out: str) -> None:
     """All candidates are then kept: each step makes four tokens."""
     model = steady(LanguageModel(topics, speculation=Speculation(draft=topics)))
     text, timing = text_of(model, held_out[:200], 41, GREEDY)
@@ -92,7 +92,7 @@ def test_right_and_wrong_candidates(
         assert tally.kept == 0
 
 
-def test_the_end_of_a_text_among_candidates(
+def test_end_of_text_among_candidates_ends_answer(
     plain: LanguageModel, looking: LanguageModel, held_out: str, generate: Callable[..., list[int]]
 ) -> None:
     """Candidates after the token that ends a text are not taken, and the next turn goes on after that token."""
@@ -131,7 +131,7 @@ def test_guidance(
         assert generator.tally.candidates > 0
 
 
-def test_a_penalty_of_the_folders_own(topics: Path, tmp_path: Path, held_out: str) -> None:
+def test_penalty_of_folder_does_not_change_text(topics: Path, tmp_path: Path, held_out: str) -> None:
     """A penalty of repetitions looks at the whole sequence, the prompt included."""
     folder = shutil.copytree(topics, tmp_path / "penalised")
     settings = json.loads((folder / "genai_config.json").read_text())
@@ -211,7 +211,7 @@ def test_window_sized_caches(
         assert texts[0] == texts[1]
 
 
-def test_a_cache_that_grows_and_logits_of_all_tokens(
+def test_growing_cache_and_all_logits_do_not_change_text(
     converted: Callable[..., Path], tmp_path: Path, held_out: str
 ) -> None:
     shutil.copytree(converted(logits="all"), tmp_path / "all")

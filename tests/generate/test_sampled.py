@@ -60,7 +60,7 @@ def test_frequencies_are_probabilities(rank: int | None, plain: LanguageModel, l
     assert abs(kept - second.get(candidate, 0.0)) < 5 * 0.5 / DRAWS**0.5
 
 
-def test_another_distribution_would_be_seen() -> None:
+def test_changed_distribution_is_noticed() -> None:
     """A tenth of the draws is moved from one of two equal tokens to the other."""
     expected = dict.fromkeys(range(TOP), 1 / TOP)
     moved = [0] * 300 + [1] * 100 + [2] * 200 + [3] * 200 + [4] * 200

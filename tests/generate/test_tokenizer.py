@@ -62,7 +62,7 @@ def test_tokens_of_a_text_are_those_of_transformers(ours: Tokenizer, theirs: Any
         assert Tokenizer.tokens_of_marked(ours, text).tolist() == without, text
 
 
-def test_a_stream_of_tokens_is_the_text_of_transformers(ours: Tokenizer, theirs: Any) -> None:
+def test_token_stream_equals_transformers(ours: Tokenizer, theirs: Any) -> None:
     for text in [*texts(), "a</s>b<think> c </think>"]:
         tokens = ours.tokens_of_text(text).tolist()
         text_of = ours.text_stream()
@@ -91,7 +91,7 @@ def byte(small: Tokenizer) -> Callable[[int], int]:
     return token
 
 
-def test_a_part_of_a_character_is_held_back_until_it_is_complete(small: Tokenizer, byte: Callable[[int], int]) -> None:
+def test_incomplete_character_is_held_back(small: Tokenizer, byte: Callable[[int], int]) -> None:
     text_of = small.text_stream()
     assert [text_of(byte(value)) for value in "€é".encode()] == ["", "", "€", "", "é"]
 
@@ -104,7 +104,7 @@ def test_bytes_that_are_no_character_take_no_text_with_them(small: Tokenizer, by
     assert [text_of(token) for token in tokens] == ["", "é", "\ufffd", "s", "", "", "\ufffds"]
 
 
-def test_a_token_is_written_as_openai_writes_it(small: Tokenizer, byte: Callable[[int], int]) -> None:
+def test_token_text_and_bytes_follow_openai(small: Tokenizer, byte: Callable[[int], int]) -> None:
     assert small.text_of(byte(0xE2)) == "\\xe2"
     assert (small.text_of(1), small.bytes_of(1)) == ("<eos>", b"")
     assert (small.text_of(10**6), small.bytes_of(10**6)) == ("", b"")
@@ -123,7 +123,7 @@ def test_a_token_is_written_as_openai_writes_it(small: Tokenizer, byte: Callable
         {},
     ],
 )
-def test_a_token_that_the_configuration_calls_special_is_special(more: dict[str, Any], tmp_path: Path) -> None:
+def test_token_special_by_configuration_is_special(more: dict[str, Any], tmp_path: Path) -> None:
     """As in transformers; but a token that the model has no number for stays text."""
     write_tokenizer(tmp_path, KINDS[0])
     path = tmp_path / "tokenizer_config.json"
@@ -136,7 +136,7 @@ def test_a_token_that_the_configuration_calls_special_is_special(more: dict[str,
     assert max(ours.tokens_of_text("<absent>")) < 1009
 
 
-def test_what_the_file_says_of_cutting_and_padding_does_not_count(tmp_path: Path) -> None:
+def test_truncation_and_padding_of_file_are_ignored(tmp_path: Path) -> None:
     shutil.copytree(FIXTURE, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
     content = json.loads((FIXTURE / "tokenizer.json").read_text())
     cut = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
@@ -148,7 +148,7 @@ def test_what_the_file_says_of_cutting_and_padding_does_not_count(tmp_path: Path
 
 
 @pytest.mark.parametrize(("content", "words"), [(None, "holds no tokenizer.json"), ("{}", "cannot be read")])
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, content: str | None, words: str) -> None:
+def test_folder_without_tokenizer_is_refused(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(FlowNPUError, match=words):

@@ -31,7 +31,7 @@ def windows(monkeypatch):
     (0x14C, "is for i686, and this Python is of x86_64"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("windows")
-def test_a_library_for_another_processor(machine, found, tmp_path, monkeypatch):
+def test_library_for_other_processor_is_bad(machine, found, tmp_path, monkeypatch):
     path = library_for(machine, tmp_path / "flownpu_ep.dll")
     monkeypatch.setattr(libraries, "get_library_path", lambda: str(path))
 
@@ -44,7 +44,7 @@ def test_a_library_for_another_processor(machine, found, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("windows")
-def test_a_module_that_windows_refuses_to_load(tmp_path, monkeypatch):
+def test_module_refused_by_windows_is_bad(tmp_path, monkeypatch):
     """Windows' message names no file, and is in the user's language."""
     path = library_for(0xAA64, tmp_path / "_native.pyd")
 

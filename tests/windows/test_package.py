@@ -41,7 +41,7 @@ def converted(installed, tmp_path_factory):
     return folder
 
 
-def test_every_module_is_imported(installed):
+def test_modules_are_all_imported(installed):
     done = installed.python("-c", IMPORTS)
     said = json.loads(done.stdout.splitlines()[-1])
     # The module for Linux imports fcntl.
@@ -49,7 +49,7 @@ def test_every_module_is_imported(installed):
     assert said["count"] > 200
 
 
-def test_the_licences_of_what_is_inside_are_there(installed):
+def test_licences_are_in_package(installed):
     (folder,) = installed.folder.glob("Lib/site-packages/flownpu-*.dist-info/licenses")
     assert {file.name for file in folder.iterdir()} == set(contents.licences_of("win_amd64"))
 

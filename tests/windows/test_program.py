@@ -35,7 +35,7 @@ def tokens_here(genai, model, prompt, options):
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=["short", "long"])
 @pytest.mark.parametrize("isa", _native.instruction_sets())
-def test_the_same_tokens(wine, program, model, genai, isa, prompt):
+def test_program_generates_same_tokens(wine, program, model, genai, isa, prompt):
     done = wine.run(program, model, str(TOKENS), prompt, f"cpu_isa={isa}")
     expected = tokens_here(genai, model, prompt, {"cpu_isa": isa})
     assert done.stdout.split() == [str(token) for token in expected], done.stderr
@@ -48,7 +48,7 @@ def test_devices_that_run_no_model(wine, program, model, device):
     assert f"device '{device}': expected Linux, got Windows" in done.stderr
 
 
-def test_a_model_below_a_path_of_more_than_260_characters(wine, program, model, genai, tmp_path):
+def test_model_below_path_of_260_characters_runs(wine, program, model, genai, tmp_path):
     folder = tmp_path.joinpath(*["a_folder_with_a_long_name_" + "x" * 60] * 4, "model")
     folder.parent.mkdir(parents=True)
     folder.symlink_to(model)

@@ -94,7 +94,7 @@ def test_rows_are_the_same_however_they_are_cut(form: Form, tmp_path: Path) -> N
         np.testing.assert_array_equal(rows(first, stop), whole[first:stop])
 
 
-def test_what_is_not_carried_over_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_dropped_parts_of_source_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plain, act = (
         write_prequantised(tmp_path / "plain", "llama", Form("awq")),
         write_prequantised(tmp_path / "act", "llama", Form(group=64, order="act")),
@@ -117,7 +117,7 @@ def test_what_is_not_carried_over_is_said(tmp_path: Path, caplog: pytest.LogCapt
     assert manifest["quantisation"]["weights"]["awq"].startswith("21 weights: codes unchanged")
 
 
-def test_the_format_has_two_names(tmp_path: Path) -> None:
+def test_gptq_format_names_give_same_bytes(tmp_path: Path) -> None:
     """transformers 5 writes "format" for "checkpoint_format". Zero points of gptq and gptq_v2 differ by 1."""
     tiny = write_prequantised(tmp_path, "llama", Form("gptq", 64, "gptq_v2"))
     convert(tiny.folder, tmp_path / "older")
@@ -223,7 +223,7 @@ DOWN = "model.layers.2.mlp.down_proj"
         ),
     ],
 )
-def test_what_cannot_be_taken_over_is_said(
+def test_unfit_awq_or_gptq_checkpoint_is_refused(
     edit: Callable[[Path], None], message: str, sound: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(sound, tmp_path / "checkpoint")

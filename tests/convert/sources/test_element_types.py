@@ -62,7 +62,7 @@ def test_constants_of_a_type_without_rules_are_kept(dtype: str, elements: int, t
     np.testing.assert_array_equal(found[1], expected[1])
 
 
-def test_a_constant_of_texts_is_refused_in_words(tmp_path: Path) -> None:
+def test_string_constant_is_refused(tmp_path: Path) -> None:
     model = _model(helper.make_tensor("c", TensorProto.STRING, [3], [b"yes", b"no", b"perhaps"]))
     with pytest.raises(ConversionError, match=r"model\.onnx: expected tensor c to be of numbers, got STRING"):
         convert(_saved(model, tmp_path / "source"), tmp_path / "made")

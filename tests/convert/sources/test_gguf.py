@@ -67,7 +67,7 @@ def test_transformers_reads_the_same_model_from_the_file(family: str, tmp_path: 
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FORMS])
-def test_a_file_of_unquantised_weights_makes_the_model_that_its_checkpoint_makes(family: str, tmp_path: Path) -> None:
+def test_unquantised_gguf_equals_checkpoint(family: str, tmp_path: Path) -> None:
     # Llama without scaled RoPE: a GGUF file holds that as factors of the frequencies.
     changes = {"llama": {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, **OTHER_FORMS}.get(family, {})
     tiny = write_tiny(family, tmp_path / "checkpoint", **PLAIN_SCALE.get(family, {}), **changes)
@@ -120,7 +120,7 @@ MIXED = {
 }
 
 
-def test_other_types_are_quantised_again_and_each_is_said(
+def test_gguf_types_quantised_again_are_logged(
     tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Types differ between the parts of a packed QKV and of a gated pair too."""
@@ -248,7 +248,7 @@ U32, F32, TEXT, BOOL, ARRAY = (gguf.GGUFValueType[name] for name in ("UINT32", "
         (lambda w: w.tensors[0]["rope_freqs.weight"].__setattr__("shape", (4,)), "expected 8 positive values in rope_"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_converted_is_said(edit: Edit, message: str, tmp_path: Path) -> None:
+def test_unfit_gguf_file_is_refused(edit: Edit, message: str, tmp_path: Path) -> None:
     write_model(tmp_path, edit=edit)
     with pytest.raises(ConversionError, match=message) as raised:
         convert(tmp_path / "model.gguf", tmp_path / "model")
@@ -256,7 +256,7 @@ def test_what_cannot_be_converted_is_said(edit: Edit, message: str, tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "model.gguf"]
 
 
-def test_what_is_no_gguf_file(tmp_path: Path) -> None:
+def test_damaged_gguf_header_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     for contents, message in (
         (b"", "expected a GGUF file, which begins with the letters GGUF, got b''"),
@@ -317,7 +317,7 @@ def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         ),
     ],
 )
-def test_which_mixtures_cannot_be_converted_is_said(family: str, edit: Edit, message: str, tmp_path: Path) -> None:
+def test_unfit_gguf_mixture_is_refused(family: str, edit: Edit, message: str, tmp_path: Path) -> None:
     write_model(tmp_path, family, edit=edit)
     with pytest.raises(ConversionError, match=message):
         convert(tmp_path / "model.gguf", tmp_path / "model")

@@ -242,7 +242,7 @@ def edit_other(**changes: Any) -> Edit:
         ({"model": "llama"}, "expected tokenizer.ggml.scores for 602 tokens"),
     ],
 )
-def test_what_is_no_tokenizer(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unfit_gguf_tokenizer_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     tiny = write_tiny("llama", tmp_path / "checkpoint", vocab_size=602, num_hidden_layers=1)
     write_gguf(tmp_path / "model.gguf", tiny.reference, tokenizer=edit_other(**changes))
     with pytest.raises(ConversionError, match=message):

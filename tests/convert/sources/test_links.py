@@ -86,7 +86,7 @@ def test_weights_behind_links_are_read(linked: Path) -> None:
     ]
 
 
-def test_a_folder_of_links_is_converted_as_its_files_are(plain: Path, linked: Path, tmp_path: Path) -> None:
+def test_folder_of_links_is_converted_like_files(plain: Path, linked: Path, tmp_path: Path) -> None:
     convert(plain, tmp_path / "expected")
     convert(linked, tmp_path / "found")
     assert damage(tmp_path / "found") == []
@@ -138,7 +138,7 @@ def test_weights_elsewhere_are_refused_as_onnx_runtime_does(how: str, plain: Pat
         check_data(load_graph(path), path)
 
 
-def test_the_long_name_of_the_domain_is_understood(plain: Path, tmp_path: Path) -> None:
+def test_long_name_of_onnx_domain_is_understood(plain: Path, tmp_path: Path) -> None:
     """ONNX Runtime takes "ai.onnx" for the domain that is otherwise ""."""
     folder = shutil.copytree(plain, tmp_path / "source")
     model = onnx.load(folder / "model.onnx", load_external_data=False)

@@ -64,7 +64,7 @@ def write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_configuration_gives_the_same_to_genai_transformers_and_run(
+def test_converted_tokenizer_settings_give_same_tokens_to_all_readers(
     kind: str, converted: Path, genai_model: Any, tmp_path: Path
 ) -> None:
     import onnxruntime_genai as og
@@ -85,7 +85,7 @@ def test_a_configuration_gives_the_same_to_genai_transformers_and_run(
         assert tools[0] == tools[1]
 
 
-def test_a_configuration_that_all_can_read_is_left_as_it_is() -> None:
+def test_readable_tokenizer_settings_are_kept() -> None:
     files = {SETTINGS: (FIXTURE / SETTINGS).read_bytes(), "tokenizer.json": b"{}"}
     assert readable_by_genai(files) == files
 
@@ -116,13 +116,13 @@ def test_files_of_templates_count_before_named_ones() -> None:
         ({"chat_template": ["x"]}, "expected chat_template to be a text, or a list"),
     ],
 )
-def test_a_damaged_configuration_is_refused(content: Any, words: str) -> None:
+def test_damaged_tokenizer_settings_are_refused(content: Any, words: str) -> None:
     text = content if isinstance(content, str) else json.dumps(content)
     with pytest.raises(ConversionError, match=words):
         readable_by_genai({SETTINGS: text.encode()})
 
 
-def test_a_checkpoint_without_a_configuration_answers_with_guidance(tmp_path: Path) -> None:
+def test_checkpoint_without_tokenizer_settings_answers_with_guidance(tmp_path: Path) -> None:
     """GenAI's guidance opens the tokenizer; so do its processors of images."""
     source, folder = tmp_path / "checkpoint", tmp_path / "model"
     shutil.copytree(FIXTURE, source, ignore=shutil.ignore_patterns(SETTINGS))

@@ -54,7 +54,7 @@ def assert_near(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> Non
 
 @pytest.mark.parametrize("failing", [0, 2])
 @pytest.mark.parametrize(("way", "code"), [(Way.ONCE, -5), (Way.LATE, -5)])
-def test_the_cpu_goes_on_from_the_same_cache(
+def test_cpu_goes_on_from_same_cache_after_failure(
     way: Way, code: int, failing: int, open_text: Callable[..., Text], double: Double
 ) -> None:
     ours, theirs = open_text(device="gpu", on_unsupported="cpu"), open_text(device="cpu")
@@ -71,7 +71,7 @@ def test_the_cpu_goes_on_from_the_same_cache(
 
 
 @pytest.mark.parametrize("way", [Way.LOST, Way.HUNG])
-def test_what_is_lost_with_the_device(
+def test_lost_device_loses_cache(
     way: Way, open_text: Callable[..., Text], double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The KV cache is lost with the device: the conversation has to begin anew, and the CPU computes it."""
@@ -92,7 +92,7 @@ def test_what_is_lost_with_the_device(
         assert_near(ours.step(number), theirs.step(number))
 
 
-def test_without_a_fallback_the_session_ends(open_text: Callable[..., Text], double: Double) -> None:
+def test_failure_without_fallback_ends_session(open_text: Callable[..., Text], double: Double) -> None:
     text = open_text(device="gpu")
     text.step(0)
     double.inject(LAUNCH, 1, Way.LOST, -36)
@@ -107,7 +107,7 @@ def test_without_a_fallback_the_session_ends(open_text: Callable[..., Text], dou
         ("clCreateBuffer", -4, "CL_MEM_OBJECT_ALLOCATION_FAILURE"),
     ],
 )
-def test_a_session_that_cannot_be_made(
+def test_session_that_cannot_be_made_is_error_or_cpu(
     call: str, code: int, message: str, open_text: Callable[..., Text], double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is an error, or the CPU computes all of it if it may."""
@@ -120,7 +120,7 @@ def test_a_session_that_cannot_be_made(
     assert_near(text.step(0), open_text(device="cpu").step(0))
 
 
-def test_a_cache_for_which_there_is_no_memory_is_the_cpu_s(open_text: Callable[..., Text], double: Double) -> None:
+def test_cache_without_gpu_memory_runs_on_cpu(open_text: Callable[..., Text], double: Double) -> None:
     text = open_text(device="gpu", on_unsupported="cpu")
     double.inject("clCreateBuffer", 1, Way.ONCE, -4)
     assert_near(text.step(0), open_text(device="cpu").step(0))

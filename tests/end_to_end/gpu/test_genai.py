@@ -49,7 +49,7 @@ def long_prompt(held_out: Tokens) -> Tokens:
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("window_sized", [True, False])
-def test_two_turns(
+def test_conversation_equals_cpu(
     share: bool, window_sized: bool, open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]
 ) -> None:
     if window_sized and not share:
@@ -68,7 +68,7 @@ def test_two_turns(
             break
 
 
-def test_an_int8_cache(open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
+def test_int8_cache_equals_cpu(open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
     """Tokens are the CPU's. Keys and values are rounded to int8 as products' activations are, by the largest of a row
     or group: there are less than twice as many roundings, and so sqrt(2) times the error."""
     ours, theirs = (
@@ -80,7 +80,7 @@ def test_an_int8_cache(open_model: Callable[..., Any], long_prompt: Tokens, prom
             break
 
 
-def test_a_rewind(open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
+def test_rewound_sequence_equals_fresh(open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
     """Tokens that were taken back change nothing."""
     again, fresh = rewound_and_fresh(open_model(provider_options=GPU), long_prompt, 100, prompts[1], CAPACITY)
     # Only the way in which the prompt is cut into chunks differs, on which rows do not depend.
@@ -88,7 +88,7 @@ def test_a_rewind(open_model: Callable[..., Any], long_prompt: Tokens, prompts: 
     np.testing.assert_array_equal(again.logits, fresh.logits)
 
 
-def test_a_batch_is_its_sequences(open_model: Callable[..., Any], long_prompt: Tokens) -> None:
+def test_batch_equals_single_sequences(open_model: Callable[..., Any], long_prompt: Tokens) -> None:
     """Each of three texts gets the tokens that it gets alone; products round several rows, and do not round one row."""
     model = open_model(provider_options=GPU | {"activations": "bf16"})
     sequences = [long_prompt[start : start + 70] for start in (0, 50, 150)]
@@ -109,7 +109,7 @@ def test_beams_branch(open_model: Callable[..., Any], prompts: list[Tokens]) -> 
     assert found[0] == found[1]
 
 
-def test_what_runs_where(open_model: Callable[..., Any], tmp_path: Path) -> None:
+def test_placement_names_gpu_and_left_nodes(open_model: Callable[..., Any], tmp_path: Path) -> None:
     """A line of the placement report says it; nodes that the device does not take are an error."""
     report = tmp_path / "placement.json"
     open_model(provider_options=GPU | {"placement": str(report)})
@@ -121,7 +121,7 @@ def test_what_runs_where(open_model: Callable[..., Any], tmp_path: Path) -> None
         open_model(provider_options=GPU, **ALL_LOGITS)
 
 
-def test_what_the_gpu_does_not_take_the_cpu_computes(open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
+def test_nodes_left_by_gpu_run_on_cpu(open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
     gpu, cpu = (
         turns_of(open_model(provider_options=options, **ALL_LOGITS), prompts[0])[0]
         for options in (GPU | {"on_unsupported": "cpu"}, CPU)

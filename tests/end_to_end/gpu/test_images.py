@@ -35,7 +35,7 @@ def on_cpu(genai: Any, folder: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.parametrize(("question", "count"), QUESTIONS)
-def test_the_gpu_answers_as_the_cpu_device_does(question: str, count: int, on_gpu: Opened, on_cpu: Opened) -> None:
+def test_image_answers_equal_cpu(question: str, count: int, on_gpu: Opened, on_cpu: Opened) -> None:
     """This model is sure of its answers, so that the CPU's roundings do not change them."""
     shown = pictures_of(0, count)
     ours, theirs = (opened.reply(question, shown) for opened in (on_gpu, on_cpu))

@@ -150,7 +150,7 @@ STATES: dict[str, State] = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_what_doctor_says(state: str, plugin: Path, model: Path, tmp_path: Path) -> None:
+def test_doctor_reports_expected_checks(state: str, plugin: Path, model: Path, tmp_path: Path) -> None:
     options, without, expected = STATES[state]
     done = Machine(tmp_path, **options).python("-c", FLOWNPU, plugin.parent, "doctor", model, "--json", without=without)
     report = json.loads(done.stdout)

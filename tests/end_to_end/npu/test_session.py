@@ -108,13 +108,13 @@ def conversations(
 
 
 @pytest.mark.parametrize("name", DRIVERS)
-def test_a_conversation_is_that_of_the_emulator(name: str, conversations: dict[str, Any]) -> None:
+def test_conversation_over_xrt_equals_emulator(name: str, conversations: dict[str, Any]) -> None:
     """A prompt beyond the window, 32 tokens, a second turn, a rewind: the same logits, bit by bit."""
     assert [len(tokens) for tokens in conversations[name]["tokens"]] == [32, 8, 8]
     assert conversations[name] == conversations["emulate"]
 
 
-def test_many_sessions_leave_nothing(
+def test_repeated_sessions_leave_no_resources(
     plugin: Path, converted: Callable[..., Path], conversation_artifacts: dict[str, Path], prompts: list[Tokens],
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -135,7 +135,7 @@ def test_many_sessions_leave_nothing(
     assert found["violations"] == []
 
 
-def test_nothing_is_left_of_any_session(sessions: dict[str, Any]) -> None:
+def test_closed_sessions_leave_no_driver_resources(sessions: dict[str, Any]) -> None:
     """What a hanging call uses is freed when the call has ended and the next session opens the device."""
     left = {name for name, found in sessions.items() if found["alive"] > 0}
     assert left <= {f"{name}, {place}" for name in ("hang", "lost") for place in PLACES}
@@ -143,7 +143,7 @@ def test_nothing_is_left_of_any_session(sessions: dict[str, Any]) -> None:
     assert {name: found["violations"] for name, found in sessions.items()} == {name: [] for name in sessions}
 
 
-def test_the_array_computes_what_the_cpu_does(sessions: dict[str, Any]) -> None:
+def test_array_logits_are_near_cpu(sessions: dict[str, Any]) -> None:
     """Compared roughly: test_emulate.py tests how near they come, on the same plans."""
     found, expected = (np.array(sessions[name]["top"]) for name in ("well", "cpu"))
     assert found.shape == expected.shape == (STEPS, 4096)
@@ -166,7 +166,7 @@ REASONS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("place", PLACES)
-def test_a_failure_names_the_call_and_the_cpu_goes_on(sessions: dict[str, Any], fault: str, place: str) -> None:
+def test_failure_names_call_and_cpu_goes_on(sessions: dict[str, Any], fault: str, place: str) -> None:
     """The CPU goes on from the keys and values that the array made: every step has its logits."""
     failed_at = MIDDLE if place == "middle" else 0
     found = sessions[f"{fault}, {place}"]
@@ -187,7 +187,7 @@ def test_a_failure_names_the_call_and_the_cpu_goes_on(sessions: dict[str, Any], 
     assert found["top"][failed_at:] != sessions["well"]["top"][failed_at:]
 
 
-def test_without_leave_to_use_the_cpu_each_run_says_what_failed_first(sessions: dict[str, Any]) -> None:
+def test_failure_without_fallback_is_repeated_by_later_runs(sessions: dict[str, Any]) -> None:
     found = sessions["error"]
     assert len(found["top"]) == MIDDLE
     assert len(found["errors"]) == 2 * (STEPS - MIDDLE)
@@ -196,7 +196,7 @@ def test_without_leave_to_use_the_cpu_each_run_says_what_failed_first(sessions: 
 
 
 @pytest.mark.parametrize("name", CACHES)
-def test_a_conversation_without_memory_for_its_cache(sessions: dict[str, Any], name: str) -> None:
+def test_cache_without_memory_runs_later_or_on_cpu(sessions: dict[str, Any], name: str) -> None:
     """Nothing has failed: the next run finds memory; or the CPU takes this one, and the array goes on from there."""
     found, expected = sessions[f"{name} for a cache"], sessions["well"]["top"]
     (error,) = found["errors"]
@@ -211,7 +211,7 @@ def test_a_conversation_without_memory_for_its_cache(sessions: dict[str, Any], n
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_a_session_that_is_refused_leaves_others_alone(sessions: dict[str, Any], name: str) -> None:
+def test_refused_session_leaves_others_unharmed(sessions: dict[str, Any], name: str) -> None:
     found = sessions[f"{name}, beside"]
     (refused,) = found["other"]
     for reason in REFUSALS[name]:
@@ -232,7 +232,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", [*(f"{name}, cpu" for name in REFUSED), "no memory, warn"])
-def test_with_leave_to_use_the_cpu_a_session_that_cannot_be_made_is_the_cpus(
+def test_refused_session_with_fallback_runs_on_cpu(
     name: str, sessions: dict[str, Any]
 ) -> None:
     """The placement report of such a session says why, in the words of the refusal."""
@@ -253,7 +253,7 @@ def test_with_leave_to_use_the_cpu_a_session_that_cannot_be_made_is_the_cpus(
     ],
     ids=["no driver", "not started", "no shim", "no XRT"],
 )
-def test_a_machine_that_lacks_something(
+def test_incomplete_machine_is_named_or_falls_back(
     machine: dict[str, Any], without: list[str], reasons: list[str], tmp_path: Path,
     run_sessions: Callable[..., dict[str, Any]], sessions: dict[str, Any],
 ) -> None:  # fmt: skip
@@ -265,7 +265,7 @@ def test_a_machine_that_lacks_something(
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_session_that_cannot_be_made_says_why(sessions: dict[str, Any], name: str) -> None:
+def test_refused_session_names_reason(sessions: dict[str, Any], name: str) -> None:
     """The error says what was found, and what to do."""
     assert "FlowNPU" in sessions[name]["refused"]
     for reason in REFUSALS[name]:

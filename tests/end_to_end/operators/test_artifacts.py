@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_without_artifacts(tmp_path: Path, ep_devices: list[Any]) -> None:
+def test_missing_artifacts_leave_operators_on_host(tmp_path: Path, ep_devices: list[Any]) -> None:
     file, feeds = product(tmp_path)
     with pytest.raises(Exception, match="leaves 1 of the model's operators to its host"):
         session_of(file, ep_devices[:1])
@@ -111,7 +111,7 @@ def test_damaged_artifacts(damage: str, tmp_path: Path, ep_devices: list[Any]) -
         session_of(file, ep_devices[:1])
 
 
-def test_a_program_that_asks_for_more_memory_than_there_is(tmp_path: Path, ep_devices: list[Any]) -> None:
+def test_program_beyond_memory_is_refused(tmp_path: Path, ep_devices: list[Any]) -> None:
     """The memory must not be allocated: the system would give it, and end the process when it is written."""
     file, _ = product(tmp_path)
     larger_than_the_machine(build_artifacts(file).folder)
@@ -120,7 +120,7 @@ def test_a_program_that_asks_for_more_memory_than_there_is(tmp_path: Path, ep_de
         session_of(file, ep_devices[:1])
 
 
-def test_a_compiled_model(tmp_path: Path, ep_devices: list[Any]) -> None:
+def test_compiled_model_gives_same_bits(tmp_path: Path, ep_devices: list[Any]) -> None:
     """It keeps what the array reads, gives the same bits, and does not run without the artifacts."""
     file, feeds = product(tmp_path)
     artifacts = build_artifacts(file).folder

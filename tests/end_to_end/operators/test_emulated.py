@@ -71,7 +71,7 @@ def test_rows_of_a_product(target: str, rows: int, runs: int, alone: Alone) -> N
 
 
 @pytest.mark.parametrize("addends", [("bias",), ("residual",), ("bias", "residual")])
-def test_what_is_added_to_a_product(addends: tuple[str, ...], alone: Alone) -> None:
+def test_product_takes_bias_and_residual(addends: tuple[str, ...], alone: Alone) -> None:
     """Products of a batch: what is added to them, the host adds in float32."""
     m, k = 96, 256
     weight, x = weights(1, m, k), numbers(2, 2, 5, k)
@@ -142,7 +142,7 @@ def test_dense_products(kind: str, activation: str, alone: Alone) -> None:
     assert np.all(np.abs(found - expected) <= added(expected, error, residual))
 
 
-def test_a_residual_that_is_broadcast_is_the_hosts(alone: Alone) -> None:
+def test_broadcast_residual_runs_on_host(alone: Alone) -> None:
     stored, x, residual = numbers(1, 64, 96), numbers(2, 2, 3, 64), numbers(3, 1, 3, 96)
     inputs = {"X": x, "W": None, "scale": None, "bias": None, "residual": residual}
     (found,), dispatches = alone("DenseMatMul", inputs, {"W": stored})
@@ -150,7 +150,7 @@ def test_a_residual_that_is_broadcast_is_the_hosts(alone: Alone) -> None:
     np.testing.assert_allclose(found, x @ stored + residual, rtol=1e-2, atol=0.2)
 
 
-def test_one_row(alone: Alone) -> None:
+def test_single_row_equals_reference(alone: Alone) -> None:
     m, k = 160, 288
     weight, x = weights(1, m, k), numbers(2, 1, 1, k)
     (found,), dispatches = alone("FusedDQP", {"X": x}, {"W": q4nx.pack(*weight)}, M=m, K=k)
@@ -202,7 +202,7 @@ def assert_attended(found: np.ndarray, expectation: tuple[np.ndarray, np.ndarray
 
 
 @pytest.mark.parametrize("tokens", [1, 26, 70, 300])
-def test_all_keys(tokens: int, alone: Alone) -> None:
+def test_encoder_attention_equals_reference(tokens: int, alone: Alone) -> None:
     """An encoder's attention: packed, without a cache; each sequence of a batch is computed by itself."""
     given = [heads_of(seed, tokens) for seed in (1, 2)]
     alone.context = 320
@@ -215,7 +215,7 @@ def test_all_keys(tokens: int, alone: Alone) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 5, 70])
 @pytest.mark.parametrize("window", [-1, 20])
-def test_a_cache(window: int, tokens: int, alone: Alone) -> None:
+def test_cached_attention_equals_reference(window: int, tokens: int, alone: Alone) -> None:
     """The host appends to the cache, in bf16; the array reads it."""
     past, alone.context = 37, 320
     query, kv, packed = heads_of(3, past + tokens)
@@ -234,7 +234,7 @@ def test_a_cache(window: int, tokens: int, alone: Alone) -> None:
     np.testing.assert_array_equal(value[0].swapaxes(0, 1), kv[:, :, 1])
 
 
-def test_what_the_host_does_before_attention(alone: Alone) -> None:
+def test_norm_and_rotation_before_attention_run_on_host(alone: Alone) -> None:
     """QK-norm and rotation, in float32; then one more rounding to bf16 of queries and keys."""
     tokens, rng = 20, np.random.default_rng(4)
     packed = heads_of(5, tokens)[2][None]
@@ -271,7 +271,7 @@ BIASED = dict.fromkeys(
 
 
 @pytest.mark.parametrize("low", [float(np.finfo(np.float32).min), float("-inf"), -10000.0])
-def test_a_mask_of_keys(low: float, alone: Alone) -> None:
+def test_key_mask_equals_reference(low: float, alone: Alone) -> None:
     """Padding at either end or in the middle: keys that no query of a sequence sees are not given to the array."""
     tokens = 26
     given = [heads_of(seed, tokens) for seed in (1, 2, 3)]
@@ -285,7 +285,7 @@ def test_a_mask_of_keys(low: float, alone: Alone) -> None:
         assert_attended(row, expectation(queries, kv[~away[0]]))
 
 
-def test_a_causal_mask(alone: Alone) -> None:
+def test_causal_mask_equals_reference(alone: Alone) -> None:
     """CLIP's texts: a triangle, and padding on the right."""
     tokens, valid = 26, 19
     given = [heads_of(seed, tokens) for seed in (1, 2)]
@@ -301,7 +301,7 @@ def test_a_causal_mask(alone: Alone) -> None:
     assert_attended(found[1, valid:], expectation(query[valid:], kv[:valid]))
 
 
-def test_what_another_sequence_left_changes_no_bit(alone: Alone) -> None:
+def test_leftovers_of_other_sequence_change_no_bit(alone: Alone) -> None:
     """Values after the last key are masked, but could still matter: XDNA2 multiplies eight of them by one exponent."""
     tokens, valid = 26, 19
     hidden = np.zeros((2, tokens, tokens), bool)
@@ -317,7 +317,7 @@ def test_what_another_sequence_left_changes_no_bit(alone: Alone) -> None:
 
 
 @pytest.mark.parametrize("kind", ["numbers", "heads", "holes", "nothing seen"])
-def test_other_masks_are_the_hosts(kind: str, alone: Alone) -> None:
+def test_unsupported_masks_run_on_host(kind: str, alone: Alone) -> None:
     tokens, rng = 6, np.random.default_rng(1)
     bias = mask_of(np.zeros((1, tokens, tokens), bool))
     if kind == "numbers":
@@ -336,7 +336,7 @@ def test_other_masks_are_the_hosts(kind: str, alone: Alone) -> None:
     np.testing.assert_allclose(found, expected, atol=0.05)  # averages, in bf16, of numbers of about 1
 
 
-def test_more_keys_than_the_programs_have_room_for_are_the_hosts(alone: Alone) -> None:
+def test_keys_beyond_programs_run_on_host(alone: Alone) -> None:
     alone.context = 64
     packed = heads_of(1, 65)[2][None]
     assert alone("FlowQKVAttention", {"query": packed}, outputs=3, causal=0, **SIZES)[1] == []
@@ -345,7 +345,7 @@ def test_more_keys_than_the_programs_have_room_for_are_the_hosts(alone: Alone) -
 # --- Which nodes the array gets ---------------------------------------------------------------------------------------
 
 
-def test_two_nodes_of_one_size(tmp_path: Path, ep_devices: list[Any]) -> None:
+def test_nodes_of_same_size_keep_own_weights(tmp_path: Path, ep_devices: list[Any]) -> None:
     """They share programs and buffers, and have weights of their own; neither gets the other's numbers."""
     sizes, x = 128, numbers(1, 5, 128)
     matrices = [weights(seed, sizes, sizes) for seed in (2, 3)]
@@ -369,7 +369,7 @@ def test_two_nodes_of_one_size(tmp_path: Path, ep_devices: list[Any]) -> None:
         assert np.all(np.abs(made - expected) <= rounded(expected, product_error(rows, dense, 256, in_blocks=True)))
 
 
-def test_the_threshold(tmp_path: Path, ep_devices: list[Any]) -> None:
+def test_runs_below_threshold_stay_on_host(tmp_path: Path, ep_devices: list[Any]) -> None:
     """64 rows are 64 x 2^16 multiply-adds in two dispatches; 1024 rows are 16 times as many, also in two."""
     file, feeds = product(tmp_path)
     build_artifacts(file)
@@ -389,7 +389,7 @@ def test_the_threshold(tmp_path: Path, ep_devices: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(("activations", "of_a_core"), [("int8", 225e9), ("bf16", 116e9)])
-def test_the_threshold_is_what_the_host_computes_meanwhile(
+def test_default_threshold_is_host_work_during_dispatch(
     activations: str, of_a_core: float, tmp_path: Path, ep_devices: list[Any]
 ) -> None:
     file, _ = product(tmp_path)
@@ -400,7 +400,7 @@ def test_the_threshold_is_what_the_host_computes_meanwhile(
 
 
 @pytest.mark.parametrize("given", ["-1", "many", "1.5", "99999999999999999999"])
-def test_a_threshold_that_is_none(given: str, tmp_path: Path, ep_devices: list[Any]) -> None:
+def test_threshold_that_is_no_number_is_refused(given: str, tmp_path: Path, ep_devices: list[Any]) -> None:
     file, _ = product(tmp_path)
     with pytest.raises(Exception, match=r"option npu_threshold = '.*' is not valid; expected a number"):
         session_of(file, ep_devices[:1], npu_threshold=given)
@@ -418,7 +418,7 @@ def test_a_threshold_that_is_none(given: str, tmp_path: Path, ep_devices: list[A
         ),
     ],
 )
-def test_what_attention_has_not(
+def test_unsupported_attention_is_named_by_build_and_session(
     attributes: dict[str, Any], inputs: dict[str, np.ndarray], reason: str, alone: Alone
 ) -> None:
     """Both the build and the session name what the array's attention lacks."""

@@ -33,7 +33,7 @@ def hard_rows() -> np.ndarray:
     return rows.astype(np.float32)
 
 
-def test_elements_are_off_by_half_a_scale() -> None:
+def test_elements_are_off_by_half_scale() -> None:
     x = hard_rows()
     rows = quantise_rows(x)
     scale = rows[:, -4:].copy().view(np.float32)

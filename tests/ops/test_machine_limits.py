@@ -65,18 +65,18 @@ def test_quota_of_control_groups_1_is_read(tmp_path, shown, group):
     assert _native.processor_quota(root) == (2.5, str(root / "sys/fs/cgroup" / folder / "cpu.cfs_quota_us"))
 
 
-def test_version_1_without_a_quota(tmp_path):
+def test_version_1_without_quota(tmp_path):
     files = {"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"}
     assert _native.processor_quota(machine(tmp_path, [V1.format(shown="/")], ["4:cpu,cpuacct:/"], files)) is None
 
 
 @pytest.mark.parametrize(("quota", "threads"), [("50000", 1), ("100000", 1), ("199999", 1)])
-def test_threads_are_whole_processors_of_the_quota(tmp_path, quota, threads):
+def test_threads_are_whole_processors_of_quota(tmp_path, quota, threads):
     root = machine(tmp_path, [V2.format(shown="/")], ["0::/"], {"cpu.max": f"{quota} 100000"})
     assert _native.usable_processors(root) == threads
 
 
-def test_threads_are_no_more_than_the_affinity_allows(tmp_path):
+def test_threads_are_no_more_than_affinity_allows(tmp_path):
     files = {"cpu.max": f"{int(ROOMY * 100000)} 100000"}
     root = machine(tmp_path, [V2.format(shown="/")], ["0::/"], files)
     cores = os.sched_getaffinity(0)

@@ -86,7 +86,7 @@ def test_router_and_logits_both_or_neither_are_refused(inputs: tuple[str | None,
         with_functions(model_of(nodes, [*values.values()]))
 
 
-def test_layouts_and_types_of_weights_are_the_same_numbers() -> None:
+def test_layouts_and_types_of_weights_are_same_numbers() -> None:
     x = np.random.default_rng(1).standard_normal((3, HIDDEN), dtype=np.float32)
     narrow, wide = weights(), weights(q4nx.WIDE)
     router = narrow[0].astype(ml_dtypes.bfloat16)

@@ -134,7 +134,7 @@ def test_projection_has_same_bits_in_every_layout(
     )
 
 
-def test_fused_dqp_refuses_a_second_row() -> None:
+def test_fused_dqp_refuses_second_row() -> None:
     x = np.ones((1, 2, K), np.float32)
     with pytest.raises(Exception, match="cannot be reshaped"):
         project(fused_dqp, x, random_blocks(0), {}, M=M, K=K)
@@ -160,7 +160,7 @@ def test_gather_is_exact(shape: tuple[int, ...], dtype: Any, layout: q4nx.Layout
 
 
 @pytest.mark.parametrize("index", [-1, -M, M, 95, 96])  # 70..95 are rows of padding
-def test_gather_refuses_an_index_outside_the_table(index: int) -> None:
+def test_gather_refuses_index_outside_table(index: int) -> None:
     indices = np.array([3, index], np.int64)
     with pytest.raises(Exception, match="out of data bounds"):
         gather(random_blocks(0), indices)

@@ -89,18 +89,18 @@ def test_cores_of_two_kinds(tmp_path, siblings, speeds, file, used, words):
     assert words in describe_threads(tmp_path, numbers)
 
 
-def test_cores_that_the_maker_lets_clock_a_little_higher_are_of_one_kind(tmp_path):
+def test_cores_that_maker_lets_clock_little_higher_are_of_one_kind(tmp_path):
     numbers = machine(tmp_path, ["0", "1", "2"], [5700000, 5500000, 5700000], "cpufreq/cpuinfo_max_freq")
     assert {one.capacity for one in _native.processors(tmp_path, numbers)} == {1024}
 
 
-def test_equal_capacities_do_not_hide_the_clocks(tmp_path):
+def test_equal_capacities_do_not_hide_clocks(tmp_path):
     machine(tmp_path, ["0", "1"], [1024, 1024])
     numbers = machine(tmp_path, ["0", "1"], [4000000, 3000000], "cpufreq/cpuinfo_max_freq")
     assert [one.capacity for one in _native.processors(tmp_path, numbers)] == [1024, 768]
 
 
-def test_cores_of_less_than_half_the_speed_are_left_alone(tmp_path):
+def test_cores_of_less_than_half_speed_are_left_alone(tmp_path):
     numbers = machine(tmp_path, ["0", "1", "2", "3"], [1024, 512, 511, 300])
     assert chosen(tmp_path, numbers) == ([0, 1], 2)
     assert "not on 2 cores that are less than half as fast as the fastest" in describe_threads(tmp_path, numbers)

@@ -52,7 +52,7 @@ def test_gemm_of_every_form_is_its_equation(
 
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("transposed", [(0, 0), (1, 1)], ids=str)
-def test_gemm_with_a_constant_weight_rounds_as_a_dense_product(activations: str, transposed: tuple[int, int]) -> None:
+def test_gemm_with_constant_weight_rounds_as_dense_product(activations: str, transposed: tuple[int, int]) -> None:
     rng = np.random.default_rng(1)
     a, b = rng.standard_normal((9, 64), dtype=np.float32), rng.standard_normal((64, 40), dtype=np.float32)
     c = rng.standard_normal((9, 40), dtype=np.float32)
@@ -64,7 +64,7 @@ def test_gemm_with_a_constant_weight_rounds_as_a_dense_product(activations: str,
     np.testing.assert_array_equal(y, expected)
 
 
-def test_gemm_with_a_beta_of_zero_does_not_read_c() -> None:
+def test_gemm_with_beta_of_zero_does_not_read_c() -> None:
     """As in BLAS and in ONNX Runtime; 0 times infinity would be NaN."""
     a, b = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)
     y = one("Gemm", [a, b, np.full((2, 4), np.inf, np.float32)], domain="", beta=0.0)

@@ -26,7 +26,7 @@ def hard_rows(size: int) -> np.ndarray:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("size", [8, 33, 64, 80])
-def test_rows_have_the_definition_s_bits(isa: str, size: int) -> None:
+def test_rows_have_definition_s_bits(isa: str, size: int) -> None:
     rows = hard_rows(size)
     query = np.zeros((1, len(rows), size), np.float32)
     past = [np.zeros((1, 1, 0, size + 4), np.int8) for _ in range(2)]

@@ -106,7 +106,7 @@ def test_softmax(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("tokens", [1, 40])
-def test_attention_over_a_long_context(isa: str, tokens: int) -> None:
+def test_attention_over_long_context(isa: str, tokens: int) -> None:
     """The first key has the score 0, all others log 0.1. The output's first element is the first key's weight, its
     second the sum of all weights, 1."""
     context, d = 1 << 17, 16

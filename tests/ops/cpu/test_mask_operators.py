@@ -198,7 +198,7 @@ def test_transpose(dtype: Any, shape: tuple[int, ...], permutation: tuple[int, .
     np.testing.assert_array_equal(result, x.transpose(permutation), strict=True)
 
 
-def test_transpose_without_a_permutation_turns_all_axes_round() -> None:
+def test_transpose_without_permutation_turns_all_axes_round() -> None:
     check("Transpose", [array(2, 3, 4)])
 
 

@@ -336,7 +336,7 @@ def test_bias_and_residual_are_added_last() -> None:
     np.testing.assert_array_equal(both, (plain + bias) + residual)
 
 
-def test_fused_dqp_is_the_product_for_one_row() -> None:
+def test_fused_dqp_is_product_for_one_row() -> None:
     rng = np.random.default_rng(4)
     blocks = blocks_of(64, 512, rng)
     x = rng.standard_normal((1, 1, 512), dtype=np.float32)
@@ -428,7 +428,7 @@ def test_narrow_blocks_that_do_not_fit_are_refused(layout: q4nx.Layout, message:
 
 
 @pytest.mark.parametrize("index", [-1, 100, 2**40])
-def test_gather_refuses_an_index_outside_the_table(index: int) -> None:
+def test_gather_refuses_index_outside_table(index: int) -> None:
     blocks = blocks_of(100, 256, np.random.default_rng(10))
     with pytest.raises(ValueError, match=rf"expected indices in \[0, 100\), got {index} at position 1"):
         run("Q4NXGather", [blocks, np.array([3, index])], constants=(0,), M=100, K=256)

@@ -101,7 +101,7 @@ def magnitudes(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("count", [1, 3, 40])
 @pytest.mark.parametrize("attributes", [{}, {"normalize_routing_weights": 0}, {"gating": "geglu"}], ids=str)
-def test_answers_are_the_equations(isa: str, count: int, attributes: dict[str, Any]) -> None:
+def test_answers_are_equations(isa: str, count: int, attributes: dict[str, Any]) -> None:
     """Against float64, with activations of bfloat16."""
     of = mixture(**attributes)
     hidden, inner = ODD

@@ -49,7 +49,7 @@ def test_products(tokens: int) -> None:
         np.testing.assert_array_equal(padded[:, ROWS:], np.zeros((tokens, 64 - ROWS)))
 
 
-def test_default_activations_are_the_providers() -> None:
+def test_default_activations_are_providers() -> None:
     """int8, whose step for 32 numbers is a 127th of the largest; half of it is what a number may be off by."""
     blocks, x = weight_and_rows(3)
     expected = matmul_definition.reference(x, blocks, rows=ROWS, columns=COLUMNS)
@@ -218,7 +218,7 @@ def test_empty_input_gives_empty_output_and_nan_gives_nan() -> None:
     assert np.isfinite(y[[0, 2]]).all()
 
 
-def test_keywords_are_those_of_the_definition() -> None:
+def test_keywords_are_those_of_definition() -> None:
     definition = OPERATORS["FlowQKVAttention"]
     attributes = [attribute.partition(":")[0] for attribute in definition.ATTRIBUTES]
     optional = {*definition.INPUTS[3:], *attributes[3:]}
@@ -253,7 +253,7 @@ def test_attention_keywords_reach_operator() -> None:
         assert np.any(ops.flow_qkv_attention(**without)[0] != found[0]), name
 
 
-def test_threads_may_call_at_the_same_time() -> None:
+def test_threads_may_call_at_same_time() -> None:
     blocks, x = weight_and_rows(20)
     call = attention_call(ml_dtypes.bfloat16)
     product, attention = ops.q4nx_matmul(x, blocks), ops.flow_kv_attention(**call)
@@ -284,7 +284,7 @@ def test_device_opened_by_threads_is_made_once() -> None:
 
 
 @pytest.mark.slow
-def test_python_goes_on_while_an_operator_computes() -> None:
+def test_python_goes_on_while_operator_computes() -> None:
     """Another thread counts during one call; it could not if the call held the interpreter's lock."""
     rng = np.random.default_rng(3)
     blocks, x = blocks_of(512, 512, rng), rng.standard_normal((6000, 512), dtype=np.float32)

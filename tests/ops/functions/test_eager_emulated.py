@@ -73,7 +73,7 @@ HEADS = {"num_heads": 4, "kv_num_heads": 2, "head_size": 64}
 
 @pytest.mark.parametrize("attributes", [{}, {"local_window_size": 7}, {"causal": 0}])
 @pytest.mark.parametrize(("past", "tokens"), [(0, 20), (13, 5), (40, 1), (0, 1)])
-def test_attention_is_the_equation(past: int, tokens: int, attributes: dict[str, int]) -> None:
+def test_attention_is_equation(past: int, tokens: int, attributes: dict[str, int]) -> None:
     """By one design for a token, by another for several; after a past in bf16, and without."""
     if tokens == 1 and "causal" in attributes:
         return  # a single token sees all keys in any case

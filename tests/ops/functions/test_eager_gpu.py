@@ -27,7 +27,7 @@ def test_fused_dqp():
     assert (np.abs(y - exact(X)) <= bound).all()
 
 
-def test_q4nx_matmul_rounds_as_the_cpu_does():
+def test_q4nx_matmul_rounds_as_cpu_does():
     """int8 with a scale for each 32: both devices are off the exact product by half a step for each element."""
     x = RNG.standard_normal((2, 3, 345), dtype=np.float32)
     steps = np.abs(np.pad(x, ((0, 0), (0, 0), (0, 7))).reshape(2, 3, -1, 32)).max(axis=-1) / 127
@@ -46,7 +46,7 @@ def test_q4nx_gather():
     np.testing.assert_allclose(y, q4nx.dequantize(BLOCKS, 77, 345)[[[3, 76]]], rtol=0, atol=2 * 8 * 2.0**-24)
 
 
-def test_attention_appends_and_attends_as_the_cpu_does():
+def test_attention_appends_and_attends_as_cpu_does():
     """With all that the host does before: norms of heads, rotation, a cache that grows."""
     heads = {"num_heads": 4, "kv_num_heads": 2, "head_size": 26}
     packed = RNG.standard_normal((2, 9, 8 * 26), dtype=np.float32)

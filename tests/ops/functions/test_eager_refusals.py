@@ -101,7 +101,7 @@ def test_call_with_unfit_arguments_is_refused(
 
 
 @pytest.mark.parametrize("changed", [{"past_value": np.float16}, {"seqlens_k": np.int64}, {"past_key": np.uint8}])
-def test_types_of_a_cache_that_do_not_fit_are_refused(changed: dict[str, Any]) -> None:
+def test_types_of_cache_that_do_not_fit_are_refused(changed: dict[str, Any]) -> None:
     call = attention_call(np.float32)
     call |= {name: call[name].astype(dtype) for name, dtype in changed.items()}
     with pytest.raises((TypeError, ValueError), match=rf"{next(iter(changed))}.*, got"):

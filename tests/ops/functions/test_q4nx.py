@@ -118,7 +118,7 @@ def test_golden_bytes_of_narrow_blocks() -> None:
 @each_layout
 @given(shape=shapes, seed=st.integers(0, 2**32))
 @settings(deadline=None, max_examples=15)
-def test_pack_follows_the_description_and_unpack_inverts_it(
+def test_pack_follows_description_and_unpack_inverts_it(
     layout: q4nx.Layout, shape: tuple[int, int], seed: int
 ) -> None:
     quantized = random_quantized(*shape, seed, layout)
@@ -132,7 +132,7 @@ def test_pack_follows_the_description_and_unpack_inverts_it(
 @each_layout
 @given(shape=shapes, seed=st.integers(0, 2**32))
 @settings(deadline=None, max_examples=15)
-def test_dequantize_is_the_equation_in_float32(layout: q4nx.Layout, shape: tuple[int, int], seed: int) -> None:
+def test_dequantize_is_equation_in_float32(layout: q4nx.Layout, shape: tuple[int, int], seed: int) -> None:
     quantized = random_quantized(*shape, seed, layout)
     blocks = q4nx.pack(*quantized, layout)
     # In float64 the equation is exact (12 bits plus 8 bits, at most 20 binary places apart): one rounding is left.
@@ -144,7 +144,7 @@ def test_dequantize_is_the_equation_in_float32(layout: q4nx.Layout, shape: tuple
 
 
 @pytest.mark.parametrize("columns", [1, 256, 300])
-def test_repacking_changes_no_bit_of_a_weight(columns: int) -> None:
+def test_repacking_changes_no_bit_of_weight(columns: int) -> None:
     weight = random_quantized(40, columns, 0, q4nx.SYMMETRIC)
     for source in LAYOUTS.values():
         for layout in LAYOUTS.values():
@@ -153,7 +153,7 @@ def test_repacking_changes_no_bit_of_a_weight(columns: int) -> None:
             assert_same(q4nx.unpack(again, 32, columns), q4nx.Quantized(*(field[:32] for field in weight)))
 
 
-def test_symmetric_weights_are_told_by_the_bits_of_their_minima() -> None:
+def test_symmetric_weights_are_told_by_bits_of_their_minima() -> None:
     symmetric = random_quantized(5, 96, 0, q4nx.SYMMETRIC)
     assert q4nx.is_symmetric(symmetric)
     assert q4nx.is_symmetric(symmetric._replace(scale=0 * symmetric.scale, minimum=BFLOAT16(-8) * 0 * symmetric.scale))
@@ -179,7 +179,7 @@ def test_quantised_weight_quantises_to_itself(shape: tuple[int, int], seed: int)
     np.testing.assert_array_equal(again, exact)
 
 
-def test_codes_are_the_nearest_for_the_rounded_parameters() -> None:
+def test_codes_are_nearest_for_rounded_parameters() -> None:
     weight = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32)
     quantized = q4nx.quantize(weight)
     scale, minimum = (p.astype(np.float64).repeat(32, axis=1) for p in quantized[1:])
@@ -217,7 +217,7 @@ def test_error_is_below_q4_1s(name: str) -> None:
     assert ours < theirs
 
 
-def test_error_is_below_q4_1s_on_a_trained_model() -> None:
+def test_error_is_below_q4_1s_on_trained_model() -> None:
     from safetensors import safe_open
 
     files = sorted(FIXTURE.glob("*.safetensors"))
@@ -250,7 +250,7 @@ def test_error_is_below_that_of_smallest_and_largest_with_parameters_rounded_las
     assert q4nx.relative_error(weight, ours) < q4nx.relative_error(weight, naive)
 
 
-def test_search_comes_close_to_a_much_wider_one() -> None:
+def test_search_comes_close_to_much_wider_one() -> None:
     """24 x 24 starts, in float64, one group after another: the search comes within 3 percent of its squared error."""
     weight = np.random.default_rng(0).standard_normal((4, 1024)).astype(np.float32)
     starts = np.arange(24) * 0.125 - 0.5  # in 15ths of the range, from either of its ends

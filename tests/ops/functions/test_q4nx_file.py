@@ -47,7 +47,7 @@ def assert_unchanged(folder: Path, before: dict[str, bytes]) -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_bytes_are_those_of_the_converters_recipe(tmp_path: Path) -> None:
+def test_bytes_are_those_of_converters_recipe(tmp_path: Path) -> None:
     """GGUF Q4_1 -> torch int8 [blocks, 5120] by the recipe that the public converter follows -> safetensors."""
     weight = np.random.default_rng(0).standard_normal((64, 288)).astype(np.float32)
     stored = gguf.quants.quantize(weight, gguf.GGMLQuantizationType.Q4_1).reshape(64, 9, 20)
@@ -89,7 +89,7 @@ def test_grid_of_blocks_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(q4nx_file.blocks(q4nx_file.read(tmp_path / "grid.q4nx")["w"], 64, 300), blocks)
 
 
-def test_blocks_that_do_not_fit_the_weight_are_refused(file: Path) -> None:
+def test_blocks_that_do_not_fit_weight_are_refused(file: Path) -> None:
     weight = q4nx_file.read(file)["model.layers.0.mlp.up_proj.weight"]
     with pytest.raises(ValueError, match=r"uint8 \[6, 5120\] for 65 rows and 300 columns, got uint8 \[4, 5120\]"):
         q4nx_file.blocks(weight, 65, 300)
@@ -120,7 +120,7 @@ def test_interrupted_write_leaves_files_unchanged(file: Path) -> None:
     assert_unchanged(file.parent, before)
 
 
-def test_tensors_that_come_in_parts_make_the_same_file(file: Path, tmp_path: Path) -> None:
+def test_tensors_that_come_in_parts_make_same_file(file: Path, tmp_path: Path) -> None:
     entries = {}
     for name, tensor in tensors().items():
         flat = tensor.reshape(-1, 5120) if tensor.dtype == np.uint8 else tensor

@@ -99,7 +99,7 @@ def check_attention(context, rng, *, heads, kv_heads, size, tokens, softcap=0.0,
 
 @pytest.mark.parametrize("has_blocks", [False, True])
 @pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (2.0, 70)])
-def test_attention_of_a_sequence_among_others(context, rng, softcap, window, has_blocks):
+def test_attention_of_sequence_among_others(context, rng, softcap, window, has_blocks):
     check_attention(
         context, rng, heads=4, kv_heads=2, size=26, tokens=2, softcap=softcap, window=window, has_blocks=has_blocks
     )
@@ -116,7 +116,7 @@ def test_attention_of_a_sequence_among_others(context, rng, softcap, window, has
     ],
 )
 @pytest.mark.parametrize(("window", "has_blocks", "lanes"), [(0, False, 64), (5, True, 256)])
-def test_tokens_of_a_tile(context, rng, heads, kv_heads, size, window, has_blocks, lanes):
+def test_tokens_of_tile(context, rng, heads, kv_heads, size, window, has_blocks, lanes):
     """The last tile is not full; windows are shorter than what the tile's tokens see together."""
     check_attention(
         context, rng, heads=heads, kv_heads=kv_heads, size=size, tokens=11, window=window, has_blocks=has_blocks,
@@ -189,7 +189,7 @@ def test_values_share_buffers_when_they_do_not_live_together():
     assert of == [1, 0, 0, 1, 0]
 
 
-def test_random_values_never_meet_in_a_buffer(rng):
+def test_random_values_never_meet_in_buffer(rng):
     values = [
         (int(rng.integers(1, 1000)), [(int(a), int(a + rng.integers(0, 4))) for a in rng.integers(0, 20, 2)])
         for _ in range(60)

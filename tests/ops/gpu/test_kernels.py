@@ -73,7 +73,7 @@ def test_kernel_for_other_lengths_compiles_nothing(device):
     assert (after["compiled"], after["from_cache"]) == (before["compiled"], before["from_cache"])
 
 
-def test_weights_go_to_the_device_once(device):
+def test_weights_go_to_device_once(device):
     """A run moves activations in and results out, and no weight."""
     case = VARIANTS["fused_dqp, narrow"].case()
     prepared = PreparedCase(case, device)
@@ -96,7 +96,7 @@ def test_nan_is_seen(device, place):
         assert not np.isnan(y[1:]).any(), name
 
 
-def test_argmax_of_nan_is_the_cpus(device):
+def test_argmax_of_nan_is_cpus(device):
     case = VARIANTS["argmax"].case()
     x = np.full((5, 300), -np.inf, np.float32)
     x[0, 7] = x[1, 0] = np.nan
@@ -109,7 +109,7 @@ def test_argmax_of_nan_is_the_cpus(device):
 
 
 @pytest.mark.parametrize("index", [-1, 77])
-def test_rows_that_a_table_lacks(device, index):
+def test_rows_that_table_lacks(device, index):
     case = VARIANTS["q4nx_gather, narrow"].case()
     prepared = PreparedCase(dataclasses.replace(case, inputs=[case.inputs[0], np.array([3, index])]), device)
     with pytest.raises(ValueError, match=rf"expected indices in \[0, 77\), got {index} at position 1"):

@@ -20,7 +20,7 @@ def squeezed(text):
     return re.sub(r"\s+", "", text)
 
 
-def test_coordinates_become_a_place_in_memory():
+def test_coordinates_become_place_in_memory():
     made = source("float a = args.x.Read(i, j + 1, k);", Tensor("x", "float", [2, 3, 5]))
     index = re.search(r"tensor_x\[(.*?)\];", made)
     assert index is not None

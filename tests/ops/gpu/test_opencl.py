@@ -53,7 +53,7 @@ def test_names_of_codes():
 
 
 @pytest.mark.opencl
-def test_numbers_of_the_interface():
+def test_numbers_of_interface():
     """Against pyopencl's, which has them from OpenCL's headers."""
     cl = pytest.importorskip("pyopencl", reason="pyopencl has the numbers")
     for name, number in gpu.constants().items():

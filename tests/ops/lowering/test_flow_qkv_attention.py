@@ -102,7 +102,7 @@ def test_window_sized_cache(new: int, past: int) -> None:
 
 @pytest.mark.parametrize(("new", "past"), [(9, 0), (1, 9), (3, 9)])
 @pytest.mark.parametrize("rotary", ["0", "1"])
-def test_positions_of_a_first_prompt_count_on(new: int, past: int, rotary: str) -> None:
+def test_positions_of_first_prompt_count_on(new: int, past: int, rotary: str) -> None:
     ids = np.random.default_rng(3).integers(0, 64, (1, new))
     if past == 0:
         ids = np.array([[40, *[0] * (new - 1)]])
@@ -114,7 +114,7 @@ def test_positions_of_a_first_prompt_count_on(new: int, past: int, rotary: str) 
     assert (has_positions, "counted_prompt" in node.attributes) == (rotary == "1", rotary == "1")
 
 
-def test_norm_weights_of_the_attention_are_kept() -> None:
+def test_norm_weights_of_attention_are_kept() -> None:
     ones = np.ones(16, np.float32)
     original = _model(
         inputs=", , , q_weight, k_weight", qk_norm_epsilon="0.25", constants={"q_weight": ones, "k_weight": 2 * ones}

@@ -163,7 +163,7 @@ BIAS[2, 5] = 0.5
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_others_are_left_with_the_reason(case: Case, reason: str) -> None:
+def test_others_are_left_with_reason(case: Case, reason: str) -> None:
     model, misses = testing.rewritten(case.model, "q4nx_moe")
     assert "QMoE" in testing.operator_names(model)
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("q4nx_moe", reason)]

@@ -63,7 +63,7 @@ def _feeds() -> dict[str, testing.Array]:
         {"q_apart": "[0, 0, 4, 16]", "q_joined": "[0, 0, -1]", "k_apart": "[0, 0, -1, 16]", "k_joined": "[0, 0, 32]"},
     ],
 )
-def test_norms_move_into_the_attention(shapes: dict[str, str]) -> None:
+def test_norms_move_into_attention(shapes: dict[str, str]) -> None:
     original = _model(None, **shapes)
     model, misses = testing.rewritten(original, "qk_norm")
 

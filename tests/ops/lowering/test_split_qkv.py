@@ -30,7 +30,7 @@ def _model(**changed: str) -> ir.Model:
 
 
 @pytest.mark.parametrize("axis", ["-1", "2"])
-def test_attention_reads_the_packed_projection(axis: str) -> None:
+def test_attention_reads_packed_projection(axis: str) -> None:
     original = _model(axis=axis)
     model, misses = testing.rewritten(original, "split_qkv")
 

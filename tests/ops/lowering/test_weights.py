@@ -151,7 +151,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("points", LAYOUTS)
 @pytest.mark.parametrize(("rows", "columns", "block"), [(40, 96, 32), (96, 320, 64)])
-def test_bytes_are_those_of_the_file_s_rule(
+def test_bytes_are_those_of_file_s_rule(
     ep_devices: list[Any], tmp_path: Path, rows: int, columns: int, block: int, points: str
 ) -> None:
     """What `flownpu convert` packs with ops.q4nx is what a session packs, which a compiled model keeps."""
@@ -192,7 +192,7 @@ def test_joined_weights_have_no_minima_if_no_part_has(
     assert compiled(ep_devices, model, tmp_path) == q4nx.pack_gated(*parts, layout).tobytes()
 
 
-def test_weights_of_the_same_codes_may_differ(ep_devices: list[Any]) -> None:
+def test_weights_of_same_codes_may_differ(ep_devices: list[Any]) -> None:
     """Codes are shared by two products, whose scales are not the same."""
     rng = np.random.default_rng(2)
     rows, columns = 32, 64

@@ -35,7 +35,7 @@ def test_blocks_of_odd_heads(isa: str, heads: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_blocks_of_a_ragged_batch(isa: str) -> None:
+def test_blocks_of_ragged_batch(isa: str) -> None:
     """A block that runs into the padding ends with the row."""
     talk = Conversation(capacity=64, batch=3, isa=isa, local_window_size=12)
     talk.turn(20, lengths=[20, 7, 1], blocks=blocks_of([(1, 20)], [(0, 4), (2, 16)], [(3, 10), (4, 10)]))
@@ -43,7 +43,7 @@ def test_blocks_of_a_ragged_batch(isa: str) -> None:
 
 
 @pytest.mark.parametrize("capacity", [16, 23, 48])
-def test_blocks_in_a_window_sized_cache(capacity: int) -> None:
+def test_blocks_in_window_sized_cache(capacity: int) -> None:
     talk = Conversation(capacity=capacity, local_window_size=16, sliding_window_cache=1)
     talk.turn(40, blocks=blocks_of([(0, 3), (1, 30), (0, 7)]))
     talk.turn(1)

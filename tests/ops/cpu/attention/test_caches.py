@@ -76,7 +76,7 @@ def test_empty_batch_keeps_cache(isa: str, heads: tuple[int, int, int], batch: i
 
 
 @pytest.mark.parametrize("kept", [1, 2])
-def test_half_a_cache_is_written(kept: int) -> None:
+def test_half_cache_is_written(kept: int) -> None:
     """Where only keys, or only values, are read, they are written like both."""
     query = np.random.default_rng(8).standard_normal((2, 7, (H + 2 * G) * D), dtype=np.float32)
     names = tuple("float" if i in (0, kept) else "" for i in range(3))
@@ -88,7 +88,7 @@ def test_half_a_cache_is_written(kept: int) -> None:
 
 @pytest.mark.parametrize(("total", "tokens"), [(6, 6), (1, 1), (9, 3), (9, 1)])
 @pytest.mark.parametrize("counted", [0, 1])
-def test_positions_of_a_prompt_count_on_from_the_first_or_are_given(counted: int, total: int, tokens: int) -> None:
+def test_positions_of_prompt_count_on_from_first_or_are_given(counted: int, total: int, tokens: int) -> None:
     """Outputs and stored keys, which positions rotate, are those of a call that is given all positions."""
     rng = np.random.default_rng(6)
     query = rng.standard_normal((2, tokens, (H + 2 * G) * D), dtype=np.float32)

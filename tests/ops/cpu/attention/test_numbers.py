@@ -35,7 +35,7 @@ from tests.ops.device import ISAS, Node, run
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("capacity", [0, 96])
 @pytest.mark.parametrize("window", [-1, 16])
-def test_prefill_decode_and_a_second_turn(isa: str, cache: str, capacity: int, window: int) -> None:
+def test_prefill_decode_and_second_turn(isa: str, cache: str, capacity: int, window: int) -> None:
     talk = Conversation(capacity=capacity, cache=cache, isa=isa, norm=True, local_window_size=window)
     for tokens in (37, 1, 1, 20, 1):
         talk.turn(tokens)
@@ -237,7 +237,7 @@ def test_query_with_all_keys_masked_by_lowest_float_weighs_them_equally(isa: str
     np.testing.assert_array_equal(output[0, ~masked], plain[0, ~masked])
 
 
-def test_flow_kv_attention_is_the_same_for_one_token() -> None:
+def test_flow_kv_attention_is_same_for_one_token() -> None:
     rng = np.random.default_rng(3)
     past = rng.standard_normal((2, 1, G, 300, D), dtype=np.float32)
     query = rng.standard_normal((1, 1, (H + 2 * G) * D), dtype=np.float32)

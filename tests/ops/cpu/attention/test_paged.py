@@ -203,7 +203,7 @@ def test_mixed_calls(isa: str, cache: str, attributes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("window", [-1, 20, 300])
 @pytest.mark.parametrize("cache", POOL_TYPES)
 @pytest.mark.parametrize("isa", ISAS)
-def test_alone_or_in_a_crowd(isa: str, cache: str, window: int) -> None:
+def test_alone_or_in_crowd(isa: str, cache: str, window: int) -> None:
     """A prompt has the same bits in one call or in pieces, alone or beside others, in whichever blocks."""
     attributes = {"local_window_size": window}
     sequences = [Sequence(301, 1), Sequence(97, 2), Sequence(280, 3)]

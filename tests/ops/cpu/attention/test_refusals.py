@@ -255,7 +255,7 @@ def test_positions_without_angles_are_refused(position: int, counted: int, total
         infer(call(**changed), counted_prompt=counted)
 
 
-def test_positions_that_count_beyond_the_angles_are_refused() -> None:
+def test_positions_that_count_beyond_angles_are_refused() -> None:
     first_prompt = {"total_sequence_length": np.array(S, np.int32), "seqlens_k": np.array([S - 1] * B, np.int32)}
     with pytest.raises(ValueError, match=r"expected positions below 10, .*, got 10: shorten the context"):
         infer(call(**first_prompt, position_ids=np.full((B, S), 8), attention_bias=None), counted_prompt=1)

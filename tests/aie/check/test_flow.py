@@ -100,7 +100,7 @@ def test_core_without_barrier_needs_whole_passes_of_all_fifos():
     ]
 
 
-def test_half_a_pass():
+def test_half_pass():
     plan = tasks(1)
     body = plan.array.cores[0].body
     plan = with_array(plan, cores=(Core(Place(0, 2), (*body, *body)),))
@@ -124,7 +124,7 @@ def test_free_before_end_names_transfer():
     assert Free("a_task0") in STEPS
 
 
-def test_walk_of_a_joined_output_is_over_each_part():
+def test_walk_of_joined_output_is_over_each_part():
     """dimensionsToStream of a join's output applies to every input's part (as a real aie-opt has it)."""
     kind, part = tensor(128), tensor(64)
     c = ObjectFifo(kind, name="c", to_stream=TensorAccessPattern.full((8, 8)).permute([1, 0]))

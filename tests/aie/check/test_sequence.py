@@ -215,7 +215,7 @@ def test_descriptors_live_at_once():
     assert "[shim tile (0, 0)] buffer descriptors live at once: need 17, have 16" in messages(tasks(9), longer)
 
 
-def test_instructions_are_bounded_by_the_controllers_heap():
+def test_instructions_are_bounded_by_controllers_heap():
     """A header, a parameter, a barrier, two transfers, one of which gives a token, and its await are 87 words."""
     words = 4 + 6 + 6 + 30 + 37 + 4
     assert check_sequence(CHAIN, with_limits(LIMITS, heap_bytes=4 * words)) == []

@@ -58,7 +58,7 @@ def test_l1_is_filled_as_published(core):
 
 
 @pytest.mark.parametrize("core", CORES, ids=named)
-def test_throughput_of_a_core(core):
+def test_throughput_of_core(core):
     """To 9 %, as near as the fit is; published throughputs are whole percents of the unit's rate, up to 1.2 % off."""
     modelled = macs_per_cycle(gemm_parameters(core.target), PRECISIONS[core.precision], core.size)
     assert modelled == pytest.approx(core.macs_per_cycle, rel=0.09)
@@ -72,7 +72,7 @@ def test_single_core_programme(core):
     assert single_core_kernel(known, kind, measured=measured) == core.size
 
 
-def test_single_core_programme_with_the_modelled_efficiency():
+def test_single_core_programme_with_modelled_efficiency():
     """int8-int32 differs: its call is predicted 5 to 7 % too fast, so that with 48 columns inputs come too slowly."""
     differing = []
     for core in TABLE_1:
@@ -96,13 +96,13 @@ def test_tables_sizes_need_no_padding(gemm):
     assert predict_gemm(gemm.target, gemm.precision, *gemm.size, gemm.tiling).padded == gemm.size
 
 
-def test_native_sizes_of_the_text():
+def test_native_sizes_of_text():
     """Section 5.2.2."""
     assert Tiling(96, 56, 96, 224).native("npu1") == (384, 224, 384)
     assert Tiling(128, 72, 112, 432).native("npu2") == (512, 432, 896)
 
 
-def test_tiles_are_the_programmes():
+def test_tiles_are_programmes():
     """Tables 2 and 3: a kernel's m n is the largest for its k, but for one, which the constraints do not explain."""
     throughput = {(core.target, core.precision, core.size): core.macs_per_cycle for core in CORES}
     differing = []
@@ -119,7 +119,7 @@ def test_tiles_are_the_programmes():
 
 
 @pytest.mark.parametrize(("target", "precision"), list(itertools.product(GEMM, ("int8-int8", "int8-int16"))))
-def test_balance_is_where_the_paper_found_it(target, precision):
+def test_balance_is_where_paper_found_it(target, precision):
     best = GemmSearch(target, precision).candidates()[0][0]
     published = next(gemm.tiling for gemm in TABLES if (gemm.target, gemm.precision) == (target, precision))
     assert (best.k, {best.m, best.n}) == (published.k, {published.m, published.n})
@@ -145,7 +145,7 @@ def test_predictions_are_within_ten_percent(row):
     assert abs(row.error(GEMM)) < 0.10
 
 
-def test_parameters_are_what_the_fit_finds():
+def test_parameters_are_what_fit_finds():
     """The table has them rounded to three digits."""
     fitted, held = gemm_fit.fitted(gemm_fit.fit(ROWS)), gemm_fit.fitted(GEMM)
     for name, value in held.items():
@@ -224,7 +224,7 @@ def test_errors(make, message):
 
 
 @pytest.mark.parametrize(("kind", "epilogue"), ALL)
-def test_prediction_agrees_with_the_plan_followed_in_time(kind, epilogue):
+def test_prediction_agrees_with_plan_followed_in_time(kind, epilogue):
     """The model without main memory and dispatch agrees to 5 % with the plan followed event by event.
 
     They differ as followed streams move whole objects, and a kernel that is no product takes all its buffers at once.
@@ -250,7 +250,7 @@ def test_prediction_agrees_with_the_plan_followed_in_time(kind, epilogue):
 
 
 @pytest.mark.parametrize(("kind", "epilogue"), ALL)
-def test_defaults_are_what_the_tuner_finds(kind, epilogue):
+def test_defaults_are_what_tuner_finds(kind, epilogue):
     """For all models' projections in chunks of 512 tokens, as `rank_for_shapes` weighs them; others may be as fast."""
     groups = [
         [
@@ -275,7 +275,7 @@ def test_tiles_that_are_tried_fit(kind, epilogue):
     assert any("memory" in violation.resource for violation in found)
 
 
-def test_precisions_of_a_target():
+def test_precisions_of_target():
     assert precision_of("npu2", "bfp16").b == 9 / 8
     with pytest.raises(ValueError, match="expected a precision of"):
         precision_of("npu1", "bfp16-bf16")

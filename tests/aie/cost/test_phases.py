@@ -67,7 +67,7 @@ def test_short_runs_are_as_slow_as_published():
     assert burst_efficiency(16, VALUES) / burst_efficiency(1 << 20, VALUES) == pytest.approx(10 / 47, rel=0.05)
 
 
-def test_memory_is_the_tuners():
+def test_memory_is_tuners():
     assert VALUES["memory_read"] == pytest.approx(gemm_parameters("npu2")["read"], rel=0.02)
     assert 8 * VALUES["channel_read"] < VALUES["memory_read"] < VALUES["memory_peak"]
 
@@ -337,7 +337,7 @@ def test_program_costs_changes_and_dispatches_counted_by_hand():
     assert prices.of_runs([(program, 0)]).changes == 3
 
 
-def test_prompts_go_in_the_chunks_that_the_host_takes():
+def test_prompts_go_in_chunks_that_host_takes():
     """As `part_at` of ops/npu/run/decoder_layers.cc, by hand: the last token alone, the rest in chunks worth it."""
     token = program_of(norm("T"), kind="decode", tokens=1)
     short, long = (program_of(norm("P"), tokens=tokens, fewest=fewest) for tokens, fewest in ((64, 8), (256, 150)))
@@ -355,7 +355,7 @@ def test_prompts_go_in_the_chunks_that_the_host_takes():
 
 
 @pytest.mark.parametrize("window", [0, 512])
-def test_prices_between_knots_are_those_of_the_plans(window):
+def test_prices_between_knots_are_those_of_plans(window):
     """To 6 %, for a token's call and a chunk's at positions that were not counted.
 
     What differs is a chunk of keys in which a window begins: one of about 72 that a block of 64 queries sees.

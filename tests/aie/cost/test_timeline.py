@@ -47,7 +47,7 @@ def test_fifo_of_depth_one_takes_turns():
     assert starts(spans, MEMORY, "DMA MM2S 0") == [(64, 128), (192, 256), (320, 384), (448, 512)]
 
 
-def test_streams_are_as_wide_as_the_limits_say():
+def test_streams_are_as_wide_as_limits_say():
     narrow = estimate(chain(), with_limits(NPU2, stream_bits=16))
     assert starts(narrow, SHIM, "DMA MM2S 0")[0] == (0, 128)
 

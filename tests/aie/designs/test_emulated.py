@@ -63,7 +63,7 @@ def test_fused_dqp_of_rows_that_take_turns(rng, target, tiles, m, k):
 
 
 @pytest.mark.parametrize("k", [300, 256], ids=["among the padding", "in blocks of its own"])
-def test_fused_dqp_with_a_bias(rng, k):
+def test_fused_dqp_with_bias(rng, k):
     biased_fused_dqp_case(FusedDQP("npu2", 512), 160, k, rng).check()
 
 
@@ -119,7 +119,7 @@ def test_gemm_without_its_epilogue(rng, target, weights, epilogue, e_y, e_x):
 
 
 @pytest.mark.parametrize(("target", "weights"), KINDS)
-def test_gemm_that_fills_the_array(rng, target, weights):
+def test_gemm_that_fills_array(rng, target, weights):
     design = Gemm(target, weights)
     gemm_case(design, 17, 300, design.width + 32, rng).check()
     gemm_case(Gemm(target, weights, e_y=2), 17, 300, 544, rng).check()
@@ -128,7 +128,7 @@ def test_gemm_that_fills_the_array(rng, target, weights):
 
 @pytest.mark.parametrize(("target", "weights"), KINDS)
 @pytest.mark.parametrize("e_x", [1, 2])
-def test_gemm_narrower_than_a_megatile(rng, target, weights, e_x):
+def test_gemm_narrower_than_megatile(rng, target, weights, e_x):
     """N of one column of tiles, of several columns, and of one less than the array has."""
     design = small(target, weights, e_x=e_x)
     for n in (e_x * 32, 96, design.width - 32):
@@ -200,7 +200,7 @@ def test_flow_qkv(rng, target, d, tokens):
 
 @pytest.mark.parametrize("window", [None, 40, 150], ids=["all", "shorter than the block", "longer"])
 @pytest.mark.parametrize(("tokens", "past"), [(96, 0), (96, 101), (128, 128)])
-def test_flow_qkv_of_a_block(rng, window, tokens, past):
+def test_flow_qkv_of_block(rng, window, tokens, past):
     """Tokens that see one another, and the keys before them as far back as a window goes."""
     flow_qkv_case(FlowQKV("npu2", 4, 2, 64), tokens, past, 256, rng, window=window, block=True).check()
 

@@ -157,7 +157,7 @@ def test_flow_qkv(name, tokens, past, capacity):
 @pytest.mark.parametrize(
     ("heads", "d", "rows", "parts"), [(4, 64, 64, 1), (4, 72, 64, 1), (2, 128, 64, 8), (3, 128, 48, 1), (2, 256, 32, 4)]
 )
-def test_flow_qkv_takes_the_rows_that_a_tile_holds(heads, d, rows, parts):
+def test_flow_qkv_takes_rows_that_tile_holds(heads, d, rows, parts):
     """Up to 64, in multiples of 16 and of a group: with more of them the checker finds too little memory.
 
     Outputs leave in parts only where so many rows need it.
@@ -239,7 +239,7 @@ def test_xdna():
         lambda: [PatchPooling("npu2", 1152).program(grid) for grid in (4, 64)],
     ],
 )
-def test_shapes_do_not_change_the_array(programs):
+def test_shapes_do_not_change_array(programs):
     arrays = [plan_of(program).array for program in programs()]
     assert all(array == arrays[0] for array in arrays)
 
@@ -352,7 +352,7 @@ ALL = {
 
 
 @pytest.mark.parametrize("design", ALL)
-def test_kernels_are_those_of_the_header(design):
+def test_kernels_are_those_of_header(design):
     known = prototypes()
     for kernel in plan_of(ALL[design]()).array.kernels:
         assert known[kernel.entry] == [(kind.dtype, kind.shape != ()) for kind in kernel.arguments]

@@ -78,7 +78,7 @@ def with_host(plan, **elements):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_objects_arrive_in_order_whatever_the_schedule(seed):
+def test_objects_arrive_in_order_whatever_schedule(seed):
     source = numbers(4 * 64)
     found = emulate(chain(), functions={"scale": scale}, seed=seed, source=source)
     np.testing.assert_array_equal(found["target"], 3 * source)
@@ -118,7 +118,7 @@ def test_split_and_join(parts):
         np.testing.assert_array_equal(target, source.reshape(12, parts, -1) + np.arange(parts)[:, None])
 
 
-def test_broadcast_waits_for_the_slowest():
+def test_broadcast_waits_for_slowest():
     """Two cores read one stream; the second takes an object only when it has the first's result."""
     kind, host = tensor(32), tensor(8 * 32)
     a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
@@ -203,7 +203,7 @@ def test_walks_at_every_kind_of_tile():
     np.testing.assert_array_equal(found["target"].reshape(8, 12), 3 * source[:, 4:16])
 
 
-def test_padding_of_a_memory_tile():
+def test_padding_of_memory_tile():
     """An object of a, [4, 6], leaves the memory tile with a row before it, a column before and one after: [5, 8]."""
     plan = chain(2, 5 * 8)
     plan = with_fifo(plan, "a", type=Type((24,), "i32"))

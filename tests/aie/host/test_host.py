@@ -65,7 +65,7 @@ def test_refuses_to_compile(snippet, architecture, message):
     ("snippet", "architecture"),
     [("mmul_4x16x8.cpp", "xdna"), ("mmul_bfp16.cpp", "xdna2"), ("exp2.cpp", "xdna2")],
 )
-def test_compiles_what_the_other_architecture_has(snippet, architecture):
+def test_compiles_what_other_architecture_has(snippet, architecture):
     assert compile_snippet(snippet, architecture) == ""
 
 
@@ -77,7 +77,7 @@ def test_misaligned_access_is_trapped(probes):
         probes.call("copy16", x, y, 0, 4)
 
 
-def test_alignment_is_the_architecture_s(probes):
+def test_alignment_is_architecture_s(probes):
     """An access of 512 bits is two of 32 bytes on XDNA, so it needs that alignment only; on XDNA2 it is one of 64."""
     x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
     if probes.architecture == "xdna":
@@ -107,14 +107,14 @@ def test_access_that_ends_outside_is_trapped(probes):
         probes.call("copy16", np.zeros(60, np.float32), np.zeros(64, np.float32), 48, 0)
 
 
-def test_write_to_an_input_is_trapped(probes):
+def test_write_to_input_is_trapped(probes):
     with pytest.raises(
         RuntimeError, match=r"store of 64 bytes at byte 0 of argument 0 \(float32\), which is read-only"
     ):
         probes.call("write_input", np.zeros(16, np.float32))
 
 
-def test_part_outside_of_a_vector_is_trapped(probes):
+def test_part_outside_of_vector_is_trapped(probes):
     with pytest.raises(RuntimeError, match="expected a part below 2, got 2"):
         probes.call("take_part", np.zeros(16, np.float32), np.zeros(8, np.float32), 2)
 
@@ -148,7 +148,7 @@ def test_rounding_to_bf16(probes, rng, mode):
     np.testing.assert_array_equal(wide(y), expected)
 
 
-def test_floor_is_a_bias_and_conv_even_is_not(probes, rng):
+def test_floor_is_bias_and_conv_even_is_not(probes, rng):
     """Floor errs by 2^-8 on average in 1 .. 2; a kernel that forgets set_rounding would get this error."""
     x = rng.uniform(1, 2, 16 * 200).astype(np.float32)
     mean = {}
@@ -206,7 +206,7 @@ def test_mmul_is_row_major(probes, rng):
     np.testing.assert_array_equal(c, wide(a) @ wide(b))  # small integers: exact
 
 
-def test_blocks_are_the_published_format(xdna2_probes, rng):
+def test_blocks_are_published_format(xdna2_probes, rng):
     x = (rng.normal(size=(8, 8)) * np.exp2(rng.integers(-20, 20, (8, 1)))).astype(np.float32)
     x[0], x[1, 1:] = 0, 1e-9
     y = np.zeros(72, np.uint8)
@@ -243,7 +243,7 @@ def test_blocks_of_every_exponent(xdna2_probes):
         np.testing.assert_array_equal(np.diag(c), expected.astype(np.float32))
 
 
-def test_exp2_instruction_is_a_line_between_powers(xdna2_probes):
+def test_exp2_instruction_is_line_between_powers(xdna2_probes):
     """Its result is up to 6.15 % too large, and its argument is bf16, so our kernels do not use it."""
     x, y = np.linspace(-0.99, -0.01, 16).astype(np.float32), np.zeros(16, BFLOAT16)
     xdna2_probes.call("exp2_native", x, y)

@@ -292,7 +292,7 @@ def test_pipelined_groups(depth, most):
     assert awaited == [step.name for step in steps if isinstance(step, Transfer) and step.fifo == "c"]
 
 
-def test_tiles_of_a_walk():
+def test_tiles_of_walk():
     """The tiles of a matrix one after the other, each row by row, as numpy cuts it."""
     matrix = np.arange(6 * 8).reshape(6, 8)
     tiled = TensorAccessPattern.full((6, 8)).tile((3, 2))

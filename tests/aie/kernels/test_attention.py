@@ -73,7 +73,7 @@ def check_flow_kv(kernels, sweep, *, unbiased=False):
 
 @pytest.mark.parametrize("d", [64, 72, 128, 256])
 @pytest.mark.parametrize("keys", [1, 17, 64])
-def test_flow_qkv_of_a_prompt(kernels, rng, d, keys):
+def test_flow_qkv_of_prompt(kernels, rng, d, keys):
     queries = -(-keys // 8) * 8
     check_flow_qkv(kernels, make_sweep(rng, 1, queries, d, keys, 16))
 

@@ -109,7 +109,7 @@ def test_gemm_in_bfp16(rng, m, k, n):
     assert_within(untiled(result, m, n), wide(c) + wide(a) @ wide(b), tolerance + k * F32_ROUNDING * magnitude)
 
 
-def test_dequantised_blocks_are_a_gemm_operand(kernels, rng):
+def test_dequantised_blocks_are_gemm_operand(kernels, rng):
     blocks, weight = random_weight(rng, 64, 512)
     operand = np.zeros((2, 2, 8192), BFLOAT16)
     for place in np.ndindex(2, 2):
@@ -232,7 +232,7 @@ def test_rms_norm_and_residual(kernels, rng):
 
 @pytest.mark.parametrize(("rows", "n"), [(1, 64), (3, 1152)])
 @pytest.mark.parametrize("offset", [0, 20])
-def test_layer_norm_of_a_sum(kernels, rng, rows, n, offset):
+def test_layer_norm_of_sum(kernels, rng, rows, n, offset):
     x, residual = bf16(rng.normal(size=(rows, n)) + offset), bf16(rng.normal(size=(rows, n)))
     weight, bias = bf16(rng.normal(size=n)), bf16(rng.normal(size=n))
     total, y = np.zeros((rows, n), BFLOAT16), np.zeros((rows, n), BFLOAT16)

@@ -267,7 +267,7 @@ def test_mutated_kernel_is_caught(compiler, table, tmp_path, rng, name):
         check(mutated, rng)
 
 
-def test_unchanged_kernels_pass_the_same_checks(compiler, table, tmp_path):
+def test_unchanged_kernels_pass_same_checks(compiler, table, tmp_path):
     """Otherwise the way these libraries are built, not the mutations, could be what fails the checks."""
     unchanged = build(compiler, table, tmp_path)
     for _, check in MUTATIONS.values():

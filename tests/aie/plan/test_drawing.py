@@ -59,7 +59,7 @@ def lines(root):
 
 
 @pytest.mark.parametrize("design", ALL)
-def test_lines_run_between_tiles_and_inside_the_picture(design):
+def test_lines_run_between_tiles_and_inside_picture(design):
     plan = plan_of(ALL[design]())
     root = picture(plan)
     width, height = float(root.get("width")), float(root.get("height"))

@@ -91,7 +91,7 @@ def test_family_gives_words_of_program(name):
 
 @pytest.mark.parametrize("window", [0, 1, 5, 64, 200])
 @pytest.mark.parametrize("keys", [16, 64])
-def test_features_are_what_the_queries_see(window, keys):
+def test_features_are_what_queries_see(window, keys):
     sweeps = (CallSweep(0, 1, 1, window), CallSweep(32, 16, 64, window))
     positions = Positions(500, keys, MOST, sweeps)
     for position in range(0, 500, 7):
@@ -114,7 +114,7 @@ def affine(position):
     return np.array([7, 3 * position - 5, first * 4096, chunks, -all_chunks, 9])
 
 
-def test_words_that_follow_a_feature_are_found():
+def test_words_that_follow_feature_are_found():
     family = derive(affine, SWEPT)
     assert {members.tasks for members in family.classes} == {(1, 1), (1, 2), (1, 3)}
     for position in range(SWEPT.count):

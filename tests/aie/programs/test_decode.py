@@ -94,7 +94,7 @@ def test_lm_head_out_of_reach_becomes_own_call(monkeypatch):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_operators_of_a_biased_decoder_have_a_1_in_x(bias):
+def test_operators_of_biased_decoder_have_1_in_x(bias):
     """Without programs of chunks, which fill the same buffer, nothing else would write it."""
     shape = replace(SHAPES["llama3.2-1b"], qkv_bias=bias)
     (x,) = (buffer for buffer in operators_program(decoder_of(shape), "npu2", CONTEXT).buffers if buffer.name == "x")

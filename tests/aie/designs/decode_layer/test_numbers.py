@@ -35,7 +35,7 @@ def test_layers_and_head_in_one_call(rng, name, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_calls_one_after_the_other(rng, way):
+def test_calls_one_after_other(rng, way):
     """One array, without reset, also where a call begins while cores are still at the end of the one before."""
     shape = SMALL["llama, three KV heads"]
     cases = [case_of(random_call(shape, rng, position, [Layer(WINDOW)], way=way), rng) for position in (3, 255, 0)]

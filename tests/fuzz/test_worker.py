@@ -53,6 +53,6 @@ def test_hang() -> None:
         assert worker.call("math:hypot", 3.0, 4.0) == 5.0
 
 
-def test_library_that_cannot_be_loaded_is_a_crash(tmp_path: Path) -> None:
+def test_library_that_cannot_be_loaded_is_crash(tmp_path: Path) -> None:
     with Worker(tmp_path / "none.so") as worker, pytest.raises(Crashed, match=r"none\.so"):
         worker.call("math:hypot", 3.0, 4.0)

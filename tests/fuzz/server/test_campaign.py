@@ -92,7 +92,7 @@ def test_planted_fault_is_found(server: Served, neighbours: Neighbours, fault: s
     pytest.fail(f"{FOUND[fault]!r} is not among the findings: {faults}")
 
 
-def test_request_is_the_same_whatever_came_before() -> None:
+def test_request_is_same_whatever_came_before() -> None:
     stream = [request(7, client, number) for client in range(3) for number in range(100)]
     assert request(7, 2, 99) == stream[-1]
     assert {one.kind for one in stream} == set(KINDS)

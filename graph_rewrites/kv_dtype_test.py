@@ -96,6 +96,6 @@ def test_miss(model: ir.Model, reason: str) -> None:
     assert ir.to_proto(model).SerializeToString() == before
 
 
-def test_unknown_type_lists_the_known_ones() -> None:
+def test_unknown_type_lists_known_ones() -> None:
     with pytest.raises(ValueError, match="KV cache type 'int7': expected one of bf16, fp16, fp32, int8"):
         set_kv_dtype(_model(), "int7")

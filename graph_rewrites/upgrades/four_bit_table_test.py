@@ -51,7 +51,7 @@ def test_tables_of_four_bit_types_become_q4nx(dtype: str, with_points: bool) -> 
     np.testing.assert_allclose(found, expected, rtol=0, atol=15 * scale * testing.BFLOAT16_ROUNDING)
 
 
-def test_table_quantised_along_its_columns_stays_with_the_reason() -> None:
+def test_table_quantised_along_its_columns_stays_with_reason() -> None:
     rng = np.random.default_rng(0)
     codes, scales = rng.integers(0, 16, (64, 96)).astype(ml_dtypes.uint4), testing.bfloat16_values(rng, 2, 96)
     graph = GRAPH.format(columns=96, axes="gather_axis = 0, quantize_axis = 0", points="")

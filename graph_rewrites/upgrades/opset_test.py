@@ -42,7 +42,7 @@ def _model(graph: str, opset: int) -> ir.Model:
 
 @pytest.mark.parametrize("opset", [13, 14, 17])
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_model_of_an_older_opset_computes_the_same_when_upgraded(graph: str, opset: int) -> None:
+def test_model_of_older_opset_computes_same_when_upgraded(graph: str, opset: int) -> None:
     model = _model(GRAPHS[graph], opset)
     before = testing.run(ir.from_proto(copy.deepcopy(ir.to_proto(model))), {"x": X})
     raise_opset(model)
@@ -67,7 +67,7 @@ def test_newer_opset_stays_as_it_is() -> None:
          "ONNX opset 1, expected 21 or one that can be converted to it: .*Upsample"),
     ],
 )  # fmt: skip
-def test_model_that_cannot_be_upgraded_is_refused_with_the_reason(graph: str, opset: int, reason: str) -> None:
+def test_model_that_cannot_be_upgraded_is_refused_with_reason(graph: str, opset: int, reason: str) -> None:
     """Nothing of the model is left to be converted wrongly, and what the converter says is in the error."""
     model = _model(graph, opset)
     for value in model.graph.inputs:
@@ -76,7 +76,7 @@ def test_model_that_cannot_be_upgraded_is_refused_with_the_reason(graph: str, op
         raise_opset(model)
 
 
-def test_model_without_an_opset_is_refused() -> None:
+def test_model_without_opset_is_refused() -> None:
     model = _model(GRAPHS["split"], 14)
     del model.opset_imports[""]
     with pytest.raises(ValueError, match="does not say of which ONNX opset it is"):

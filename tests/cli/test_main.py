@@ -48,7 +48,7 @@ def test_missing_arguments_show_help(flownpu):
     assert done.code == 2
 
 
-def test_version_names_what_a_bug_report_needs(flownpu):
+def test_version_names_what_bug_report_needs(flownpu):
     done = flownpu("--version")
     assert done.code == 0
     for package in ("flownpu", "onnxruntime", "onnxruntime-genai"):
@@ -73,7 +73,7 @@ def test_error_is_one_line_on_stderr(flownpu, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["before", "behind"])
-def test_debug_shows_the_traceback(flownpu, tmp_path, where):
+def test_debug_shows_traceback(flownpu, tmp_path, where):
     arguments = ["run", tmp_path / "absent", "-p", "x"]
     done = flownpu(*(["--debug", *arguments] if where == "before" else [*arguments, "--debug"]))
     assert done.code == 1
@@ -165,7 +165,7 @@ def test_telemetry_is_not_sent(model, tmp_path):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_telemetry_stays_as_the_user_has_set_it(monkeypatch, capsys):
+def test_telemetry_stays_as_user_has_set_it(monkeypatch, capsys):
     monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "0")
     assert main(["--version"]) == 0
     assert os.environ["ORT_DISABLE_TELEMETRY"] == "0"

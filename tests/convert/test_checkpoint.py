@@ -51,7 +51,7 @@ def refused(folder: Path, tmp_path: Path) -> str:
     return str(raised.value)
 
 
-def test_sharded_checkpoint_gives_the_same_model(checkpoint: Path, tmp_path: Path) -> None:
+def test_sharded_checkpoint_gives_same_model(checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "single")
     shard(checkpoint)
     convert(checkpoint, tmp_path / "sharded")
@@ -59,7 +59,7 @@ def test_sharded_checkpoint_gives_the_same_model(checkpoint: Path, tmp_path: Pat
         assert (tmp_path / "single" / name).read_bytes() == (tmp_path / "sharded" / name).read_bytes()
 
 
-def test_float32_and_bfloat16_of_the_same_values_give_the_same_model(checkpoint: Path, tmp_path: Path) -> None:
+def test_float32_and_bfloat16_of_same_values_give_same_model(checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "bf16")
     change_tensors(checkpoint, lambda tensors: tensors.update({k: v.astype(np.float32) for k, v in tensors.items()}))
     convert(checkpoint, tmp_path / "fp32")
@@ -67,7 +67,7 @@ def test_float32_and_bfloat16_of_the_same_values_give_the_same_model(checkpoint:
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_text_decoder_of_a_vision_checkpoint(prefix: str, checkpoint: Path, tmp_path: Path) -> None:
+def test_text_decoder_of_vision_checkpoint(prefix: str, checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "text")
     change_tensors(
         checkpoint,
@@ -112,7 +112,7 @@ def test_missing_shard(checkpoint: Path, tmp_path: Path) -> None:
     assert "model-00002-of-00002.safetensors" in refused(checkpoint, tmp_path)
 
 
-def test_shard_without_a_listed_tensor(checkpoint: Path, tmp_path: Path) -> None:
+def test_shard_without_listed_tensor(checkpoint: Path, tmp_path: Path) -> None:
     shard(checkpoint)
     path = checkpoint / "model-00001-of-00002.safetensors"
     tensors = load_file(path)
@@ -123,7 +123,7 @@ def test_shard_without_a_listed_tensor(checkpoint: Path, tmp_path: Path) -> None
     assert path.name in message
 
 
-def test_index_that_leads_out_of_the_folder(checkpoint: Path, tmp_path: Path) -> None:
+def test_index_that_leads_out_of_folder(checkpoint: Path, tmp_path: Path) -> None:
     index = {"weight_map": {"model.embed_tokens.weight": "../other.safetensors"}}
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "../other.safetensors" in refused(checkpoint, tmp_path)
@@ -156,7 +156,7 @@ def test_missing_tensor(checkpoint: Path, tmp_path: Path) -> None:
     assert f"tensor {name} is missing" in refused(checkpoint, tmp_path)
 
 
-def test_tensors_without_a_place(checkpoint: Path, tmp_path: Path) -> None:
+def test_tensors_without_place(checkpoint: Path, tmp_path: Path) -> None:
     """A tensor that transformers would ignore with a warning is an error; stored inverse frequencies are not."""
     frequencies = "model.layers.0.self_attn.rotary_emb.inv_freq"
     change_tensors(checkpoint, lambda tensors: tensors.update({frequencies: np.ones(8, np.float32)}))
@@ -225,7 +225,7 @@ def test_invalid_setting(settings_: dict[str, Any], message: str, checkpoint: Pa
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_bit_flips_in_the_header_are_errors_or_harmless(data: st.DataObject, checkpoint: Path, tmp_path: Path) -> None:
+def test_bit_flips_in_header_are_errors_or_harmless(data: st.DataObject, checkpoint: Path, tmp_path: Path) -> None:
     """No flip in the header may end in anything but a ConversionError or a model."""
     path = checkpoint / "model.safetensors"
     whole = path.read_bytes()

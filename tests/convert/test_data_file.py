@@ -30,7 +30,7 @@ def write(path: Path) -> list[tuple[ir.ExternalTensor, bytes]]:
     return tensors
 
 
-def test_tensors_are_where_the_references_say(tmp_path: Path) -> None:
+def test_tensors_are_where_references_say(tmp_path: Path) -> None:
     tensors = write(tmp_path / "data")
     contents = (tmp_path / "data").read_bytes()
     end = 0
@@ -52,7 +52,7 @@ def test_parts_that_are_not_contiguous_are_written_in_order(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("dtype", [ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.UINT2], ids=str)
 @pytest.mark.parametrize("size", [6, 7])
-def test_types_of_less_than_a_byte_are_packed(dtype: ir.DataType, size: int, tmp_path: Path) -> None:
+def test_types_of_less_than_byte_are_packed(dtype: ir.DataType, size: int, tmp_path: Path) -> None:
     numbers = (np.arange(3 * size).reshape(3, size) % 3).astype(np.int8).astype(dtype.numpy())
     with DataFile(tmp_path / "data") as data:
         tensor = data.write("codes", dtype, numbers.shape, [numbers])

@@ -49,7 +49,7 @@ def test_weights(family: str, tiny_models: Callable[[str], TinyModel], tmp_path:
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1])
-def test_codes_of_a_gguf_file_reach_the_q4nx_file(kind: Type, tmp_path: Path) -> None:
+def test_codes_of_gguf_file_reach_q4nx_file(kind: Type, tmp_path: Path) -> None:
     """The .q4nx file's blocks are wide and have minima, whatever the model's blocks are."""
     tiny = write_tiny("llama", tmp_path / "checkpoint")
     write_gguf(tmp_path / "model.gguf", tiny.reference, type_of=lambda _: kind, scales_in_bf16=False)

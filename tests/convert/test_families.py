@@ -131,7 +131,7 @@ def from_transformers(config: dict[str, Any]) -> transformers.PreTrainedConfig:
 
 
 @pytest.mark.parametrize("old", [OLD_GEMMA3, OLD_LLAMA, OLD_QWEN3, *OTHERS], ids=lambda config: config["model_type"])
-def test_old_and_new_configurations_mean_the_same(old: dict[str, Any]) -> None:
+def test_old_and_new_configurations_mean_same(old: dict[str, Any]) -> None:
     new = from_transformers(dict(old)).to_dict()
     assert "rope_parameters" in new
     assert "rope_theta" not in new
@@ -210,7 +210,7 @@ def test_rotary_frequencies_are_those_of_transformers(rotary: Rotary, settings: 
     assert not found[len(expected) :].any()
 
 
-def test_rotary_caches_hold_the_cosine_and_sine_of_float32_angles() -> None:
+def test_rotary_caches_hold_cosine_and_sine_of_float32_angles() -> None:
     cos, sin = Rotary(1e4).caches(100, 8)
     assert cos.shape == sin.shape == (100, 4)
     assert cos.dtype == sin.dtype == np.float32
@@ -242,12 +242,12 @@ def test_vision_model_is_read_by_text_config() -> None:
     assert decoder.layers == read_decoder(OLD_GEMMA3).layers
 
 
-def test_generation_config_names_the_tokens_that_end_a_text() -> None:
+def test_generation_config_names_tokens_that_end_text() -> None:
     assert read_decoder(OLD_GEMMA3).eos_token_ids == (1,)
     assert read_decoder(OLD_GEMMA3, {"eos_token_id": [1, 106], "pad_token_id": None}).eos_token_ids == (1, 106)
 
 
-def test_qwen3_layers_behind_max_window_layers_have_a_window() -> None:
+def test_qwen3_layers_behind_max_window_layers_have_window() -> None:
     config = OLD_QWEN3 | {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 3}
     assert [layer.window for layer in read_decoder(config).layers] == [None, None, None, 64]
     expected = from_transformers(dict(config)).layer_types
@@ -265,7 +265,7 @@ def test_windows_of_others() -> None:
     assert windows(OLD_QWEN2) == {None}
 
 
-def test_phi4_mini_turns_three_quarters_of_a_head() -> None:
+def test_phi4_mini_turns_three_quarters_of_head() -> None:
     decoder = read_decoder(OLD_PHI4)
     (rotary,) = decoder.rotaries
     assert (decoder.head_size, decoder.rotated_size) == (64, 48)

@@ -53,7 +53,7 @@ def test_size() -> None:
     assert sum(path.stat().st_size for path in FOLDER.glob("*.safetensors")) <= 10e6
 
 
-def test_transformers_and_genai_give_the_same_tokens(tokenizer: Any, genai_tokenizer: Any) -> None:
+def test_transformers_and_genai_give_same_tokens(tokenizer: Any, genai_tokenizer: Any) -> None:
     texts = [paragraph for page in pydoc_data.topics.topics.values() for paragraph in page.split("\n\n")]
     texts += ["  leading", "trailing  ", "a\tb", "naïve café 你好 🙂 \x01", "x\n\n\n   y", "1234 5678", "«quoted» ▁"]
     texts.append("<start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\n")
@@ -92,7 +92,7 @@ def test_q4nx_perplexity_is_within_3_percent_of_bf16(model: Gemma3ForCausalLM, t
     assert bf16 < 200
 
 
-def test_answers_end_and_are_sentences_of_the_pages(model: Gemma3ForCausalLM, tokenizer: Any) -> None:
+def test_answers_end_and_are_sentences_of_pages(model: Gemma3ForCausalLM, tokenizer: Any) -> None:
     """The model writes the reference's English in the chat's form. It is too small to keep to the question."""
     question = [{"role": "user", "content": "What is the assert statement?"}]
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)

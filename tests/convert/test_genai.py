@@ -85,7 +85,7 @@ def test_cache_types_support_genai_operations(
             assert generator.get_next_tokens()[0] == expected
 
 
-def test_sliding_window_cache_gives_the_same_tokens(tiny_models: Callable[[str], Any], tmp_path: Path) -> None:
+def test_sliding_window_cache_gives_same_tokens(tiny_models: Callable[[str], Any], tmp_path: Path) -> None:
     tiny = tiny_models("gemma3_text")
     convert(tiny.folder, tmp_path / "full")
     convert(tiny.folder, tmp_path / "window", sliding_window_cache=True)

@@ -82,7 +82,7 @@ def test_weights_are_those_of_transformers_model(shape: str) -> None:
 
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(64, 512), (40, 1152), (33, 300)])
-def test_random_blocks_have_the_promised_moments_and_empty_padding(rows: int, columns: int, symmetric: bool) -> None:
+def test_random_blocks_have_promised_moments_and_empty_padding(rows: int, columns: int, symmetric: bool) -> None:
     projection = ProjectionWeight("w", (TensorSource("w", rows),), columns)
     random = RandomWeights(1, symmetric=symmetric)
     layout = random.layout(projection)
@@ -182,7 +182,7 @@ def test_router_of_random_mixture_has_normal_logits() -> None:
     np.testing.assert_array_equal(matrix.astype(q4nx.BFLOAT16).astype(np.float32), matrix)
 
 
-def test_unknown_shape_lists_the_known(tmp_path: Path) -> None:
+def test_unknown_shape_lists_known(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"gemma3-1b, gemma3-4b, llama3\.2-1b"):
         make_model("gemma4-1b", tmp_path / "model")
     assert list(tmp_path.iterdir()) == []

@@ -108,7 +108,7 @@ def test_rows_of_different_lengths_yield_their_own_last_token(
     ("ours", "reason"),
     [(True, "does its attention_mask begin with 0\\? Pad prompts on the right"), (False, "-2 .*out of range")],
 )
-def test_rows_padded_on_the_left_are_refused(
+def test_rows_padded_on_left_are_refused(
     ours: bool,
     reason: str,
     tiny_models: Callable[[str], Any],

@@ -30,7 +30,7 @@ def listing(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_files_of_a_model(checkpoint: Path, tmp_path: Path) -> None:
+def test_files_of_model(checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "deep" / "er" / "model")
     assert listing(tmp_path / "deep" / "er" / "model") == [
         "flownpu_manifest.json",
@@ -71,14 +71,14 @@ def test_conversion_gives_same_bytes_again(checkpoint: Path, tmp_path: Path) -> 
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
 
 
-def test_graph_passes_the_checker(checkpoint: Path, tmp_path: Path) -> None:
+def test_graph_passes_checker(checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "model")
     model = onnx.load(tmp_path / "model" / "model.onnx")
     declare_simplified_layer_normalization()
     onnx.checker.check_model(model)
 
 
-def test_tensors_lie_at_multiples_of_a_page(checkpoint: Path, tmp_path: Path) -> None:
+def test_tensors_lie_at_multiples_of_page(checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "model")
     model = ir.load(tmp_path / "model" / "model.onnx")
     external = [
@@ -304,7 +304,7 @@ def test_progress_counts_every_weight_and_byte(checkpoint: Path, tmp_path: Path)
     assert [p.done for p in seen if p.stage == "quantise"] == sorted(p.done for p in seen if p.stage == "quantise")
 
 
-def test_chat_templates_are_copied_and_render_as_the_checkpoints(checkpoint: Path, tmp_path: Path) -> None:
+def test_chat_templates_are_copied_and_render_as_checkpoints(checkpoint: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(checkpoint, source)
     (source / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")

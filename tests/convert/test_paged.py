@@ -67,7 +67,7 @@ def test_sequences_together_equal_transformers(
 
 
 @pytest.mark.parametrize("family", LONG_ROPE)
-def test_frequencies_that_change_with_the_length_are_refused(
+def test_frequencies_that_change_with_length_are_refused(
     family: str, tiny_models: Callable[[str], Any], tmp_path: Path
 ) -> None:
     with pytest.raises(ConversionError, match=r"change behind \d+ tokens \(LongRoPE\): leave --paged out"):

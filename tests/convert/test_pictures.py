@@ -83,7 +83,7 @@ def test_features_equal_those_of_transformers(
 
 
 @pytest.mark.parametrize("vision_weights", FORMATS)
-def test_errors_of_the_towers_weights(vision_weights: str, converted: Callable[[str], Path]) -> None:
+def test_errors_of_towers_weights(vision_weights: str, converted: Callable[[str], Path]) -> None:
     model = converted(vision_weights)
     manifest = json.loads((model / "flownpu_manifest.json").read_text())
     noted = manifest["quantisation"]["vision"]
@@ -101,7 +101,7 @@ def test_errors_of_the_towers_weights(vision_weights: str, converted: Callable[[
 
 
 @pytest.mark.parametrize("vision_weights", FORMATS)
-def test_bytes_of_the_towers_weights(vision_weights: Any, checkpoint: Path, converted: Callable[[str], Path]) -> None:
+def test_bytes_of_towers_weights(vision_weights: Any, checkpoint: Path, converted: Callable[[str], Path]) -> None:
     """vision_bytes says the file's size beforehand, and Q4NX weights are in narrow blocks."""
     path = converted(vision_weights) / "vision.onnx"
     tower = read_vision(json.loads((checkpoint / "config.json").read_text()), TEXT["hidden_size"])
@@ -196,7 +196,7 @@ def test_names_of_other_versions(
         assert (tmp_path / "model" / name).read_bytes() == (converted("bf16") / name).read_bytes()
 
 
-def test_settings_of_pictures_in_the_processors_own_file(
+def test_settings_of_pictures_in_processors_own_file(
     spoilt: Path, converted: Callable[[str], Path], tmp_path: Path
 ) -> None:
     settings = json.loads((spoilt / "preprocessor_config.json").read_text())
@@ -267,7 +267,7 @@ def test_formats_are_for_models_that_take_pictures(checkpoint: Path, converted: 
         convert(converted("bf16"), checkpoint.with_name("other"), vision_weights="int8")
 
 
-def test_pan_and_scan_is_left_out_with_a_warning(
+def test_pan_and_scan_is_left_out_with_warning(
     spoilt: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     change_settings(do_pan_and_scan=True)(spoilt)

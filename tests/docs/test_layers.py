@@ -195,7 +195,7 @@ def inside(folder, uses):
     }
 
 
-def test_rooms_use_what_is_below_them_in_the_table():
+def test_rooms_use_what_is_below_them_in_table():
     for row in table("docs/architecture.md", "layer"):
         (layer,), rooms = NAME_IN_CODE.findall(row[0]), levels(row[1])
         assert len(rooms) > 3, row

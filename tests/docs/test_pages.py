@@ -38,7 +38,7 @@ def test_files_named_on_pages_exist(page):
             assert (ROOT / text).exists(), text
 
 
-def test_options_are_those_of_the_provider():
+def test_options_are_those_of_provider():
     source = (ROOT / "ep" / "options.cc").read_text(encoding="utf-8")
     parsers = source[source.index("kParsers{{") :]
     keys = re.findall(r'^    \{"(\w+)",', parsers, re.MULTILINE)

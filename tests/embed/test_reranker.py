@@ -74,7 +74,7 @@ FORM = (
 )
 
 
-def test_scores_of_a_model_that_generates(generating: tuple[Path, Path]) -> None:
+def test_scores_of_model_that_generates(generating: tuple[Path, Path]) -> None:
     checkpoint, folder = generating
     reference = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
@@ -103,7 +103,7 @@ def test_scores_of_a_model_that_generates(generating: tuple[Path, Path]) -> None
     assert np.abs(ours.score(QUERY, SENTENCES).logits - found.logits).max() < 0.05 * float(np.std(logits)) * 2
 
 
-def test_long_documents_are_cut_and_the_question_is_not(generating: tuple[Path, Path]) -> None:
+def test_long_documents_are_cut_and_question_is_not(generating: tuple[Path, Path]) -> None:
     opened = open_reranker(generating[1], provider="cpu")
     found = opened.score(QUERY, ["short", "word " * 300, "word " * 400])
     assert (found.cut, max(found.tokens)) == ([1, 2], 512)

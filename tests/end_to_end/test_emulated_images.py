@@ -141,7 +141,7 @@ def logits_of(model: Any, given: Reply, *, causal: bool = False) -> torch.Tensor
     return model(ids, pixel_values=torch.from_numpy(given.pixels), token_type_ids=types).logits[0, -1]  # type: ignore[no-any-return]
 
 
-def test_tower_and_decoder_are_on_the_array(emulated: Opened) -> None:
+def test_tower_and_decoder_are_on_array(emulated: Opened) -> None:
     told = [json.loads(file.read_text()) for file in emulated.placements.iterdir()]
     assert all(placement["on_host"] == placement["left"] == [] for placement in told)
     assert {line for placement in told for line in placement["lowered"]} == {

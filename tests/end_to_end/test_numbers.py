@@ -116,7 +116,7 @@ def test_distributions_on_held_out_text(
     assert quantised <= 1.03 * exact
 
 
-def test_distributions_with_an_int8_cache(open_model: Callable[..., Any], held_out: Tokens, reference: Any) -> None:
+def test_distributions_with_int8_cache(open_model: Callable[..., Any], held_out: Tokens, reference: Any) -> None:
     """benchmarks/accuracy.py measures it on more tokens; a tenth of what all roundings may cost is allowed."""
     tokens = held_out[:512]
     model = open_model(provider_options={"activations": "bf16"}, logits="all", kv_dtype="int8")

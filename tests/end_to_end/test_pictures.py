@@ -209,7 +209,7 @@ def test_second_turn_continues_from_cache(
         assert np.sqrt(np.square(found - expected).mean()) < error
 
 
-def test_pictures_of_a_later_turn_are_an_error(open_model: Callable[[str], Opened], paths: list[Path]) -> None:
+def test_pictures_of_later_turn_are_error(open_model: Callable[[str], Opened], paths: list[Path]) -> None:
     """GenAI 0.18 takes the pictures of the first inputs only; without features their tokens would mean nothing."""
     opened = open_model("stock")
     generator = opened.generator(700)

@@ -59,7 +59,7 @@ def generate(library: Path, folder: Path, prompt: int, sessions: int) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_resident_memory_is_the_file_the_cache_and_little_more(library: Path, folder: Path) -> None:
+def test_resident_memory_is_file_cache_and_little_more(library: Path, folder: Path) -> None:
     file = (folder / "model.onnx.data").stat().st_size
     peak = generate(library, folder, PROMPT_TOKENS, 1)["peak"]
     print(f"file {file / 1e6:.0f} MB, KV cache {CACHE / 1e6:.0f} MB, peak resident {peak / 1e6:.0f} MB")

@@ -95,7 +95,7 @@ def test_fork_while_another_thread_computes_child_runs(make_session: MakeSession
         thread.join()
 
 
-def test_fork_of_a_fork_computes_with_all_threads(make_session: MakeSession) -> None:
+def test_fork_of_fork_computes_with_all_threads(make_session: MakeSession) -> None:
     session = make_session(MODEL, {"threads": str(THREADS)})
 
     def work() -> int:
@@ -105,7 +105,7 @@ def test_fork_of_a_fork_computes_with_all_threads(make_session: MakeSession) -> 
     assert in_child(lambda: in_child(work)) == THREADS
 
 
-def test_fork_child_may_release_the_parents_session(make_session: MakeSession) -> None:
+def test_fork_child_may_release_parents_session(make_session: MakeSession) -> None:
     """It has no workers to join. (ORT would join its own, and wait for ever.)"""
     sessions = [make_session(MODEL, {"threads": str(THREADS)}, configure={"intra_op_num_threads": 1})]
     check(sessions[0])
@@ -113,7 +113,7 @@ def test_fork_child_may_release_the_parents_session(make_session: MakeSession) -
     check(sessions[0])
 
 
-def test_fork_functions_on_arrays_compute_the_same() -> None:
+def test_fork_functions_on_arrays_compute_same() -> None:
     """flownpu._native has the same pool of its own."""
     x, w = product()
     expected = ops.q4nx_matmul(x, w)
@@ -122,7 +122,7 @@ def test_fork_functions_on_arrays_compute_the_same() -> None:
 
 @pytest.mark.opencl
 @pytest.mark.usefixtures("pocl")
-def test_fork_device_that_the_parent_opened_is_refused_in_words() -> None:
+def test_fork_device_that_parent_opened_is_refused_in_words() -> None:
     """Its driver's threads are missing in the child: the first wait would not end."""
     x, w = product()
     expected = ops.q4nx_matmul(x, w, device="gpu")
@@ -134,7 +134,7 @@ def test_fork_device_that_the_parent_opened_is_refused_in_words() -> None:
 
 @pytest.mark.opencl
 @pytest.mark.usefixtures("pocl")
-def test_fork_child_may_release_the_parents_session_on_a_device(make_session: MakeSession) -> None:
+def test_fork_child_may_release_parents_session_on_device(make_session: MakeSession) -> None:
     options = {"device": "gpu", "on_unsupported": "cpu"}
     sessions = [make_session(MODEL, options, configure={"intra_op_num_threads": 1})]
     check(sessions[0])

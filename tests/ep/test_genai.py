@@ -95,7 +95,7 @@ def test_two_copies_of_onnxruntime_share_library(
         assert logits.argmax() == second
 
 
-def test_errors_reach_the_user_of_genai_word_for_word(genai: Any, tmp_path: Path, scores: Any) -> None:
+def test_errors_reach_user_of_genai_word_for_word(genai: Any, tmp_path: Path, scores: Any) -> None:
     write_model(tmp_path, scores, {"colour": "red"})
     with pytest.raises(Exception, match=r"\[FlowNPU\] option colour = 'red' is not known; the options are: device"):
         genai.Model(str(tmp_path))

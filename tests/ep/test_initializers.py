@@ -53,7 +53,7 @@ def check(session: onnxruntime.InferenceSession, a: NDArray[np.float32], b: NDAr
     np.testing.assert_array_equal(session.run(None, {"x": x})[0], x * a + b)
 
 
-def test_sessions_share_one_mapping_of_the_file(make_session: MakeSession, tmp_path: Path) -> None:
+def test_sessions_share_one_mapping_of_file(make_session: MakeSession, tmp_path: Path) -> None:
     a, b = integers(1), integers(2)
     save(tmp_path / "model.onnx", a, b)
     data = tmp_path / "model.onnx.data"
@@ -102,7 +102,7 @@ def test_data_file_in_subfolder_is_mapped(
     check(session, integers(1), integers(2))
 
 
-def test_values_that_the_caller_gives_count_before_those_of_the_file(make_session: MakeSession, tmp_path: Path) -> None:
+def test_values_that_caller_gives_count_before_those_of_file(make_session: MakeSession, tmp_path: Path) -> None:
     save(tmp_path / "model.onnx", integers(1), integers(2))
     given = integers(5)
     values = onnxruntime.OrtValue.ortvalue_from_numpy(given)

@@ -58,7 +58,7 @@ def test_library_may_be_unregistered_before_sessions_end(library: Path, tmp_path
     del session
 
 
-def test_registering_twice_under_one_name_is_an_error(library: Path) -> None:
+def test_registering_twice_under_one_name_is_error(library: Path) -> None:
     name = "registered twice"
     onnxruntime.register_execution_provider_library(name, str(library))
     with pytest.raises(Exception, match="already registered"):
@@ -135,7 +135,7 @@ def test_sessions_on_pools_of_all_sizes_compute_at_once(make_session: MakeSessio
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: there is no other for a worker")
-def test_workers_stay_off_the_core_of_their_caller(make_session: MakeSession) -> None:
+def test_workers_stay_off_core_of_their_caller(make_session: MakeSession) -> None:
     # Left to itself, Linux wakes a worker on the caller's core, where the two would take turns.
     cores = os.sched_getaffinity(0)
     x = np.ones(300_000, np.float32)

@@ -71,7 +71,7 @@ def test_good_options_are_taken(make_session: MakeSession, key: str, value: str)
     make_session(MODEL, {key: value}, strict=True)
 
 
-def test_options_reach_the_device(placed: Placed) -> None:
+def test_options_reach_device(placed: Placed) -> None:
     _, placement = placed(MODEL, {"device": "cpu", "cpu_isa": "generic", "threads": "3", "activations": "int8"})
     assert placement["device"] == "cpu (generic, 3 threads, int8 activations)"
     assert placement["why"] == "device=cpu"
@@ -95,7 +95,7 @@ def test_placement_on_stderr_is_one_line(make_session: MakeSession, capfd: pytes
     assert "because device=auto and " in lines[0]
 
 
-def test_placement_is_in_the_log_and_nowhere_else(make_session: MakeSession, capfd: pytest.CaptureFixture[str]) -> None:
+def test_placement_is_in_log_and_nowhere_else(make_session: MakeSession, capfd: pytest.CaptureFixture[str]) -> None:
     make_session(MODEL)
     assert capfd.readouterr().err == ""
     information = 1
@@ -103,7 +103,7 @@ def test_placement_is_in_the_log_and_nowhere_else(make_session: MakeSession, cap
     assert "FlowNPU: 1 of 1 nodes in 1 partition on cpu (" in capfd.readouterr().err
 
 
-def test_placement_in_a_file(make_session: MakeSession, tmp_path: Path) -> None:
+def test_placement_in_file(make_session: MakeSession, tmp_path: Path) -> None:
     path = tmp_path / "placement.json"
     name = 'a "name"\n of\tthe \\ worst é'
     model = parse("g (float[2,2] x) => (float z) { a = Add(x, x)  z = Det(a) }")
@@ -117,7 +117,7 @@ def test_placement_in_a_file(make_session: MakeSession, tmp_path: Path) -> None:
     assert " ".join(placement) == f"{facts} lowered on_host left inlined"
 
 
-def test_placement_in_a_folder_is_by_the_models_name(make_session: MakeSession, tmp_path: Path) -> None:
+def test_placement_in_folder_is_by_models_name(make_session: MakeSession, tmp_path: Path) -> None:
     for name, additions in (("first", 1), ("second", 2)):
         nodes = " ".join(f"x{i + 1} = Add(x{i}, x{i})" for i in range(additions))
         model = parse(f"g (float[2,2] x0) => (float[2,2] x{additions}) {{ {nodes} }}")

@@ -43,7 +43,7 @@ def test_steps_are_events(make_session: MakeSession, tmp_path: Path) -> None:
         assert event["args"]["output_shapes"] == [[50_000]]
 
 
-def test_events_are_on_the_clock_of_the_profile(make_session: MakeSession, tmp_path: Path) -> None:
+def test_events_are_on_clock_of_profile(make_session: MakeSession, tmp_path: Path) -> None:
     def inside(step: dict[str, Any], partition: dict[str, Any]) -> bool:
         # All times are truncated to whole microseconds.
         end = partition["ts"] + partition["dur"] + 2

@@ -46,7 +46,7 @@ def terminated() -> Iterator[onnxruntime.RunOptions]:
     timer.join()
 
 
-def test_terminate_during_a_run_ends_it(
+def test_terminate_during_run_ends_it(
     make_session: MakeSession, model: onnx.ModelProto, terminated: onnxruntime.RunOptions
 ) -> None:
     session = make_session(model, {"activations": "bf16"}, strict=True)

@@ -31,7 +31,7 @@ def test_error_lists_nodes_and_reasons(make_session: MakeSession, by_name: bool,
 
 
 @pytest.mark.parametrize("choice", ["warn", "cpu"])
-def test_fallback_splits_around_the_node(placed: Placed, choice: str) -> None:
+def test_fallback_splits_around_node(placed: Placed, choice: str) -> None:
     session, placement = placed(IN_THE_MIDDLE, {"on_unsupported": choice})
     # Add, Mul, Add before (c does not need d) and Mul, Add after.
     assert (placement["nodes"], placement["claimed"], placement["partitions"]) == (6, 5, 2)
@@ -51,7 +51,7 @@ def test_fallback_warns_with_warn_alone(make_session: MakeSession, capfd: pytest
     assert "Det 'odd': the cpu device has no ai.onnx::Det" in capfd.readouterr().err
 
 
-def test_strict_sessions_see_the_fallback(make_session: MakeSession) -> None:
+def test_strict_sessions_see_fallback(make_session: MakeSession) -> None:
     with pytest.raises(Exception, match="fallback to CPU EP has been explicitly disabled"):
         make_session(IN_THE_MIDDLE, {"on_unsupported": "cpu"}, strict=True)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_lookup_takes_what_followed_the_longest_match_last() -> None:
+def test_lookup_takes_what_followed_longest_match_last() -> None:
     lookup = Lookup()
     #              0  1  2  3  4  5  6  7  8  9
     tokens = [9, 1, 2, 3, 4, 5, 7, 3, 4, 6]
@@ -30,7 +30,7 @@ def test_lookup_takes_what_followed_the_longest_match_last() -> None:
     assert Lookup().propose([1], 3) == []
 
 
-def test_lookup_goes_on_with_a_cycle() -> None:
+def test_lookup_goes_on_with_cycle() -> None:
     assert Lookup().propose([5, 1, 2, 1, 2, 1, 2], 4) == [1, 2, 1, 2]
     assert Lookup().propose([0, 0, 0], 3) == [0, 0, 0]
 

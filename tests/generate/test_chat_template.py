@@ -179,7 +179,7 @@ def test_forked_child_has_own_renderer():
     assert own.render([said("user", "again")]) == "again"
 
 
-def test_variables_are_the_names_that_a_template_reads():
+def test_variables_are_names_that_template_reads():
     text = "{% set a = b %}{% for m in messages %}{{ m.c }}{{ raise_exception(d) }}{% endfor %}{{ range(2) }}{{ a }}"
     assert template(text).variables(tools=False) == {"b", "messages", "d"}
     assert template("", tool_use="{% set x = x if x is defined else 1 %}").variables(tools=True) == {"x"}

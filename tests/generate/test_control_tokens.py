@@ -62,7 +62,7 @@ def tokens_of(tokenizer: Tokenizer, folder: Path, messages: list[dict[str, str]]
 
 
 @pytest.mark.parametrize("role", ["user", "system", "tool"])
-def test_control_tokens_in_a_text_are_plain_text(kind: str, folder: Path, reference: Any, role: str) -> None:
+def test_control_tokens_in_text_are_plain_text(kind: str, folder: Path, reference: Any, role: str) -> None:
     messages = [{"role": "user", "content": "Hello  there "}, {"role": role, "content": HOSTILE}]
     tools = [{"type": "function", "function": {"name": "<s>", "parameters": {"properties": {"<|turn|>": {}}}}}]
     expected = reference.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)

@@ -72,7 +72,7 @@ def reference(penalties, logits, prompt, new, temperature):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.9])
 @pytest.mark.parametrize("penalties", WANTED)
-def test_changed_logits_of_random_rows_are_those_of_the_formulas(penalties, temperature):
+def test_changed_logits_of_random_rows_are_those_of_formulas(penalties, temperature):
     random = np.random.default_rng(0)
     prompt = random.integers(0, SIZE, 30).astype(np.int32)
     changed = ChangedLogits(penalties, prompt, temperature)
@@ -141,25 +141,25 @@ def likeliest(model, penalties, count=24):
 
 @pytest.mark.parametrize("penalties", STRONG)
 @pytest.mark.parametrize("name", ["plain", "looking", "drafted"])
-def test_answer_with_penalties_has_the_likeliest_tokens_after_them(name, penalties, answer, request):
+def test_answer_with_penalties_has_likeliest_tokens_after_them(name, penalties, answer, request):
     """With and without candidates, which are compared with the changed logits."""
     model = request.getfixturevalue(name)
     assert answer(model, penalties)[0] == likeliest(request.getfixturevalue("plain"), penalties)
 
 
-def test_penalties_of_these_tests_change_the_answer(plain, answer):
+def test_penalties_of_these_tests_change_answer(plain, answer):
     greedy = answer(plain, Penalties())[0]
     assert [penalties for penalties in STRONG if answer(plain, penalties)[0] == greedy] == []
 
 
 @pytest.mark.parametrize("penalties", [*STRONG, Penalties(min_p=0.1)])
 @pytest.mark.parametrize("name", ["looking", "drafted"])
-def test_sampled_answer_with_candidates_is_the_one_without(name, penalties, answer, plain, request):
+def test_sampled_answer_with_candidates_is_one_without(name, penalties, answer, plain, request):
     drawn = [answer(model, penalties, temperature=1.3, seed=5)[0] for model in (plain, request.getfixturevalue(name))]
     assert drawn[0] == drawn[1]
 
 
-def test_min_p_of_1_leaves_the_likeliest_token(plain, answer):
+def test_min_p_of_1_leaves_likeliest_token(plain, answer):
     assert answer(plain, Penalties(min_p=1.0), temperature=2, seed=1)[0] == answer(plain, Penalties())[0]
     assert answer(plain, Penalties(), temperature=2, seed=1)[0] != answer(plain, Penalties())[0]
 
@@ -197,7 +197,7 @@ def repeating(topics, tmp_path_factory):
     return LanguageModel(folder)
 
 
-def test_repetition_penalty_of_a_request_replaces_the_models(repeating, plain, answer):
+def test_repetition_penalty_of_request_replaces_models(repeating, plain, answer):
     assert answer(repeating, Penalties())[0] == likeliest(plain, Penalties(repetition=3.0))
     assert answer(repeating, Penalties(repetition=1.0))[0] == likeliest(plain, Penalties())
     assert answer(repeating, Penalties(repetition=1.3))[0] == likeliest(plain, Penalties(repetition=1.3))
@@ -223,7 +223,7 @@ def test_paged_model_refuses_other_changes(penalties, paged, answer):
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(50, 0.0), (0, 0.0), (50, 1e-300), (1, 1.0)])
-def test_bounds_that_leave_one_token_leave_the_likeliest(top_k, top_p, plain):
+def test_bounds_that_leave_one_token_leave_likeliest(top_k, top_p, plain):
     """GenAI takes no notice of top_p 0 beside top_k."""
     sampling = Sampling(2.0, top_k, top_p, 1)
     found = []

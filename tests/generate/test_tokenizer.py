@@ -55,7 +55,7 @@ def texts() -> list[str]:
     ]
 
 
-def test_tokens_of_a_text_are_those_of_transformers(ours: Tokenizer, theirs: Any) -> None:
+def test_tokens_of_text_are_those_of_transformers(ours: Tokenizer, theirs: Any) -> None:
     for text in [*texts(), TURN, "<s>a<|turn|>b <|end|>  c</s><think>d</think>    e"]:
         assert ours.tokens_of_text(text).tolist() == theirs.encode(text), text
         without = theirs.encode(text, add_special_tokens=False)
@@ -69,7 +69,7 @@ def test_token_stream_equals_transformers(ours: Tokenizer, theirs: Any) -> None:
         assert "".join(map(text_of, tokens)) == theirs.decode(tokens, skip_special_tokens=True), text
 
 
-def test_bytes_of_tokens_joined_are_the_bytes_of_their_text(ours: Tokenizer, theirs: Any) -> None:
+def test_bytes_of_tokens_joined_are_bytes_of_their_text(ours: Tokenizer, theirs: Any) -> None:
     for text in texts():
         tokens = ours.tokens_of_text(text).tolist()[1:]
         data = b"".join(ours.bytes_of(token, begins=place == 0) for place, token in enumerate(tokens))

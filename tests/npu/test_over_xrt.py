@@ -121,7 +121,7 @@ def test_missing_library_of_xrt_is_named(tmp_path: Path) -> None:
     assert re.match(said, done.stdout.splitlines()[-1])
 
 
-def test_xrt_and_sysfs_say_the_same_of_the_firmware(tmp_path: Path) -> None:
+def test_xrt_and_sysfs_say_same_of_firmware(tmp_path: Path) -> None:
     """XRT's own program asks the driver, the runtime reads sysfs."""
     require()
     machine = Machine(tmp_path, firmware=CURRENT)

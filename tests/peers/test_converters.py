@@ -73,7 +73,7 @@ def test_weights_with_minima_are_not_taken_over():
     assert taken_over(weight) is None
 
 
-def test_encoding_is_off_by_half_a_step():
+def test_encoding_is_off_by_half_step():
     weight = np.random.default_rng(0).standard_normal((64, 96), dtype=np.float32)
     weight[5, 32:64] = 0
     codes, scales = encode(weight)
@@ -152,7 +152,7 @@ def test_accuracy_level_4_is_asked_for(exported, tmp_path: Path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gguf_holds_the_model(family: str, exported, tmp_path: Path):
+def test_gguf_holds_model(family: str, exported, tmp_path: Path):
     model, tiny = exported(family, **FOR_LLAMA_CPP[family])
     architecture = family.removesuffix("_text")
     llama_cpp.convert(model, tmp_path)
@@ -241,7 +241,7 @@ def exported_experts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
 
 
 @pytest.mark.parametrize("family", EXPERTS)
-def test_gguf_holds_the_experts(family: str, exported_experts, tmp_path: Path):
+def test_gguf_holds_experts(family: str, exported_experts, tmp_path: Path):
     model, tiny = exported_experts(family)
     llama_cpp.convert(model, tmp_path)
     reader = gguf.GGUFReader(tmp_path / "model-q4_0.gguf")
@@ -261,7 +261,7 @@ def test_gguf_holds_the_experts(family: str, exported_experts, tmp_path: Path):
     assert "blk.1.ffn_gate.weight" not in tensors
 
 
-def test_experts_that_a_peer_does_not_have_are_refused(exported_experts, tmp_path: Path):
+def test_experts_that_peer_does_not_have_are_refused(exported_experts, tmp_path: Path):
     model, _ = exported_experts("olmoe")
     with pytest.raises(ValueError, match="no mixtures of experts, and no norms of all heads at once"):
         onnxruntime_genai.convert(model, tmp_path)
@@ -271,7 +271,7 @@ def test_experts_that_a_peer_does_not_have_are_refused(exported_experts, tmp_pat
         llama_cpp.convert(dataclasses.replace(model, family="granite"), tmp_path)
 
 
-def test_settings_are_the_configurations(exported):
+def test_settings_are_configurations(exported):
     model, _ = exported("gemma3_text")
     assert model.windows == [8, -1, 8]
     assert model.rotaries == [0, 1, 0]

@@ -54,7 +54,7 @@ def test_folder(source: Path, tmp_path: Path) -> None:
     assert manifest["quantisation"]["rewrites"]["misses"] == []
 
 
-def test_tensors_are_aligned_and_in_the_order_of_use(source: Path, tmp_path: Path) -> None:
+def test_tensors_are_aligned_and_in_order_of_use(source: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "model")
     path = tmp_path / "model" / "model.onnx"
     graph = onnx.load(path, load_external_data=False).graph

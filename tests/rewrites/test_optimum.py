@@ -88,7 +88,7 @@ def test_folded_graph_gives_same_outputs_without_flownpu(
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_batches_and_parts_of_prompts_on_the_cpu_device(
+def test_batches_and_parts_of_prompts_on_cpu_device(
     name: str, folded: dict[str, Path], references: dict[str, Path], ep_devices: list[Any], tmp_path: Path
 ) -> None:
     report = tmp_path / "placement.json"
@@ -135,7 +135,7 @@ def generated(
 
 @pytest.mark.parametrize("pad", ["left", "right"])
 @pytest.mark.parametrize("name", DECODERS)
-def test_optimum_generates_the_same_tokens(name: str, pad: str, generated: Any) -> None:
+def test_optimum_generates_same_tokens(name: str, pad: str, generated: Any) -> None:
     reference = generated[name, pad, "reference"]
     np.testing.assert_array_equal(generated[name, pad, "onnxruntime"]["tokens"], reference["tokens"])
     found, same = generated[name, pad, "flownpu"], 0

@@ -46,7 +46,7 @@ def test_changed_helper_of_tests_selects_tests_that_use_it() -> None:
     assert "tests/fuzz/graphs/test_graphs.py" in chosen("tests/fuzz/operators/moves.py")
 
 
-def test_compared_is_with_where_a_branch_was_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compared_is_with_where_branch_was_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         identity = ("-c", "user.name=test", "-c", "user.email=test@example.org")
         done = subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True)

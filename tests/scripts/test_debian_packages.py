@@ -46,7 +46,7 @@ def test_missing_apt_is_unavailable(tool, tmp_path, missing):
         Apt(tmp_path / "fetched", "the thing")
 
 
-def test_apt_keeps_its_state_in_the_folder(apt, tool):
+def test_apt_keeps_its_state_in_folder(apt, tool):
     tool("apt-config", 'read -r line < "$APT_CONFIG"; echo "$line"; echo "$LC_ALL"; pwd')
     state, language, where = apt.run("apt-config").splitlines()
     assert state == f'Dir::State::lists "{apt.folder}/lists";'
@@ -178,7 +178,7 @@ def fetched(tool, tmp_path, monkeypatch):
     return folder
 
 
-def test_xrt_is_of_the_first_suite_that_has_it(fetched, tmp_path, capsys):
+def test_xrt_is_of_first_suite_that_has_it(fetched, tmp_path, capsys):
     xrt_headers.main()
     assert xrt_headers.find() == str(fetched / "root" / "usr" / "include")
     assert f"headers of XRT: {xrt_headers.find()}" in capsys.readouterr().out

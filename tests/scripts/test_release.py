@@ -169,7 +169,7 @@ def test_wheels_for_arm_have_nothing_of_xrt():
     assert [name for name in names["x86_64"] if name not in names["aarch64"]] == ["libflownpu_xrt"]
 
 
-def test_wheels_have_the_licences_of_the_run_time_that_is_linked_in():
+def test_wheels_have_licences_of_run_time_that_is_linked_in():
     """The licences in wheels are LICENSES.md's; Zig's run-time libraries are only in Arm's and Windows' wheels."""
     platforms = ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "win_amd64")
     of_gcc, of_arm, of_windows = (set(contents.licences_of(f"flownpu-1-cp312-abi3-{name}")) for name in platforms)
@@ -216,7 +216,7 @@ def test_build_information_names_commit_compiler_and_xrt(tmp_path, monkeypatch):
         ("# Changes\n", False),
     ],
 )
-def test_changes_have_a_heading_of_the_version(changes, is_right):
+def test_changes_have_heading_of_version(changes, is_right):
     if is_right:
         checklist.changelog(changes, "0.2.0")
     else:

@@ -81,7 +81,7 @@ def test_half_of_each_prompt_is_common_to_all():
     assert all((one == two).all() for own, same in zip(asked, again, strict=True) for one, two in zip(own, same))  # noqa: B905 as many
 
 
-def test_figures_of_a_report():
+def test_figures_of_report():
     """Ratios are above 1 where the first server is better; percentiles leave failures out."""
 
     def run(seconds, *firsts):

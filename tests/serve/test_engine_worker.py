@@ -209,7 +209,7 @@ def test_stop_texts(worker: EngineWorker) -> None:
     assert answer.end().reason == "stop"
 
 
-def test_cancel_in_the_middle(worker: EngineWorker) -> None:
+def test_cancel_in_middle(worker: EngineWorker) -> None:
     alone = ask(worker, TEXTS[1], 40).text
     cancelled = Answer(
         worker, Request(worker.model.tokens_of_text(TEXTS[0]), 400, GREEDY), lambda: worker.cancel(cancelled.request)
@@ -302,7 +302,7 @@ def test_guidance_character_of_byte_tokens_is_written(worker: EngineWorker) -> N
     assert [answer.text for answer in answers] == ["€", "漢字", "😀"]
 
 
-def test_grammar_that_repeats_a_run_without_end_ends_with_its_request(worker: EngineWorker) -> None:
+def test_grammar_that_repeats_run_without_end_ends_with_its_request(worker: EngineWorker) -> None:
     """GenAI's engine then computes nobody's tokens, and does not say whose request it is."""
     alone, guided = ask(worker, TEXTS[0], 60).text, Guidance("start: /[0-9 ]{300}/")
     numbers = ask(worker, TEXTS[1], 200, guidance=guided).text
@@ -316,7 +316,7 @@ def test_grammar_that_repeats_a_run_without_end_ends_with_its_request(worker: En
     assert len(bad.events) > 3
 
 
-def test_runs_that_are_repeated_for_a_while_cost_a_sound_grammar_nothing(
+def test_runs_that_are_repeated_for_while_cost_sound_grammar_nothing(
     worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guided = Guidance("start: /[0-9 ]{300}/")
@@ -381,7 +381,7 @@ def test_close_ends_what_is_running(model: LanguageModel) -> None:
         ask(worker, TEXTS[0])
 
 
-def test_generators_refuse_a_paged_model_and_the_engine_any_other(
+def test_generators_refuse_paged_model_and_engine_any_other(
     model: LanguageModel,
     topics: Path,
     genai: Any,  # noqa: ARG001

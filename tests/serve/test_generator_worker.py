@@ -66,7 +66,7 @@ def fresh(model, text, tokens):
     return "".join(model.complete(model.tokens_of_text(text), tokens, GREEDY, Timing()))
 
 
-def test_events_of_an_answer(worker, model):
+def test_events_of_answer(worker, model):
     text = 'The "for" statement is used to'
     events = Asked(worker, text).all()
     assert isinstance(events[0], Started)
@@ -102,7 +102,7 @@ def test_short_shared_beginning_keeps_other_conversation(worker, model):
     assert Asked(worker, long, 2).all()[-1].cached_tokens == len(model.tokens_of_text(long)) - 1
 
 
-def test_requests_take_turns_and_the_rest_waits(worker):
+def test_requests_take_turns_and_rest_waits(worker):
     asked = [Asked(worker, f"Number {number}", 40, guidance=ENDLESS) for number in range(3)]
     for one in asked[:2]:
         assert isinstance(one.next(), Started)
@@ -144,7 +144,7 @@ def test_guidance_character_of_any_bytes_is_written(worker, text):
     assert Asked(worker, "Strings are", 40, guidance=Guidance(f"start: /({text}|{text}x)!/")).text()[-1] == "!"
 
 
-def test_stop_texts_and_the_context_end_an_answer(worker, model):
+def test_stop_texts_and_context_end_answer(worker, model):
     text = fresh(model, "Strings are", 20)
     stop = text[8:12]
     events = Asked(worker, "Strings are", 20, stop=(stop,)).all()
@@ -162,7 +162,7 @@ def test_seed_starts_anew(worker):
     assert other.all()[-1].cached_tokens == 0
 
 
-def test_likelihoods_are_those_of_the_logits(worker, model):
+def test_likelihoods_are_those_of_logits(worker, model):
     """Logarithms of probabilities are compared with those from GenAI's logits, in float64."""
     events = Asked(worker, "Strings are", 3, alternatives=2).all()
     generator = model.generator(64, GREEDY)

@@ -212,7 +212,7 @@ def test_tools_and_their_left_out_keywords_are_named(compiler):
         compiler.compile(AnswerForm(None, bad, CallFormat(template_knows_tools=True)))
 
 
-def test_graph_of_the_choice_is_what_its_text_says():
+def test_graph_of_choice_is_what_its_text_says():
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21]>
         choice (int64[B, S] input_ids, float[B, 1, V] row) => (float[B, 1, V] logits) { logits = Identity(row) }"""
@@ -233,7 +233,7 @@ def many(count):
     return {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(count)}}
 
 
-def test_grammar_that_takes_long_is_given_up_and_the_next_one_is_compiled(grammars, monkeypatch):
+def test_grammar_that_takes_long_is_given_up_and_next_one_is_compiled(grammars, monkeypatch):
     monkeypatch.setattr(process, "SECONDS", 0.2)
     with pytest.raises(ApiError, match=r"takes more than 0\.2 s to compile") as refused:
         grammars(many(6000))
@@ -251,7 +251,7 @@ def test_grammar_that_takes_much_memory_is_given_up(grammars, monkeypatch):
     assert grammars(array(maxItems=11)).guidance is not None
 
 
-def test_grammar_that_crashes_guidance_is_refused_and_the_next_one_is_compiled(grammars):
+def test_grammar_that_crashes_guidance_is_refused_and_next_one_is_compiled(grammars):
     with pytest.raises(ApiError, match="GenAI's guidance crashes") as refused:
         grammars({"const": -(2**63)})
     assert refused.value.status == 400
@@ -272,7 +272,7 @@ def test_schema_beyond_all_bounds_is_refused_before_it_is_compiled(grammars):
         grammars(shallow)
 
 
-def test_process_that_compiles_grammars_starts_again_after_a_crash(grammars):
+def test_process_that_compiles_grammars_starts_again_after_crash(grammars):
     assert grammars({"const": 1}).guidance is not None
     (child,) = [one for one in psutil.Process().children() if "flownpu.serve.grammars.host" in one.cmdline()]
     child.kill()

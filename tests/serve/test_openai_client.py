@@ -97,7 +97,7 @@ def test_seed_repeats_text_and_choices_differ(client):
     assert texts(9) != first[:1]
 
 
-def test_logprobs_are_of_the_tokens_that_were_taken(client, expected):
+def test_logprobs_are_of_tokens_that_were_taken(client, expected):
     pieces, _ = expected
     answer = client.chat.completions.create(messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=3, **GREEDY)
     content = answer.choices[0].logprobs.content
@@ -125,7 +125,7 @@ def test_completions_of_several_prompts(client, topics):
     assert len(chunks[0].choices[0].logprobs.top_logprobs[0]) == 2
 
 
-def test_json_of_a_schema(client):
+def test_json_of_schema(client):
     schema = {
         "type": "object",
         "properties": {"kind": {"enum": ["for", "while"]}, "count": {"type": "integer", "minimum": 0, "maximum": 9}},

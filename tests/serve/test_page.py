@@ -122,7 +122,7 @@ def test_picture_is_shown_and_answered(page, tmp_path):
     assert page.get_by_label("Model").input_value() == "seeing"
 
 
-def test_settings_reach_the_server_and_are_kept(page):
+def test_settings_reach_server_and_are_kept(page):
     page.get_by_text("Settings", exact=True).click()
     page.get_by_label("System prompt").fill("Be brief.")
     page.get_by_label("Temperature").fill("0")
@@ -181,7 +181,7 @@ def test_key_is_asked_for_and_sent(browser, start_server, topics):
     page.context.close()
 
 
-def test_markup_in_a_text_is_text(page):
+def test_markup_in_text_is_text(page):
     text = "<img src=x onerror=alert(1)> and\n```python\nfor x in y:\n```\nmore"
     say(page, text)
     wait_for_answer(page)

@@ -91,7 +91,7 @@ def test_nul_in_prompt_or_tool_result_cuts_nothing(http, tokenizer):
     assert found["usage"]["prompt_tokens"] > written(tokenizer, ("user", "x"), ("assistant", ""), ("user", NUL))
 
 
-def test_control_tokens_in_a_message_are_text_unless_they_are_allowed(http, allowing, tokenizer):
+def test_control_tokens_in_message_are_text_unless_they_are_allowed(http, allowing, tokenizer):
     """The text without them has the tokens of a text; that these are the right ones, test_control_tokens.py shows."""
     allowed = written(tokenizer, ("user", HOSTILE))
     plain = len(tokenizer.encode(HOSTILE, add_special_tokens=False, split_special_tokens=True))
@@ -100,7 +100,7 @@ def test_control_tokens_in_a_message_are_text_unless_they_are_allowed(http, allo
     assert plain > len(tokenizer.encode(HOSTILE, add_special_tokens=False))
 
 
-def test_control_tokens_in_a_prompt_count(http, tokenizer):
+def test_control_tokens_in_prompt_count(http, tokenizer):
     """A completion's prompt is the whole text for the model: a client may write turns in it."""
     found = answer(http, "/v1/completions", prompt=HOSTILE, **GREEDY)
     assert found["usage"]["prompt_tokens"] == len(tokenizer.encode(HOSTILE))
@@ -117,7 +117,7 @@ def test_image_mark_in_text_is_text(http):
         assert (found["usage"]["prompt_tokens"] > 256) == bool(images)
 
 
-def test_bytes_of_the_tokens_joined_are_the_texts(http):
+def test_bytes_of_tokens_joined_are_texts(http):
     """The tokenizer spells é with two tokens."""
     said = [{"role": "user", "content": "x"}]
     body = {**GREEDY, "max_tokens": 40, "response_format": ACCENT, "logprobs": True, "top_logprobs": 3}
@@ -129,7 +129,7 @@ def test_bytes_of_the_tokens_joined_are_the_texts(http):
     assert (tokens[-1]["token"], tokens[-1]["bytes"]) == ("<eos>", [])
 
 
-def test_offsets_of_a_streamed_completion_count_over_the_whole_answer(http):
+def test_offsets_of_streamed_completion_count_over_whole_answer(http):
     body = {**GREEDY, "prompt": ["Strings are", "The"], "max_tokens": 6, "logprobs": 1}
     whole = answer(http, "/v1/completions", **body)["choices"]
     offsets = {0: [], 1: []}

@@ -72,7 +72,7 @@ def test_body_of_any_type_is_json_where_no_web_page_sends_it(path, kind):
 @pytest.mark.parametrize("origin", [ORIGIN, "null", "https://other.example", "http://localhost"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("path", BODIES)
-def test_body_of_another_type_from_a_web_page_is_refused(path, kind, origin):
+def test_body_of_another_type_from_web_page_is_refused(path, kind, origin):
     """A page of any origin can make a browser send such a body."""
     headers = {"Origin": origin} if kind is None else {"Origin": origin, "Content-Type": kind}
     response = send("POST", path, content=json.dumps(BODIES[path]), headers=headers)
@@ -81,7 +81,7 @@ def test_body_of_another_type_from_a_web_page_is_refused(path, kind, origin):
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "application/problem+json"])
-def test_json_from_a_web_page_is_taken(kind):
+def test_json_from_web_page_is_taken(kind):
     path = "/v1/chat/completions"
     response = send("POST", path, content=json.dumps(BODIES[path]), headers={"Origin": ORIGIN, "Content-Type": kind})
     assert response.status_code == 404
@@ -117,7 +117,7 @@ def test_body_with_pairs_of_surrogates_is_taken():
 
 
 @pytest.mark.parametrize(("origin", "grants"), [(ORIGIN, True), ("https://other.example", False)])
-def test_preflight_of_a_private_network_is_answered_for_allowed_origins(origin, grants):
+def test_preflight_of_private_network_is_answered_for_allowed_origins(origin, grants):
     headers = {
         "Origin": origin,
         "Access-Control-Request-Method": "POST",
@@ -129,7 +129,7 @@ def test_preflight_of_a_private_network_is_answered_for_allowed_origins(origin, 
     assert (response.headers.get("Access-Control-Allow-Origin") == origin) == grants
 
 
-def test_preflight_of_a_private_network_grants_it():
+def test_preflight_of_private_network_grants_it():
     headers = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
     asking = headers | {"Access-Control-Request-Private-Network": "true"}
     granted = "Access-Control-Allow-Private-Network"
@@ -138,7 +138,7 @@ def test_preflight_of_a_private_network_grants_it():
     assert granted not in send("OPTIONS", "/api/chat", ServerSettings({}), headers=asking).headers
 
 
-def test_answer_to_a_page_of_an_allowed_origin_lets_it_read_what_is_not_enforced():
+def test_answer_to_page_of_allowed_origin_lets_it_read_what_is_not_enforced():
     headers = send("GET", "/v1/models", headers={"Origin": ORIGIN}).headers
     assert headers["Access-Control-Expose-Headers"] == "FlowNPU-Unenforced"
 
@@ -273,7 +273,7 @@ def part(**fields):
         (OllamaChat, [], None, "expected a JSON object as body"),
     ],
 )
-def test_refusal_names_the_field_as_the_client_wrote_it(kind, body, field, message):
+def test_refusal_names_field_as_client_wrote_it(kind, body, field, message):
     with pytest.raises(ApiError) as refused:
         validated(kind, body)
     assert refused.value.parameter == field
@@ -282,7 +282,7 @@ def test_refusal_names_the_field_as_the_client_wrote_it(kind, body, field, messa
 
 
 @pytest.mark.parametrize("item", [1.5, "a", None, ["a"], {}])
-def test_refusal_of_a_million_items_is_found_at_the_first(item):
+def test_refusal_of_million_items_is_found_at_first(item):
     """Not every item of a wrong list becomes an error of its own."""
     wrong = [item] * 10**6 if item != "a" else [1] + [item] * 10**6
     started = time.process_time()

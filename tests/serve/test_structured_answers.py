@@ -102,7 +102,7 @@ def test_schema_with_any_characters_is_followed_and_what_is_left_out_is_told(htt
     assert response.headers["FlowNPU-Unenforced"] == f"{name}#/properties/list/uniqueItems"
 
 
-def test_places_outside_ascii_are_told_in_a_header_of_ascii(http):
+def test_places_outside_ascii_are_told_in_header_of_ascii(http):
     properties = {f"größe{number}": {"type": "string", "format": "uri"} for number in range(30)}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": properties}}}
     response = http.post("/v1/chat/completions", json=chat("topics", response_format=form, max_tokens=1))
@@ -121,7 +121,7 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_schema_that_would_bring_the_model_down_is_refused_while_others_are_answered(http, model):
+def test_schema_that_would_bring_model_down_is_refused_while_others_are_answered(http, model):
     form = {"type": "json_schema", "json_schema": {"name": "x"}}
     refused = []
 

@@ -107,7 +107,7 @@ def test_effort_of_several_words_is_refused(effort):
 @pytest.mark.parametrize(
     ("think", "switch", "effort"), [(None, None, None), (False, False, None), (True, True, None), ("low", None, "low")]
 )
-def test_ollamas_think_is_the_wish(kind, think, switch, effort):
+def test_ollamas_think_is_wish(kind, think, switch, effort):
     fields = {"messages": MESSAGES} if kind is OllamaChat else {"prompt": "Tell."}
     request = kind.model_validate({"model": "m", "think": think, **fields}).request()
     assert (request.enable_thinking, request.reasoning_effort) == (switch, effort)
@@ -168,7 +168,7 @@ def test_thinking_is_turned_off_by_all_apis(prompt_tokens, path, fields, off):
     assert prompt_tokens(path, **fields, **off) < 20
 
 
-def test_earlier_thoughts_reach_the_template(prompt_tokens):
+def test_earlier_thoughts_reach_template(prompt_tokens):
     """OpenAI-like clients send reasoning_content back, Ollama's thinking."""
     thought = "I ask myself how loops end, and when."
     for path, name, more in (

@@ -217,7 +217,7 @@ def test_template_without_tools_gets_words(model):
     assert conversation.messages[3]["content"] == "The function's result: Three.\nThe function's result: Four."
 
 
-def test_template_that_reads_tools_from_the_system_message_gets_them_there(model):
+def test_template_that_reads_tools_from_system_message_gets_them_there(model):
     conversation = model(IN_SYSTEM).conversation(request(messages=CALLED), 0)
     assert conversation.tools == []
     system, user, assistant, *results = conversation.messages
@@ -232,7 +232,7 @@ def test_template_that_reads_tools_from_the_system_message_gets_them_there(model
 
 
 @pytest.mark.parametrize("given", ["call_0123456789abcdef01234567", "", "abcDEF123", "überzehn1"])
-def test_ids_of_calls_have_nine_letters_and_digits_where_the_template_wants_it(model, given):
+def test_ids_of_calls_have_nine_letters_and_digits_where_template_wants_it(model, given):
     messages = json.loads(json.dumps(CALLED[:3]))
     messages[1]["tool_calls"][0]["id"] = messages[2]["tool_call_id"] = given
     conversation = model(NINE).conversation(request(messages=messages), 0)
@@ -244,7 +244,7 @@ def test_ids_of_calls_have_nine_letters_and_digits_where_the_template_wants_it(m
     assert given != "abcDEF123" or call["id"] == given
 
 
-def test_results_of_ollamas_clients_get_the_ids_of_their_calls():
+def test_results_of_ollamas_clients_get_ids_of_their_calls():
     """These clients may send calls without ids, and results with the function's name or only in order."""
     called = {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": {}}} for name in "aba"]}
     named = [{"role": "tool", "content": str(number), "tool_name": name} for number, name in enumerate("baa")]

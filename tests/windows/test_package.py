@@ -61,7 +61,7 @@ def test_doctor_finds_nothing_wrong(installed):
     assert "avx" in found["processor"]["found"]
 
 
-def test_conversions_write_the_same_model(converted, model):
+def test_conversions_write_same_model(converted, model):
     """Equal byte for byte, but for the tables of RoPE, since pow, cos and sin are each system's own."""
     assert (converted / "model.onnx").read_bytes() == (model / "model.onnx").read_bytes()
     graph = onnx.load(model / "model.onnx", load_external_data=False).graph
@@ -82,7 +82,7 @@ def test_conversions_write_the_same_model(converted, model):
 
 
 @pytest.mark.parametrize("more", [[], ["--option", "cpu_isa=generic"]], ids=["best", "generic"])
-def test_run_continues_a_prompt_as_here(installed, converted, model, more):
+def test_run_continues_prompt_as_here(installed, converted, model, more):
     assert installed.flownpu("run", converted, *PROMPT, *more) == here("run", model, *PROMPT, *more)
 
 

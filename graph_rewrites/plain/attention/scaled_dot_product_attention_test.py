@@ -444,7 +444,7 @@ def test_mask_with_shifted_begin_is_not_causal() -> None:
 
 
 @pytest.mark.parametrize(("positions", "counted"), [("query_range", True), ("from_zero", False)])
-def test_positions_that_count_on_from_the_cache_are_left_out(positions: str, counted: bool) -> None:
+def test_positions_that_count_on_from_cache_are_left_out(positions: str, counted: bool) -> None:
     text = CACHED.format(mask=f"{CAUSAL} seen = And (causal, padding)", start="before", end="total")
     for side in "qk":
         rotated = f"{side}t = com.microsoft.RotaryEmbedding ({side}u, positions, cos, sin)"

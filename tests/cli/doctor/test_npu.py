@@ -196,7 +196,7 @@ def test_locked_memory_below_driver_need_is_bad(machine, limit, capabilities, ba
         assert checks["memory lock"].remedy == MORE_LOCKED_MEMORY
 
 
-def test_root_of_a_container_is_bound_by_the_limit(machine):
+def test_root_of_container_is_bound_by_limit(machine):
     """The kernel wants the capability in the host's user namespace, and the container's root has it in its own only."""
     machine.ready()
     machine.lockable(LIMITED, ROOT, user=0)

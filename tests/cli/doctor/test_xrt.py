@@ -44,7 +44,7 @@ STANZA = "Types: deb\nURIs: http://mirror.example/debian\nSuites: trixie trixie-
         ("sources.list.d/debian.sources", STANZA, "Suites: trixie trixie-updates trixie-backports"),
     ],
 )
-def test_backports_are_added_from_the_mirror_that_the_machine_has(machine, file, text, added):
+def test_backports_are_added_from_mirror_that_machine_has(machine, file, text, added):
     """The remedy is run with the made-up machine's /etc, without sudo, and with an apt that does nothing."""
     machine.ready()
     machine.release(RELEASES["trixie"])

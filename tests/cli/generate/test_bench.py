@@ -77,7 +77,7 @@ def test_bandwidth_is_read_on_all_cores_at_once(monkeypatch):
     assert os.sched_getaffinity(0) == cores
 
 
-def test_traffic_of_a_decode_step(model):
+def test_traffic_of_decode_step(model):
     traffic = decode_traffic(model)
     weights = {weight.name: weight.bytes for weight in summarize(model).weights}
     # The tied table is read whole by the LM head, and a row of it by the embedding; rotary caches are only looked up.
@@ -276,7 +276,7 @@ def test_ctrl_c_keeps_what_was_measured(peer):
     assert found.engines["b"].decode == {}
 
 
-def test_ctrl_c_ends_the_command_and_its_processes(start, model, tmp_path):
+def test_ctrl_c_ends_command_and_its_processes(start, model, tmp_path):
     process = start("bench", model, *SMALL, "--repeats", 500, *CPU, "--csv", tmp_path / "runs.csv")
     deadline = time.monotonic() + 60
     while not (children := child_processes(process.pid)) and time.monotonic() < deadline:

@@ -29,7 +29,7 @@ def test_drawing_names_engines_axes_and_roof():
     assert "memory roof" not in texts(draw("decode", {"flownpu": list(RATES.items())}, []))
 
 
-def test_contexts_are_on_a_logarithmic_axis_and_rates_on_one_that_begins_at_zero():
+def test_contexts_are_on_logarithmic_axis_and_rates_on_one_that_begins_at_zero():
     drawing = draw("decode", {"flownpu": list(RATES.items())}, [])
     (x0, y10), (x1, y20), (x2, y40) = points(drawing, "flownpu")
     y0 = max(y for _, y in points(drawing, "patch_2"))  # the axes' own rectangle

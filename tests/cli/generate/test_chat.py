@@ -93,7 +93,7 @@ def test_turn_without_reply_is_forgotten(language_model, monkeypatch):
     assert say(conversation, "Tell me of sets.", 8)[0] == fresh(language_model, asked, 8)
 
 
-def test_reset_forgets_all_but_the_system_message(language_model):
+def test_reset_forgets_all_but_system_message(language_model):
     conversation = Conversation(language_model, GREEDY, 1024, system="Be brief.")
     say(conversation, "Tell me about loops.", 8)
     conversation.reset()
@@ -128,7 +128,7 @@ def chat(flownpu, model, monkeypatch):
     return run
 
 
-def test_turns_come_from_a_pipe(chat):
+def test_turns_come_from_pipe(chat):
     done = chat(["What is a tuple?", "", "Thank you."])
     assert done.code == 0
     assert done.err.count("new tokens at") == 2
@@ -150,7 +150,7 @@ def test_exit_leaves_and_unknown_commands_are_told(chat):
     assert "unknown command /leave; /image FILE shows the next message an image, /reset begins a new" in done.err
 
 
-def test_reset_makes_room_in_a_full_context(chat):
+def test_reset_makes_room_in_full_context(chat):
     question = "What is a tuple? " * 8
     done = chat([question, question, "/reset", question])
     assert done.code == 0
@@ -160,7 +160,7 @@ def test_reset_makes_room_in_a_full_context(chat):
     assert done.out == "\n".join([*replies[: len(replies) // 2]] * 2) + "\n"
 
 
-def test_ctrl_c_stops_a_reply_and_not_the_program(start, model_copy):
+def test_ctrl_c_stops_reply_and_not_program(start, model_copy):
     # A reply that ends with the context only: no token is an end of text.
     config = json.loads((model_copy / "genai_config.json").read_text())
     config["model"]["eos_token_id"] = config["model"]["vocab_size"] - 1
@@ -184,7 +184,7 @@ def read_until(stream, words):
     raise AssertionError(f"the program ended and did not say {words!r}")
 
 
-def test_ctrl_c_at_the_prompt_shows_how_to_leave(start, model):
+def test_ctrl_c_at_prompt_shows_how_to_leave(start, model):
     process = start("chat", model, *CPU)
     process.stdin.write("What is a tuple?\n")
     process.stdin.flush()

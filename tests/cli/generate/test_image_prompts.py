@@ -124,7 +124,7 @@ def test_tokens_of_image_prompt_equal_transformers(language_model, pictures_chec
     assert got.tolist() == list(expected)
 
 
-def test_genais_processor_leaves_the_pixels_as_they_are(language_model, seeing_model, files):
+def test_genais_processor_leaves_pixels_as_they_are(language_model, seeing_model, files):
     """Images are in the model's size already: the tower gets what transformers' processor makes of a file."""
     from transformers import Gemma3ImageProcessorPil
 
@@ -227,7 +227,7 @@ def test_marks_that_do_not_fit_are_refused(flownpu, seeing_model, files, prompt,
     assert words in done.err
 
 
-def test_images_given_to_a_text_model_are_an_error(model):
+def test_images_given_to_text_model_are_error(model):
     text_model = LanguageModel(model, provider="cpu")
     answer = text_model.complete(text_model.tokens_of_text("a"), 1, GREEDY, Timing(), images=["an image"])
     with pytest.raises(FlowNPUError, match="takes no images, and 1 were given"):
@@ -263,7 +263,7 @@ class TestConversation:
         answer = language_model.complete(prompt, tokens, GREEDY, Timing(), images)
         return "".join(itertools.islice(answer, tokens))
 
-    def test_later_turns_keep_the_image_in_the_cache(self, language_model, seeing_model, files):
+    def test_later_turns_keep_image_in_cache(self, language_model, seeing_model, files):
         one, other = read_images(seeing_model, files)
         conversation = Conversation(language_model, GREEDY, 1000)
         turns = [("Hello.", []), (QUESTION, [one]), ("Are you sure?", []), ("And this?", [other]), ("Why?", [])]

@@ -136,7 +136,7 @@ def test_16_bits_are_rounded_to_8(tmp_path, suffix):
     np.testing.assert_array_equal(got, np.round(values / 257)[:, :, None].repeat(3, axis=2))
 
 
-def test_16_bits_a_channel(tmp_path):
+def test_16_bits_channel(tmp_path):
     values = np.random.default_rng(0).integers(0, 65536, (16, 32, 3), dtype=np.uint16)
     write_png(tmp_path / "picture.png", 32, 16, b"".join(b"\0" + row.astype(">u2").tobytes() for row in values), 16)
     got = pixels(tmp_path / "picture.png", ImageSize(32, 16))

@@ -141,7 +141,7 @@ def test_prompt_beyond_context_is_refused(flownpu, model):
     assert "the model's context holds 2048: shorten the prompt" in done.err
 
 
-def test_generation_ends_where_the_context_does(flownpu, model_copy):
+def test_generation_ends_where_context_does(flownpu, model_copy):
     tokens = len(encode_ids(model_copy, PROMPT))
     config = json.loads((model_copy / "genai_config.json").read_text())
     config["model"]["context_length"] = tokens + 3

@@ -73,7 +73,7 @@ def test_missing_toolchain_still_writes_plans_and_mlir(flownpu, tmp_path):
 
 @pytest.mark.usefixtures("no_tools")
 @pytest.mark.parametrize(("kind", "suffix"), [("mlir", ".mlir"), ("plan", ".json")])
-def test_emit_writes_one_file_a_design(flownpu, tmp_path, kind, suffix):
+def test_emit_writes_one_file_design(flownpu, tmp_path, kind, suffix):
     done = flownpu("build", *SMALL, "--emit", kind, tmp_path / "designs")
     assert (done.code, done.err) == (0, f"{tmp_path / 'designs'}: {CALLS} designs\n")
     written = files(tmp_path)

@@ -173,7 +173,7 @@ def compiled_by(tools, call, position, folder):
 
 @pytest.mark.usefixtures("without_products")
 @pytest.mark.parametrize("known", [True, False], ids=["pieces", "without pieces"])
-def test_compiled_families_are_the_instructions(flownpu, tools, model, tmp_path, known):
+def test_compiled_families_are_instructions(flownpu, tools, model, tmp_path, known):
     """The words of a call at a position are what a compiler makes of its plan there.
 
     They are so at positions that were not compiled, too, and with a compiler whose instructions have unknown pieces.

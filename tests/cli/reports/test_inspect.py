@@ -22,7 +22,7 @@ def q4nx_bytes(rows, columns):
     return math.ceil(rows / 32) * math.ceil(columns / 32) * 640
 
 
-def test_q4nx_bytes_follow_from_the_checkpoints_sizes(flownpu, model, sizes):
+def test_q4nx_bytes_follow_from_checkpoints_sizes(flownpu, model, sizes):
     hidden, heads, kv, d = (
         sizes[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     )
@@ -49,7 +49,7 @@ def test_kv_bytes_per_token(flownpu, checkpoint, sizes, tmp_path, kv_dtype, size
     assert summary["kv_bytes_per_token"] == expected
 
 
-def test_operators_are_those_of_the_graph(flownpu, model):
+def test_operators_are_those_of_graph(flownpu, model):
     graph = onnx.load(model / "model.onnx", load_external_data=False).graph
     summary = json.loads(flownpu("inspect", model, "--json").out)
     assert sum(summary["operators"].values()) == len(graph.node)
@@ -114,11 +114,11 @@ def test_path_without_model_is_refused(flownpu, tmp_path, name, content, words):
     assert name in done.err
 
 
-def test_check_finds_nothing_in_a_whole_model(flownpu, model):
+def test_check_finds_nothing_in_whole_model(flownpu, model):
     assert flownpu("inspect", model, "--check").code == 0
 
 
-def test_check_names_the_tensor_of_a_flipped_bit(flownpu, model_copy):
+def test_check_names_tensor_of_flipped_bit(flownpu, model_copy):
     tensors = json.loads((model_copy / "flownpu_manifest.json").read_text())["tensors"]
     place = tensors["layers.2.mlp.down_proj"]
     data = bytearray((model_copy / "model.onnx.data").read_bytes())
@@ -142,7 +142,7 @@ def test_check_finds_truncated_and_missing_files(flownpu, model_copy):
     assert "tokenizer.json is missing" in done.err
 
 
-def test_check_needs_a_manifest(flownpu, model_copy):
+def test_check_needs_manifest(flownpu, model_copy):
     (model_copy / "flownpu_manifest.json").unlink()
     done = flownpu("inspect", model_copy, "--check")
     assert done.code == 1

@@ -107,7 +107,7 @@ def test_inconsistent_plan_fails(flownpu, tmp_path):
     assert not (tmp_path / "wrong.svg").exists()
 
 
-def test_descriptors_of_the_shim_are_the_most_at_once(flownpu, tmp_path):
+def test_descriptors_of_shim_are_most_at_once(flownpu, tmp_path):
     """One fill after the other needs one descriptor, whatever their number."""
     plan = chain()
     fill, drain = (step for step in plan.sequence.steps if isinstance(step, Transfer))
@@ -157,7 +157,7 @@ def test_plan_for_unknown_chip_is_refused(flownpu, tmp_path):
         ("model", ["--trace", "x.json"], "--trace: is for plans (.json files), not for models"),
     ],
 )
-def test_options_of_the_other_kind_are_refused(flownpu, request, path, option, words):
+def test_options_of_other_kind_are_refused(flownpu, request, path, option, words):
     done = flownpu("inspect", request.getfixturevalue(path), *option)
     assert done.code == 2
     assert words in done.err

@@ -112,7 +112,7 @@ def test_lengths_that_are_none(text):
 # --- Measured parameters ----------------------------------------------------------------------------------------------
 
 
-def test_measured_parameters_take_the_place_of_published_ones(flownpu, tmp_path):
+def test_measured_parameters_take_place_of_published_ones(flownpu, tmp_path):
     """With streams slower than memory, reading weights takes twice as long at half the streams' rate."""
     file = tmp_path / "measured.json"
     arguments = ["predict", "gemma3-1b", "--context", "1k", "--json", "--measured", file]
@@ -269,7 +269,7 @@ def test_tables_that_were_left_out_are_predicted(report, table):
         assert worst <= 0.35
 
 
-def test_times_to_the_first_token_that_nothing_was_fitted_to(report):
+def test_times_to_first_token_that_nothing_was_fitted_to(report):
     """Llama's with FastFlowLM 0.9.8, heads of 64 and 128: predictions are off by at most 10 % on average."""
     held_out = [table.name for table in TABLES.values() if table.role is Role.HELD_OUT and table.quantity == "ttft"]
     assert {row.row.model for name in held_out for row in report[name]} == {"llama3.2-1b", "llama3.2-3b", "llama3.1-8b"}
@@ -327,6 +327,6 @@ def test_prompts_and_images_take_longer_than_their_parts():
     assert image_seconds(of.decoder, of.encoder, DEVICE, VALUES) > prompt_seconds(of.decoder, 272, DEVICE, VALUES)
 
 
-def test_power_is_the_papers():
+def test_power_is_papers():
     assert watts("gemma3-4b", "prefill") == pytest.approx(4.5)
     assert watts("qwen3-4b", "decode") is None

@@ -56,7 +56,7 @@ def test_tiles(flownpu, precision, options):
         assert tiling.gates == (2 if "geglu" in options else 1)
 
 
-def test_first_is_what_the_tuner_takes(flownpu):
+def test_first_is_what_tuner_takes(flownpu):
     tiling = document(flownpu, "--precision", "bfp16", "--top", 1)["tiles"][0]["tiling"]
     best = best_gemm("npu2", "bfp16", "none", 500, 1000, 1100)
     assert [tiling[name] for name in ("m", "k", "n", "k_mt", "e_y", "e_x")] == [
@@ -88,7 +88,7 @@ def test_errors(flownpu, options, message):
     assert message in done.err
 
 
-def test_tuned_tiles_serve_every_projection_of_a_model():
+def test_tuned_tiles_serve_every_projection_of_model():
     """If this fails, a projection has no design that passes the checker, or one that pads it in another way."""
     for n, k, epilogue in projections(MODELS["gemma3-1b"]):
         design = best_gemm("npu2", "bfp16", epilogue, 512, k, n)

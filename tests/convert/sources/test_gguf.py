@@ -56,7 +56,7 @@ def blocks_of(folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_transformers_reads_the_same_model_from_the_file(family: str, tmp_path: Path) -> None:
+def test_transformers_reads_same_model_from_file(family: str, tmp_path: Path) -> None:
     """transformers' reader of GGUF files agrees about every weight: the tests write such files as others do."""
     tiny = write_model(tmp_path, family)
     read = load_gguf_checkpoint(str(tmp_path / "model.gguf"), return_tensors=True, model_to_load=tiny.reference)
@@ -282,7 +282,7 @@ def test_truncated_file(kept: float, tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_bit_flips_in_the_header_are_errors_or_harmless(data: st.DataObject, small_file: bytes, tmp_path: Path) -> None:
+def test_bit_flips_in_header_are_errors_or_harmless(data: st.DataObject, small_file: bytes, tmp_path: Path) -> None:
     """No flip may end in anything but a ConversionError or a model."""
     path = tmp_path / "model.gguf"
     position = data.draw(st.integers(0, small_file.rindex(LAST_TENSOR)))

@@ -44,7 +44,7 @@ def test_image_answers_equal_cpu(question: str, count: int, on_gpu: Opened, on_c
     assert np.abs(ours.logits - theirs.logits).max() < theirs.logits.std() / 4
 
 
-def test_tower_and_decoder_are_on_the_gpu(on_gpu: Opened) -> None:
+def test_tower_and_decoder_are_on_gpu(on_gpu: Opened) -> None:
     told = [json.loads(file.read_text()) for file in on_gpu.placements.iterdir()]
     assert all(placement["on_host"] == placement["left"] == [] for placement in told)
     lowered = " / ".join(line for placement in told for line in placement["lowered"])

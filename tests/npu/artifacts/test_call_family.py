@@ -20,7 +20,7 @@ def test_call_without_position_gives_same_words():
         assert family.patch(position) == []
 
 
-def test_several_patches_of_a_word_add_up():
+def test_several_patches_of_word_add_up():
     classes = [CallClass([10, 20, 30], tasks=[1], patches=[(0, 0, 3), (2, 0, -1), (2, 1, 1000), (2, 2, 7)])]
     family = CallFamily.read(family_words(classes, [Sweep(window=8)], positions=64, keys=4, chunks_of_a_task=99))
     # Position 21 sees keys 14..21: chunks 3, 4 and 5.
@@ -39,7 +39,7 @@ def test_several_patches_of_a_word_add_up():
     ],
     ids=["one", "window", "prompt", "parts of a prompt"],
 )
-def test_features_are_those_of_the_designs_sweeps(keys, sweeps):
+def test_features_are_those_of_designs_sweeps(keys, sweeps):
     """Word n of every class is feature n."""
     positions, most = 700, 3
 

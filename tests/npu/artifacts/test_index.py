@@ -72,7 +72,7 @@ def test_index_calls_and_files_are_found(folder):
     assert artifacts.family(call).words(7) == [64, 32]
 
 
-def test_programs_are_found_by_the_attributes_of_the_model(folder):
+def test_programs_are_found_by_attributes_of_model(folder):
     artifacts = Artifacts(str(folder))
     model = node(hidden=128, windows=[0, 512], scale=0.25, activation="geglu", other=1)
     (found,) = artifacts.programs("decode", model.nodes[0])
@@ -168,7 +168,7 @@ def test_missing_folder_is_refused(tmp_path):
         Artifacts(str(tmp_path / "artifacts" / "npu2"), emulated=False)
 
 
-def test_folders_of_the_other_kind(folder, tmp_path):
+def test_folders_of_other_kind(folder, tmp_path):
     with refused("has designs for the emulator, expected designs for a real NPU"):
         Artifacts(str(folder), emulated=False)
     real = write_folder(tmp_path / "npu2", [], [], emulated=False)

@@ -56,7 +56,7 @@ def without(plan, fifo):
 
 
 @pytest.mark.parametrize("target", ["npu1", "npu2"])
-def test_results_are_the_emulators(target, rng, tmp_path):
+def test_results_are_emulators(target, rng, tmp_path):
     case = fused_dqp_case(FusedDQP(target, 512, 16, "geglu"), 160, 300, rng)
     bench = Bench(case.plan, tmp_path)
     assert bench.runtime.description == f"{target}, emulated"
@@ -66,7 +66,7 @@ def test_results_are_the_emulators(target, rng, tmp_path):
     assert read(buffers["y"], case.plan, "y").tobytes() == case.check().tobytes()
 
 
-def test_calls_of_a_dispatch_see_what_those_before_left(bench, case):
+def test_calls_of_dispatch_see_what_those_before_left(bench, case):
     """A norm of a norm; their rows are parts of one buffer."""
     x, once, twice = 3 * BYTES + 64, 4, BYTES + 64
     state = bench.buffer(np.concatenate([np.zeros(x, np.uint8), case.inputs["x"].reshape(-1).view(np.uint8)]))
@@ -113,7 +113,7 @@ def test_words_that_are_changed_are_read_again(bench, case):
         sequence.write(len(words), 0)
 
 
-def test_threads_share_an_array(rng, tmp_path):
+def test_threads_share_array(rng, tmp_path):
     """Calls take some milliseconds, so that those of several threads meet."""
     case = fused_dqp_case(FusedDQP("npu2", 512), 4128, 512, rng)
     bench = Bench(case.plan, tmp_path)
@@ -174,7 +174,7 @@ def test_buffers_begin_on_pages_and_hold_zeros(bench):
         assert not content.any()
 
 
-def test_moves_outside_of_a_buffer(bench):
+def test_moves_outside_of_buffer(bench):
     buffer = bench.runtime.allocate(100)
     for move in (buffer.to_device, buffer.to_host):
         move(100, 0)
@@ -308,14 +308,14 @@ def refusals(words, value, read):
             yield str(error)
 
 
-def test_numbers_of_a_sequence_that_mean_nothing(bench, case):
+def test_numbers_of_sequence_that_mean_nothing(bench, case):
     words = bench.flat.flatten(case.plan.sequence)
     for value in (-1, 2**62):
         said = list(refusals(words, value, bench.array.sequence))
         assert any("a walk has a dimension of" in text for text in said)
 
 
-def test_numbers_of_an_array_that_mean_nothing(tmp_path):
+def test_numbers_of_array_that_mean_nothing(tmp_path):
     bench = Bench(plan_of(RMSNorm("npu2", N).program(ROWS, 1e-6)), tmp_path)
 
     def load(words):

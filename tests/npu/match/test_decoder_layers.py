@@ -78,7 +78,7 @@ def test_decoders_of_all_kinds(name, models):
     assert not any("last_token" in other.name for other in lowered.nodes)
 
 
-def test_layers_without_rope_have_a_table_that_turns_no_head(models):
+def test_layers_without_rope_have_table_that_turns_no_head(models):
     """SmolLM3 has such layers: cosines of 1 and sines of 0 follow the table of the layers that have RoPE."""
     node = decoder_of(lower(*read_nodes(models.converted("smollm3"))))
     assert node.attributes["tables"] == [0, 1, 0]
@@ -90,7 +90,7 @@ def test_layers_without_rope_have_a_table_that_turns_no_head(models):
 
 
 @pytest.mark.parametrize("name", ["biases", "bias block"])
-def test_biases_are_packed_as_the_designs_read_them(name, models):
+def test_biases_are_packed_as_designs_read_them(name, models):
     """Compared with aie/designs/bias.py, starting from the checkpoint; vectors are as long as a row with its bias."""
     nodes, outputs = read_nodes(models.converted(name))
     node = decoder_of(lower(nodes, outputs))
@@ -125,7 +125,7 @@ def test_imported_graph_form_is_matched(models):
     assert decoder_of(lower(nodes, outputs)).attributes["layers"] == 3
 
 
-def test_either_order_of_a_sum(models):
+def test_either_order_of_sum(models):
     nodes, outputs = read_nodes(models.converted("gemma3_text"))
     for node in nodes:
         if node.op_type == "SkipSimplifiedLayerNormalization":
@@ -151,7 +151,7 @@ def test_projection_beside_decoder_stays(models):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_constants_are_packed_as_the_designs_read_them(name, models):
+def test_constants_are_packed_as_designs_read_them(name, models):
     """Compared with the layout's definition, aie/designs/decode_layer/shape.py, starting from the checkpoint."""
     nodes, outputs = read_nodes(models.converted(name))
     node = decoder_of(lower(nodes, outputs))

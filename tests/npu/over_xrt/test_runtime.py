@@ -50,7 +50,7 @@ test_what_outlives_its_runtime = emulated.test_buffers_and_arrays_may_outlive_th
 
 
 @pytest.mark.parametrize("target", ["npu1", "npu2"])
-def test_results_are_the_emulators(driver, target, rng, tmp_path):
+def test_results_are_emulators(driver, target, rng, tmp_path):
     driver.use_kernels(target)
     case = fused_dqp_case(FusedDQP(target, 512, 16, "geglu"), 160, 300, rng)
     bench = xrt.XrtBench(case.plan, tmp_path)
@@ -125,7 +125,7 @@ def give_up(bench, driver, sequence, arguments):
         bench.run((sequence, arguments), limit=1)
 
 
-def test_words_of_a_call_under_way_stay_as_they_are(bench, case, arguments, driver):
+def test_words_of_call_under_way_stay_as_they_are(bench, case, arguments, driver):
     sequence = bench.sequence(case.plan)
     give_up(bench, driver, sequence, arguments)
     with device_error("submit", "word 0 of a sequence: its instructions cannot be changed while it is under way"):
@@ -212,7 +212,7 @@ NEEDED = (
 
 
 @pytest.mark.parametrize("fault", ["context", "submit"])
-def test_firmware_that_does_not_know_a_request(driver, case, tmp_path, fault):
+def test_firmware_that_does_not_know_request(driver, case, tmp_path, fault):
     """The driver takes the firmware; the error has its version, what is needed, and what tells more."""
     driver.use_firmware(FIRST)
     bench = xrt.XrtBench(case.plan, tmp_path)
@@ -438,7 +438,7 @@ def test_lost_device_is_noticed_early(bench, case, arguments, driver, calls, fai
     driver.end_hung_calls()
 
 
-def test_wrong_result_is_an_error(bench, case, arguments):
+def test_wrong_result_is_error(bench, case, arguments):
     with device_error("command", "call 0: the array ended with an error: "):
         bench.run((bench.sequence(case.plan), arguments[:2]))
 
@@ -458,7 +458,7 @@ def test_calls_that_do_not_fit_are_refused(bench, case, arguments):
     bench.run((sequence, arguments))
 
 
-def test_fork_child_neither_uses_nor_frees_what_the_parent_made(driver, bench, case, arguments):
+def test_fork_child_neither_uses_nor_frees_what_parent_made(driver, bench, case, arguments):
     """A freed buffer would be the parent's, too: both have the same open file."""
     alive = driver.alive()
     made = [bench.sequence(case.plan), bench.runtime, arguments]

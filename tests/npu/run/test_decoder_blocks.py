@@ -167,7 +167,7 @@ def test_prompt_is_cut_at_images(rng: np.random.Generator, folder: Folder, sessi
     assert dispatches(least + 1) == OF_A_CHUNK + 1
 
 
-def test_rows_behind_the_text_are_in_no_block(rng: np.random.Generator, folder: Folder, session: Session) -> None:
+def test_rows_behind_text_are_in_no_block(rng: np.random.Generator, folder: Folder, session: Session) -> None:
     """The rows that pad a prompt on the right, whatever their block numbers."""
     blocks = numbered(4, "image", 2)
     hidden = embedded(rng, folder.reference, blocks)
@@ -220,7 +220,7 @@ def test_unfit_blocks_are_refused(rng: np.random.Generator, name: str, folder: F
         session.run(embedded(rng, folder.reference, blocks), len(blocks), session.past(CONTEXT), blocks=blocks)
 
 
-def test_artifacts_without_room_for_an_image(rng: np.random.Generator, folder: Folder, tmp_path: Path) -> None:
+def test_artifacts_without_room_for_image(rng: np.random.Generator, folder: Folder, tmp_path: Path) -> None:
     """Such artifacts still take text."""
     build_artifacts(folder.model, context=128, output=tmp_path)
     session = open_session(folder.model, tmp_path)

@@ -203,7 +203,7 @@ def test_restored_past_goes_on_at_another_device(rng, session_of, embed):
         elsewhere.device.restore([_argument(tensor) for tensor in past])
 
 
-def test_conversations_at_the_same_time(rng, session_of, embed):
+def test_conversations_at_same_time(rng, session_of, embed):
     """Four conversations, two in each of two sessions over one array, have the same bits as alone."""
     texts = [embed("llama", rng.integers(3, 300, 12)) for _ in range(4)]
     steps = steps_of(*range(1, 13))
@@ -224,7 +224,7 @@ def counted(session, run):
     return {key: after[key] - before[key] for key in before}
 
 
-def test_dispatches_and_bytes_of_a_token_and_of_a_prompt(rng, session_of, embed):
+def test_dispatches_and_bytes_of_token_and_of_prompt(rng, session_of, embed):
     """For a token two lines go to the array and logits come back; for a prompt its embeddings go there as well."""
     session, hidden = session_of("gemma3_text"), embed("gemma3_text", rng.integers(3, 300, 260))
     past, layers = session.past(CONTEXT), session.attributes["layers"]

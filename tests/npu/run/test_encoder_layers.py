@@ -139,7 +139,7 @@ def test_weights_of_every_type_become_panels(weights, converted):
 
 
 @pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC], ids=["narrow", "symmetric"])
-def test_panels_do_not_depend_on_the_layout_of_q4nx(layout, converted):
+def test_panels_do_not_depend_on_layout_of_q4nx(layout, converted):
     found, expected = (
         packed(converted("q4nx"), lambda nodes, of=of: in_layout(nodes, of, symmetric=not layout.minima))
         for of in (layout, q4nx.WIDE)

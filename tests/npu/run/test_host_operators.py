@@ -181,7 +181,7 @@ def test_heads_leave_rows_without_token_untouched(rng):
     ]
 
 
-def test_zeros_end_with_the_cache():
+def test_zeros_end_with_cache():
     shape = LayerShape(128, 4, 2, 32, 128, "swiglu")
     call = norm_rope(shape, TOKENS, 37, line=256, table=0, tables=1, epsilon=EPSILON)
     arrays = {buffer.name: np.ones(buffer.type.elements, BFLOAT16) for buffer in call.buffers}
@@ -216,7 +216,7 @@ def test_transfers_are_limited_to_needed_views(rng):
     ]
 
 
-def test_bytes_that_a_step_is_priced_by():
+def test_bytes_that_step_is_priced_by():
     call = rope_call(SHAPE, 300)
     row = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.d
     assert call.reads == 2 * (TOKENS * (row + SHAPE.d) + 2 * SHAPE.d)
@@ -262,7 +262,7 @@ def test_unfit_host_operator_is_refused_by_name(call, message):
 
 
 @pytest.mark.parametrize("position", [-1, CONTEXT - TOKENS + 1])
-def test_positions_past_the_end_of_the_cache(rng, position):
+def test_positions_past_end_of_cache(rng, position):
     arrays = rope_arrays(rng, SHAPE, 256)
     before = arrays["cache"].tobytes()
     with pytest.raises(

@@ -206,7 +206,7 @@ def test_past_of_other_session_is_refused(host, rng):
         host.run(past, past, 3, 1)
 
 
-def test_tokens_that_were_not_run_are_taken_from_the_tensor(host, rng):
+def test_tokens_that_were_not_run_are_taken_from_tensor(host, rng):
     """Some callers sample a token and append the next turn without having run it."""
     past = host.tensors(CONTEXT)
     expected = host.run(past, past, 0, 5)

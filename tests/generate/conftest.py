@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from flownpu.convert import convert
 from flownpu.generate.language_model import LanguageModel
-from flownpu.generate.speculative.model import Speculation
 from flownpu.generate.speculative.budget import CandidateBudget
+from flownpu.generate.speculative.model import Speculation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

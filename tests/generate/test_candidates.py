@@ -11,9 +11,9 @@ import pytest
 
 from flownpu.errors import FlowNPUError
 from flownpu.generate.language_model import LanguageModel
+from flownpu.generate.speculative.budget import CandidateBudget, StepTimes
 from flownpu.generate.speculative.lookup import Lookup
 from flownpu.generate.speculative.model import Speculation
-from flownpu.generate.speculative.budget import CandidateBudget, StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from flownpu.errors import FlowNPUError
+from flownpu.generate.cached_sequence import CachedSequence
 from flownpu.generate.generator_worker import GeneratorWorker
 from flownpu.generate.guidance import Guidance
-from flownpu.generate.cached_sequence import CachedSequence
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 from flownpu.generate.speculative.model import Speculation
 from flownpu.generate.stop_texts import StopTexts

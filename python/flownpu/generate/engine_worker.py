@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from flownpu.errors import ContextLengthError, FlowNPUError, require
-from flownpu.generate.request_queue import RequestQueue
 from flownpu.generate.guidance import blamed, rehearse
 from flownpu.generate.language_model import LanguageModel
+from flownpu.generate.request_queue import RequestQueue
 from flownpu.generate.speculative.choice import ChoiceModel
 from flownpu.generate.stop_texts import StopTexts
 from flownpu.generate.worker import Deliver, Failed, Finished, FinishReason, Piece, Request, Started
@@ -39,7 +39,7 @@ _ROOM = 128
 # Runs in a row that GenAI's engine may repeat before the requests' grammars are checked: an error in a grammar makes it
 # repeat them for ever.
 _REPEATS = 3
-# Seconds for which it may repeat them if no grammar is at fault: a passing cause, such as a shortage of memory, has ended
+# Seconds for which it may repeat them if no grammar is at fault: a passing cause, such as a lack of memory, has ended
 # by then. Without this wait, a server on a starved machine refused seven sound requests in an hour.
 _PATIENCE = 10.0
 _PAUSE = 0.01

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flownpu.generate.request_queue import RequestQueue
-from flownpu.generate.guidance import blamed
 from flownpu.generate.cached_sequence import CachedSequence
+from flownpu.generate.guidance import blamed
 from flownpu.generate.language_model import LanguageModel
 from flownpu.generate.penalties import ChangedLogits
+from flownpu.generate.request_queue import RequestQueue
 from flownpu.generate.stop_texts import StopTexts
 from flownpu.generate.worker import Deliver, Event, Failed, Finished, FinishReason, Likelihood, Piece, Request, Started
 

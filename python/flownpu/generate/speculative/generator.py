@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flownpu.generate.speculative.budget import CandidateBudget, StepTimes
 from flownpu.generate.speculative.candidates import Candidates
 from flownpu.generate.speculative.choice import Choice
-from flownpu.generate.speculative.budget import CandidateBudget, StepTimes
 
 __all__ = ["SpeculativeGenerator", "Tally"]
 
@@ -86,7 +86,8 @@ class SpeculativeGenerator:
         """The logits behind the sequence's last token, then those behind each of `_candidates`."""
         self._candidates: deque[int] = deque()
         self._step: tuple[CandidateBudget, int, float] | None = None
-        """The step that is being verified: its budget, the number of candidates, and the seconds it took to find them."""
+        """The step that is being verified: its budget, the number of candidates, and the seconds that finding them
+        took."""
 
     def append_tokens(self, tokens: NDArray[np.int32]) -> None:
         """Computes given tokens and appends them to the sequence."""

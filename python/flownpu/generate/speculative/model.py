@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flownpu.errors import FlowNPUError, require
+from flownpu.generate.speculative.budget import CandidateBudget, StepTimes
 from flownpu.generate.speculative.choice import ChoiceModel
 from flownpu.generate.speculative.draft import Draft
 from flownpu.generate.speculative.generator import SpeculativeGenerator
 from flownpu.generate.speculative.lookup import Lookup
-from flownpu.generate.speculative.budget import CandidateBudget, StepTimes
 from flownpu.model.folder import onnx_path
 from flownpu.model.onnx_file import load_model
 

@@ -11,14 +11,14 @@ __all__ = ["BuildInfo", "build_info"]
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """What the build recorded in build.json (CMakeLists.txt); a field that it could not determine is empty."""
+    """The facts that the build recorded in build.json (CMakeLists.txt); one that it could not determine is empty."""
 
     commit: str = ""
     """The commit's hash, with `-dirty` appended if files differed from it."""
     compiler: str = ""
     """Name and version: "GNU 12.2.0"."""
     platform: str = ""
-    """What it was built for: "manylinux_2_28_x86_64", or "this machine"."""
+    """The platform that it was built for: "manylinux_2_28_x86_64", or "this machine"."""
     xrt: str = ""
     """Version of XRT's headers; empty if this build cannot drive an NPU."""
 

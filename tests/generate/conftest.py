@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from flownpu.convert import convert
 from flownpu.generate.language_model import LanguageModel
+from flownpu.generate.speculative.budget import CandidateBudget
 from flownpu.generate.speculative.model import Speculation
-from flownpu.generate.speculative.pace import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
 
 
-class Steady(Pace):
+class Steady(CandidateBudget):
     """Always asks for as many candidates as there may be, so that what a test computes does not depend on the clock."""
 
     def count(self) -> int:
@@ -52,16 +52,16 @@ class Scripted:
 def steady(model: LanguageModel) -> LanguageModel:
     """The model, made to verify as many candidates as it can in each step."""
     assert model.speculative is not None
-    paces = model.speculative.paces
-    paces.update({name: Steady(pace.times, pace.most, pace.proposing) for name, pace in paces.items()})
+    budgets = model.speculative.budgets
+    budgets.update({name: Steady(budget.times, budget.most, budget.proposing) for name, budget in budgets.items()})
     return model
 
 
 def scripted(model: LanguageModel, candidates: Any, *arguments: Any, **options: Any) -> Any:
     """A generator of the model whose candidates are the test's."""
     generator = model.generator(*arguments, **options)
-    (_, pace), *_ = generator._sources
-    generator._sources = [(candidates, pace)]
+    (_, budget), *_ = generator._sources
+    generator._sources = [(candidates, budget)]
     return generator
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from flownpu.errors import FlowNPUError
 from flownpu.generate.language_model import LanguageModel
+from flownpu.generate.speculative.budget import CandidateBudget, StepTimes
 from flownpu.generate.speculative.lookup import Lookup
 from flownpu.generate.speculative.model import Speculation
-from flownpu.generate.speculative.pace import Pace, StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,22 +43,22 @@ def test_lookup_forgets_what_was_gone_back_on() -> None:
     assert lookup.propose([1, 2, 7, 8, 9, 3, 4, 1, 2], 3) == [7, 8, 9]
 
 
-def play(pace: Pace, steps: int, kept: float, row_cost: float) -> tuple[float, int]:
+def play(budget: CandidateBudget, steps: int, kept: float, row_cost: float) -> tuple[float, int]:
     """Seconds and tokens if a step takes 1 s, and `row_cost` s more a candidate; a share `kept` of them is right."""
     seconds, tokens, owed = 0.0, 0, 0.0
     while tokens < steps:
-        count = pace.count()
+        count = budget.count()
         if count == 0:
-            pace.times.add(1, 1.0)
-            pace.stepped()
+            budget.times.add(1, 1.0)
+            budget.stepped()
             seconds, tokens = seconds + 1, tokens + 1
             continue
         took = 1 + row_cost * count
         owed += kept * count
         good = min(count, int(owed))
         owed -= good
-        pace.times.add(1 + count, took)
-        pace.verified(count, good, 0.0)
+        budget.times.add(1 + count, took)
+        budget.verified(count, good, 0.0)
         seconds, tokens = seconds + took, tokens + 1 + good
     return seconds, tokens
 
@@ -66,7 +66,7 @@ def play(pace: Pace, steps: int, kept: float, row_cost: float) -> tuple[float, i
 @pytest.mark.parametrize("row_cost", [0.05, 0.3, 1.0])
 def test_wrong_candidates_cost_little(row_cost: float) -> None:
     """They take a hundredth of the time; and at the start a step and a half and a few tries, until costs are known."""
-    seconds, tokens = play(Pace(StepTimes(), 3, 0.01), 1000, 0.0, row_cost)
+    seconds, tokens = play(CandidateBudget(StepTimes(), 3, 0.01), 1000, 0.0, row_cost)
     assert seconds <= 1.01 * tokens + 1.5 + 2 * 3 * row_cost
     # Candidates are still tried now and then.
     assert seconds > 1.002 * tokens
@@ -74,14 +74,14 @@ def test_wrong_candidates_cost_little(row_cost: float) -> None:
 
 @pytest.mark.parametrize("row_cost", [0.05, 0.3])
 def test_right_candidates_are_all_tried(row_cost: float) -> None:
-    seconds, tokens = play(Pace(StepTimes(), 3, 0.01), 400, 1.0, row_cost)
+    seconds, tokens = play(CandidateBudget(StepTimes(), 3, 0.01), 400, 1.0, row_cost)
     assert tokens / seconds > 0.9 * 4 / (1 + 3 * row_cost)
 
 
 def test_candidates_that_become_right_are_noticed() -> None:
-    pace = Pace(StepTimes(), 3, 0.01)
-    play(pace, 500, 0.0, 0.1)
-    seconds, tokens = play(pace, 500, 1.0, 0.1)
+    budget = CandidateBudget(StepTimes(), 3, 0.01)
+    play(budget, 500, 0.0, 0.1)
+    seconds, tokens = play(budget, 500, 1.0, 0.1)
     assert tokens / seconds > 2
 
 

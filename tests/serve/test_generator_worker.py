@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from flownpu.errors import FlowNPUError
+from flownpu.generate.cached_sequence import CachedSequence
 from flownpu.generate.generator_worker import GeneratorWorker
 from flownpu.generate.guidance import Guidance
-from flownpu.generate.held_sequence import HeldSequence
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 from flownpu.generate.speculative.model import Speculation
 from flownpu.generate.stop_texts import StopTexts
@@ -218,11 +218,11 @@ def test_emptied_slot_frees_cache_at_once(worker):
     gc.collect()
     gc.disable()
     try:
-        before = sum(isinstance(one, HeldSequence) for one in gc.get_objects())
+        before = sum(isinstance(one, CachedSequence) for one in gc.get_objects())
         for seed in range(6):
             Asked(worker, "Strings are", 3, sampling=Sampling(temperature=1, seed=seed)).all()
         Asked(worker, "Strings are", guidance=BAD).all()
-        after = sum(isinstance(one, HeldSequence) for one in gc.get_objects())
+        after = sum(isinstance(one, CachedSequence) for one in gc.get_objects())
     finally:
         gc.enable()
     assert after - before <= worker.slots

@@ -9,9 +9,11 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from importlib import import_module
-from typing import Annotated
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.logging import RichHandler
@@ -94,8 +96,35 @@ def application(arguments: Sequence[str] = ()) -> typer.Typer:
     for name, place in _COMMANDS.items():
         if name in names:
             module, _, function = place.partition(":")
-            app.command(name)(getattr(import_module(f"flownpu.cli.{module}"), function))
+            app.command(name)(_with_groups(getattr(import_module(f"flownpu.cli.{module}"), function)))
     return app
+
+
+def _with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """A command as typer reads it: each parameter whose type is a dataclass is replaced by the fields of that class."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        if name in groups:
+            types = get_type_hints(groups[name], include_extras=True)
+            parameters += [_keyword(each.name, each.default, types[each.name]) for each in fields(groups[name])]
+        else:
+            parameters.append(_keyword(name, parameter.default, hints[name]))
+
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})
+        command(**values)
+
+    run.__doc__ = command.__doc__
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _keyword(name: str, default: Any, annotation: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -27,7 +27,7 @@ from flownpu.model.folder import read_genai_config
 from flownpu.peers import PEERS, own_engine, prepare, remove_exported
 from flownpu.peers.export import ExportProgress
 
-# What a shell says of a command that SIGINT ended.
+# The exit code that shells give a command that SIGINT ended.
 INTERRUPTED = 130
 
 _WIDEST = 1000
@@ -179,7 +179,7 @@ Made = TypeVar("Made")
 
 
 def _preparing(make: Callable[[Callable[[str], None], ExportProgress], list[Made]]) -> list[Made]:
-    """What `make` returns, which says what it does and how far it is."""
+    """The result of `make`, which reports what it does and how far it is."""
     with progress_bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("preparing", total=None)
 

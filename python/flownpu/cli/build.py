@@ -35,21 +35,21 @@ class Target(StrEnum):
 
 
 class Emit(StrEnum):
-    """What a design is written as."""
+    """The form in which a design is written."""
 
     MLIR = "mlir"
     PLAN = "plan"
 
 
 class Kind(StrEnum):
-    """What runs the artifacts of a model."""
+    """The device that runs the artifacts of a model."""
 
     EMULATE = "emulate"
     XCLBIN = "xclbin"
 
 
 class Weights(StrEnum):
-    """What a prompt's matrix products multiply by."""
+    """The type of the weights in a prompt's matrix products."""
 
     BF16 = "bf16"
     BFP16 = "bfp16"
@@ -171,7 +171,7 @@ def _build_model(
     what = f"{built.folder}: {built.calls} calls" + (f" over {built.context} positions" if built.context else "")
     for reason in built.left_out:
         status(f"left out: {reason}")
-    # What is the host's, on_unsupported=error, the default, does not allow.
+    # The default, on_unsupported=error, allows no nodes on the host.
     command = f"flownpu run {model} --device {'emulate' if kind is Kind.EMULATE else 'npu'}"
     command += " --option on_unsupported=cpu" if any(left.on_host for left in built.left_out) else ""
     if kind is Kind.EMULATE:

@@ -16,8 +16,7 @@ from flownpu.cli.run import placements, reading, summary
 from flownpu.errors import FlowNPUError
 from flownpu.generate.conversation import Conversation
 from flownpu.generate.image_prompts import read_images
-from flownpu.generate.language_model import Sampling, Timing
-from flownpu.generate.speculative.model import Speculation
+from flownpu.generate.language_model import Timing
 
 if TYPE_CHECKING:
     from flownpu.generate.images import PreparedImage
@@ -34,37 +33,20 @@ def chat(
     context: Annotated[
         int, typer.Option(min=2, help="Tokens that the conversation may grow to: the size of the KV cache.")
     ] = 4096,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    seed: options.Seed = None,
-    lookup: options.Lookup = False,
-    draft: options.DraftFolder = None,
-    allow_control_tokens: options.AllowControlTokens = False,
-    provider: options.ProviderOption = "flownpu",
-    device: options.DeviceOption = None,
-    activations: options.ActivationsOption = None,
-    threads: options.Threads = None,
-    option: options.Option = None,
+    *,
+    sampling: options.SamplingOptions,
+    decoding: options.DecodingOptions,
+    session: options.SessionOptions,
 ) -> None:
     """Hold a conversation. Ctrl-C stops a reply, /reset begins anew, /image FILE shows an image, /exit leaves.
 
     Reads stdin line by line, one turn a line, also from a pipe. An image belongs to the next message, which may have
     several.
     """
-    language_model = options.open_model(
-        model,
-        provider,
-        device,
-        activations,
-        threads,
-        option,
-        Speculation(lookup, draft),
-        allow_control_tokens=allow_control_tokens,
-    )
+    language_model = options.open_model(model, session, decoding)
     conversation = Conversation(
         language_model,
-        Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
+        sampling.sampling(),
         min(context, language_model.context_length),
         system,
     )
@@ -86,7 +68,7 @@ def chat(
 
 @dataclass
 class _Talk:
-    """What the lines of a terminal do with a conversation."""
+    """A conversation that the lines of a terminal direct."""
 
     conversation: Conversation
     images: "list[PreparedImage]" = field(default_factory=list)

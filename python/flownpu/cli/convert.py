@@ -97,7 +97,7 @@ def convert(
 
 
 def _next_command(output: Path, *, paged: bool) -> str:
-    """What runs a model that was made; of an optimum export, optimum does."""
+    """The command that uses a model that was made; an optimum export runs in optimum alone."""
     if paged:
         return f"flownpu serve {output}"
     if (output / "genai_config.json").is_file():

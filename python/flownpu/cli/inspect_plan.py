@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `flownpu inspect` shows of a plan: tiles, fifos, the sequence, and whether the plan is valid."""
+"""`flownpu inspect` of a plan: its tiles, fifos and sequence, and whether the plan is valid."""
 
 import json
 from collections import Counter
@@ -86,7 +86,7 @@ def inspect_plan(path: Path, *, as_json: bool, svg: Path | None, trace_file: Pat
 
 
 def _document(path: Path, plan: Plan, tiles: list[TileUse], violations: list[str]) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The document that `--json` prints."""
     limits = LIMITS[plan.array.target]
     linked = _linked(plan)
     return {

@@ -2,13 +2,14 @@
 """Arguments and options that several commands share."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from flownpu.errors import require
-from flownpu.generate.language_model import LanguageModel
+from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.generate.speculative.model import Speculation
 from flownpu.model.folder import is_embedding_folder, read_genai_config
 from flownpu.ops.opencl_loader import use_installed_packages
@@ -16,12 +17,13 @@ from flownpu.ops.opencl_loader import use_installed_packages
 if TYPE_CHECKING:
     from flownpu.serve.processes.protocol import ModelSettings
 
-__all__ = ["Activations", "AsJson", "Device", "DeviceOption", "ModelFolder", "Option", "Provider", "ProviderOption"]
-__all__ += ["ActivationsOption", "Seed", "Temperature", "Threads", "TopK", "TopP", "open_model", "provider_options"]
-__all__ += ["AllowControlTokens", "Context", "DraftFolder", "Lookup", "Slots", "served_models"]
+__all__ = ["Activations", "ActivationsOption", "AsJson", "Context", "DecodingOptions", "Device", "DeviceOption"]
+__all__ += ["ModelFolder", "Option", "Provider", "ProviderOption", "SamplingOptions", "SessionOptions", "Slots"]
+__all__ += ["Threads", "open_model", "provider_options", "served_models"]
 
 
-# Who runs the model, where FlowNPU's provider runs it, and what matrix products round their activations to.
+# The provider that runs a model, the device on which FlowNPU's does, and the type to which matrix products round
+# activations.
 Provider = Literal["flownpu", "cpu"]
 Device = Literal["auto", "cpu", "npu", "emulate", "gpu"]
 Activations = Literal["bf16", "int8"]
@@ -78,30 +80,64 @@ AllowControlTokens = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
-def open_model(
-    folder: Path,
-    provider: Provider,
-    device: Device | None,
-    activations: Activations | None,
-    threads: int | None,
-    option: list[str] | None,
-    speculation: Speculation | None = None,
-    *,
-    allow_control_tokens: bool = False,
-) -> LanguageModel:
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How `run` and `chat` choose tokens."""
+
+    temperature: Temperature = None
+    top_k: TopK = None
+    top_p: TopP = None
+    seed: Seed = None
+
+    def sampling(self) -> Sampling:
+        """The options as generation takes them."""
+        return Sampling(self.temperature, self.top_k, self.top_p, self.seed)
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """How commands that generate text decode it, and read their prompts."""
+
+    lookup: Lookup = False
+    draft: DraftFolder = None
+    allow_control_tokens: AllowControlTokens = False
+
+    def speculation(self) -> Speculation:
+        """The sources of candidates."""
+        return Speculation(self.lookup, self.draft)
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """Which provider runs a model, and how."""
+
+    provider: ProviderOption = "flownpu"
+    device: DeviceOption = None
+    activations: ActivationsOption = None
+    threads: Threads = None
+    option: Option = None
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments `provider`, `options` and `threads` of what opens a model.
+
+        Raises:
+            typer.BadParameter: an `--option` is not of the form KEY=VALUE.
+        """
+        options = provider_options(self.device, self.activations, self.option)
+        return {"provider": self.provider, "options": options, "threads": self.threads}
+
+
+def open_model(folder: Path, session: SessionOptions, decoding: DecodingOptions) -> LanguageModel:
     """Opens a model folder as the command line's options say.
 
     Raises:
         typer.BadParameter: an `--option` is not of the form KEY=VALUE.
     """
-    options = provider_options(device, activations, option)
     return LanguageModel(
         folder,
-        provider=provider,
-        options=options,
-        threads=threads,
-        speculation=speculation,
-        allow_control_tokens=allow_control_tokens,
+        **session.settings(),
+        speculation=decoding.speculation(),
+        allow_control_tokens=decoding.allow_control_tokens,
     )
 
 
@@ -129,15 +165,7 @@ def provider_options(
 
 
 def served_models(
-    models: list[str],
-    provider: Provider,
-    given: dict[str, str],
-    threads: int | None,
-    context: int,
-    slots: int,
-    speculation: Speculation,
-    *,
-    allow_control_tokens: bool,
+    models: list[str], context: int, slots: int, session: SessionOptions, decoding: DecodingOptions
 ) -> "dict[str, ModelSettings]":
     """Models for a server, by name: NAME=FOLDER, or a folder, whose last part is the name.
 
@@ -146,7 +174,8 @@ def served_models(
         FlowNPUError: a folder holds no model.
     """
     protocol = require("flownpu.serve.processes.protocol", extra="serve", purpose="Serving models")
-    if speculation.draft is not None and len(models) > 1:
+    settings = session.settings()
+    if decoding.draft is not None and len(models) > 1:
         raise typer.BadParameter(
             f"a draft model is of one model's family, got {len(models)} models: serve each with its own",
             param_hint="--draft",
@@ -161,6 +190,11 @@ def served_models(
         if not is_embedding_folder(folder):
             read_genai_config(folder)
         named[name] = protocol.ModelSettings(
-            folder, provider, given, threads, context, slots, speculation, allow_control_tokens
+            folder,
+            **settings,
+            context=context,
+            slots=slots,
+            speculation=decoding.speculation(),
+            allow_control_tokens=decoding.allow_control_tokens,
         )
     return named

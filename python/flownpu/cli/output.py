@@ -58,7 +58,7 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def read_all_bytes() -> None:
-    """Has stdin pass bytes on that are no UTF-8, for whoever takes the text to name them, instead of failing there."""
+    """Makes stdin pass on bytes that are not UTF-8, so that the reader of the text can name them in its error."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
 

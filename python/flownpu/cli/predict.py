@@ -219,7 +219,7 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def _range(value: float, error: float | None, style: str) -> str:
-    """What the value may be if the model errs as it does on average."""
+    """The range of a value if the model errs by its average error."""
     return "" if error is None else f"{value * (1 - error):{style}}-{value * (1 + error):{style}}"
 
 

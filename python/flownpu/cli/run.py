@@ -11,8 +11,7 @@ import typer
 from flownpu.cli import options
 from flownpu.cli.output import print_json, read_all_bytes, seconds_text, status, waiting
 from flownpu.generate.image_prompts import TOKENS_PER_IMAGE, place_images, read_images
-from flownpu.generate.language_model import LanguageModel, Sampling, Timing, Tokens
-from flownpu.generate.speculative.model import Speculation
+from flownpu.generate.language_model import LanguageModel, Timing, Tokens
 from flownpu.generate.turns import text_of
 
 if TYPE_CHECKING:
@@ -31,21 +30,13 @@ def run(
         typer.Option("--image", metavar="FILE", help="An image that the prompt is about; may be repeated."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = 128,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    seed: options.Seed = None,
-    lookup: options.Lookup = False,
-    draft: options.DraftFolder = None,
-    allow_control_tokens: options.AllowControlTokens = False,
+    *,
+    sampling: options.SamplingOptions,
+    decoding: options.DecodingOptions,
     no_chat_template: Annotated[
         bool, typer.Option("--no-chat-template", help="Take the prompt as it is, not as a turn of a conversation.")
     ] = False,
-    provider: options.ProviderOption = "flownpu",
-    device: options.DeviceOption = None,
-    activations: options.ActivationsOption = None,
-    threads: options.Threads = None,
-    option: options.Option = None,
+    session: options.SessionOptions,
     as_json: options.AsJson = False,
 ) -> None:
     """Answer one prompt, printing the text as it is generated.
@@ -57,22 +48,12 @@ def run(
             raise typer.BadParameter('expected -p "some text", or text on stdin', param_hint="--prompt")
         read_all_bytes()
         prompt = sys.stdin.read()
-    # Before the model is opened: what is wrong with an image is told at once, and its memory is free again.
+    # Before the model is opened: an error in an image is reported at once, and the memory that reading takes is freed.
     images = read_images(model, image) if image else []
-    language_model = options.open_model(
-        model,
-        provider,
-        device,
-        activations,
-        threads,
-        option,
-        Speculation(lookup, draft),
-        allow_control_tokens=allow_control_tokens,
-    )
+    language_model = options.open_model(model, session, decoding)
     tokens = _tokens(language_model, prompt, len(images), chat_template=not no_chat_template)
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     timing = Timing()
-    answer = language_model.complete(tokens, max_new_tokens, sampling, timing, images)
+    answer = language_model.complete(tokens, max_new_tokens, sampling.sampling(), timing, images)
     with waiting(reading(images)):
         first = next(answer, "")
     pieces = []
@@ -100,7 +81,7 @@ def placements(language_model: LanguageModel) -> list[str]:
 
 
 def reading(images: "Sequence[PreparedImage]") -> str:
-    """What is waited for before the first token."""
+    """The text that is shown until the first token comes."""
     return " ".join(
         ["Reading the prompt", *(["and"] if images else []), ", ".join(image.path.name for image in images)]
     )

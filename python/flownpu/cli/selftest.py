@@ -41,7 +41,7 @@ _GPU_COLUMNS: tuple[tuple[str, _Justify], ...] = (
 
 
 class TriedDevice(StrEnum):
-    """What is tried."""
+    """The device whose parts are tried."""
 
     EMULATE = "emulate"
     NPU = "npu"
@@ -173,7 +173,7 @@ def _show_gpu(device: "_native.GpuDevice", results: "list[KernelResult]", folder
 
 
 class _Named(Protocol):
-    """What patterns are compared with."""
+    """A thing whose name is compared with patterns."""
 
     @property
     def name(self) -> str:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from a model folder with ORT GenAI: what `flownpu run`, `chat`, `bench` and `serve` share."""
+"""Generates text from a model folder with ORT GenAI, for `flownpu run`, `chat`, `bench` and `serve`."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps control tokens that are written in people's texts from becoming control tokens.
+"""Keeps names of control tokens in users' texts from becoming control tokens.
 
-A chat template mixes its own control tokens, such as <start_of_turn>, with texts of users and of tools, which must not
-open turns by writing the same. Before the template sees a text, a secret mark is put between the characters of each
-control token in it. In what the template writes, control tokens without marks are its own: they are renamed to names
-with the mark, which only a second view of the tokenizer knows, and all other marks are removed. So the prompt is
+A chat template mixes its own control tokens, such as <start_of_turn>, with texts of users and of tools; these must not
+open turns by writing the same names. Before the template sees a text, a secret mark is put between the characters of
+each control token in it. In what the template writes, control tokens without marks are its own: they are renamed to
+names with the mark, which only a second view of the tokenizer knows, and all other marks are removed. So the prompt is
 tokenised as one text, and spaces and neighbours count as in any text.
 """
 

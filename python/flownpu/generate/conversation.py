@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flownpu.errors import FlowNPUError
-from flownpu.generate.held_sequence import HeldSequence
+from flownpu.generate.cached_sequence import CachedSequence
 from flownpu.generate.image_prompts import place_images
 from flownpu.generate.language_model import LanguageModel, Message, Sampling, Timing
 
@@ -33,7 +33,7 @@ class Conversation:
     messages: list[Message] = field(init=False)
     images: "list[PreparedImage]" = field(init=False)
     """The images of all messages, in their order."""
-    _held: HeldSequence = field(init=False)
+    _cached: CachedSequence = field(init=False)
 
     def __post_init__(self) -> None:
         self.reset()
@@ -42,12 +42,12 @@ class Conversation:
         """Forgets everything that was said."""
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
         self.images = []
-        self._held = HeldSequence(self.model, self.context, self.sampling)
+        self._cached = CachedSequence(self.model, self.context, self.sampling)
 
     @property
     def has_begun(self) -> bool:
         """Whether the KV cache holds anything; a turn with images would have it computed anew."""
-        return self._held.generator is not None
+        return self._cached.generator is not None
 
     def reply(self, text: str, timing: Timing, images: "Sequence[PreparedImage]" = ()) -> Generator[str, None, None]:
         """Yields the model's reply to `text` and `images`, a token at a time; keeps the part that was yielded.
@@ -65,7 +65,7 @@ class Conversation:
                 f"the conversation is {len(tokens)} tokens long and its context holds {self.context}: "
                 "/reset begins a new one; --context sets a larger one"
             )
-        generator, new, unseen = self._held.resume(tokens, shown)
+        generator, new, unseen = self._cached.resume(tokens, shown)
         pieces: list[str] = []
         try:
             for piece in self.model.stream(generator, new, timing, unseen):

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from flownpu.errors import ContextLengthError, FlowNPUError, require
-from flownpu.generate.arrivals import Arrivals
 from flownpu.generate.guidance import blamed, rehearse
 from flownpu.generate.language_model import LanguageModel
+from flownpu.generate.request_queue import RequestQueue
 from flownpu.generate.speculative.choice import ChoiceModel
 from flownpu.generate.stop_texts import StopTexts
 from flownpu.generate.worker import Deliver, Failed, Finished, FinishReason, Piece, Request, Started
@@ -36,11 +36,11 @@ _SETTERS = {
 # and a request whose limit is far above what it generates does not keep others waiting.
 _ROOM = 128
 
-# Runs in a row that GenAI's engine may want to repeat before the requests' grammars are looked at, since an error of a
-# grammar repeats for ever.
+# Runs in a row that GenAI's engine may repeat before the requests' grammars are checked: an error in a grammar makes it
+# repeat them for ever.
 _REPEATS = 3
-# Seconds for which it may repeat them if no grammar is found at fault: what can pass, such as memory that is short, has
-# passed by then. A machine that starved the server refused seven sound requests in an hour before there was this.
+# Seconds for which it may repeat them if no grammar is at fault: a passing cause, such as a lack of memory, has ended
+# by then. Without this wait, a server on a starved machine refused seven sound requests in an hour.
 _PATIENCE = 10.0
 _PAUSE = 0.01
 """Seconds between two such runs."""
@@ -113,7 +113,7 @@ class EngineWorker:
     def __init__(self, model: LanguageModel, *, context: int) -> None:
         self.model = model
         self._genai = require("onnxruntime_genai", extra="genai", purpose="Text generation")
-        self._arrivals = Arrivals()
+        self._requests = RequestQueue()
         self._turns: list[_Turn] = []
         self._interrupted: list[_Turn] = []
         self._repeats = 0
@@ -138,19 +138,19 @@ class EngineWorker:
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         """See `Worker.submit`."""
-        self._arrivals.submit(request, deliver)
+        self._requests.submit(request, deliver)
 
     def cancel(self, request: Request) -> None:
         """See `Worker.cancel`."""
-        self._arrivals.cancel(request)
+        self._requests.cancel(request)
 
     def close(self) -> None:
         """See `Worker.close`."""
-        self._arrivals.close()
+        self._requests.close()
         self._thread.join()
 
     def _run(self, ready: threading.Event) -> None:
-        """What the engine's thread runs."""
+        """Answers requests until the worker is closed; runs on the engine's thread."""
         try:
             self._open()
         except Exception as error:  # noqa: BLE001 it is raised in __init__
@@ -158,12 +158,12 @@ class EngineWorker:
             ready.set()
             return
         ready.set()
-        while self._arrivals.take(self._cancel, idle=not self._turns and not self._interrupted):
+        while self._requests.take(self._cancel, idle=not self._turns and not self._interrupted):
             self._begin_waiting()
             self._step()
         for turn in [*self._turns, *self._interrupted]:
             self._end(turn, turn.finished("cancelled"))
-        self._arrivals.end_waiting()
+        self._requests.end_waiting()
         self._engine = self._events = None
 
     def _open(self) -> None:
@@ -188,15 +188,15 @@ class EngineWorker:
             self._attempt(turn.deliver, lambda turn=turn: self._begin(turn))  # type: ignore[misc]
         if self._interrupted or len(self._turns) >= self.slots:
             return
-        for arrival in list(self._arrivals.waiting):
-            request, deliver = arrival
+        for waiting in list(self._requests.waiting):
+            request, deliver = waiting
             if self._is_being_computed(request):
                 continue
             limit = min(request.max_new_tokens, self.context_length - len(request.tokens))
             turn = _Turn(request, deliver, limit, StopTexts(request.stop), self.model.text_stream())
             if not self._has_room(turn):
                 return
-            self._arrivals.waiting.remove(arrival)
+            self._requests.waiting.remove(waiting)
             self._attempt(deliver, lambda turn=turn: self._begin_first(turn))  # type: ignore[misc]
 
     def _is_being_computed(self, request: Request) -> bool:
@@ -291,7 +291,7 @@ class EngineWorker:
             return
         try:
             events = self._engine.run(self._events)
-        except Exception as error:  # noqa: BLE001 all requests are told
+        except Exception as error:  # noqa: BLE001 it fails all requests
             self._fail_all(error)
             return
         codes = self._genai.EngineErrorCode

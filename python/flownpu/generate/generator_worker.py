@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flownpu.generate.arrivals import Arrivals
+from flownpu.generate.cached_sequence import CachedSequence
 from flownpu.generate.guidance import blamed
-from flownpu.generate.held_sequence import HeldSequence
 from flownpu.generate.language_model import LanguageModel
 from flownpu.generate.penalties import ChangedLogits
+from flownpu.generate.request_queue import RequestQueue
 from flownpu.generate.stop_texts import StopTexts
 from flownpu.generate.worker import Deliver, Event, Failed, Finished, FinishReason, Likelihood, Piece, Request, Started
 
@@ -26,7 +26,7 @@ __all__ = ["GeneratorWorker"]
 class _Slot:
     """A place for one conversation, which is kept when its request has ended."""
 
-    held: HeldSequence | None = None
+    sequence: CachedSequence | None = None
     used: int = 0
     """The number of the request that used it last, counted from 1."""
     busy: bool = False
@@ -69,7 +69,7 @@ class GeneratorWorker:
         self.context_length = min(context, model.context_length)
         self.slots = slots
         self._places = [_Slot() for _ in range(slots)]
-        self._arrivals = Arrivals()
+        self._requests = RequestQueue()
         self._answers: list[_Answer] = []
         self._begun = 0
         self._thread = threading.Thread(target=self._run, name=f"flownpu {model.folder.name}", daemon=True)
@@ -77,25 +77,25 @@ class GeneratorWorker:
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         """See `Worker.submit`."""
-        self._arrivals.submit(request, deliver)
+        self._requests.submit(request, deliver)
 
     def cancel(self, request: Request) -> None:
         """See `Worker.cancel`."""
-        self._arrivals.cancel(request)
+        self._requests.cancel(request)
 
     def close(self) -> None:
         """See `Worker.close`."""
-        self._arrivals.close()
+        self._requests.close()
         self._thread.join()
 
     def _run(self) -> None:
-        while self._arrivals.take(self._cancel, idle=not self._answers):
+        while self._requests.take(self._cancel, idle=not self._answers):
             self._fill_slots()
             for answer in list(self._answers):
                 self._step(answer)
         for answer in list(self._answers):
             self._cancel(answer.request)
-        self._arrivals.end_waiting()
+        self._requests.end_waiting()
         self._places.clear()
 
     def _cancel(self, request: Request) -> None:
@@ -105,8 +105,8 @@ class GeneratorWorker:
                 self._end(answer)
 
     def _fill_slots(self) -> None:
-        while self._arrivals.waiting and len(self._answers) < self.slots:
-            request, deliver = self._arrivals.waiting.popleft()
+        while self._requests.waiting and len(self._answers) < self.slots:
+            request, deliver = self._requests.waiting.popleft()
             slot = self._slot_for(request)
             slot.busy = True
             self._begun += 1
@@ -118,35 +118,33 @@ class GeneratorWorker:
     def _slot_for(self, request: Request) -> _Slot:
         """A free slot that holds a sequence: one that the request continues, or a new one."""
         free = [slot for slot in self._places if not slot.busy]
-        best = max(free, key=lambda slot: self._held_tokens(slot, request))
-        common = self._held_tokens(best, request)
-        if best.held is not None and common and 2 * common >= min(best.held.tokens, len(request.tokens)):
+        best = max(free, key=lambda slot: self._cached_tokens(slot, request))
+        common = self._cached_tokens(best, request)
+        if best.sequence is not None and common and 2 * common >= min(best.sequence.tokens, len(request.tokens)):
             return best
         slot = min(free, key=lambda slot: slot.used)
-        if not self._held_tokens(slot, request):
+        if not self._cached_tokens(slot, request):
             # Frees the slot's KV cache before the next one is allocated.
-            slot.held = HeldSequence(self.model, self.context_length, request.sampling, request.guidance)
+            slot.sequence = CachedSequence(self.model, self.context_length, request.sampling, request.guidance)
         return slot
 
     @staticmethod
-    def _held_tokens(slot: _Slot, request: Request) -> int:
+    def _cached_tokens(slot: _Slot, request: Request) -> int:
         """How many of the prompt's first tokens a slot holds; 0 if the request cannot use its generator."""
-        held = slot.held
-        if held is None or _depends_on_seed(request):
+        sequence = slot.sequence
+        if sequence is None or _depends_on_seed(request):
             return 0
-        if (held.sampling.search_options(), held.guidance) != (
-            request.sampling.search_options(),
-            request.guidance,
-        ):
+        settings = request.sampling.search_options(), request.guidance
+        if (sequence.sampling.search_options(), sequence.guidance) != settings:
             return 0
-        return held.common_tokens(request.tokens, request.images)
+        return sequence.common_tokens(request.tokens, request.images)
 
     def _step(self, answer: _Answer) -> None:
         """Delivers a request's next event."""
         try:
             event = next(answer.events)
         except Exception as error:  # noqa: BLE001 whatever it is, it ends this request and no other
-            answer.slot.held = None
+            answer.slot.sequence = None
             answer.deliver(Failed(blamed(error)))
             self._end(answer)
             return
@@ -163,10 +161,10 @@ class GeneratorWorker:
 
     def _answer(self, answer: _Answer) -> Generator[Event, None, None]:
         """A request's events, one for each step of the model."""
-        request, held = answer.request, answer.slot.held
-        assert held is not None
+        request, sequence = answer.request, answer.slot.sequence
+        assert sequence is not None
         yield Started()
-        generator, new, unseen = held.resume(request.tokens, request.images)
+        generator, new, unseen = sequence.resume(request.tokens, request.images)
         answer.cached_tokens = len(request.tokens) - len(new)
         self.model.append(generator, new, unseen)
         stops = StopTexts(request.stop)

@@ -36,7 +36,7 @@ class Guidance:
 
 
 def blamed(error: Exception) -> Exception:
-    """An error of GenAI's guidance as the request's fault, a FlowNPUError; any other error as it is."""
+    """A FlowNPUError for an error of GenAI's guidance, which is the request's fault; any other error as it is."""
     message = str(error)
     if not message.startswith(_REFUSALS):
         return error
@@ -55,7 +55,7 @@ def rehearse(
     tokens: Sequence[int] = (),
     last: Sequence[int] = (),
 ) -> list[int]:
-    """Writes tokens that follow a grammar, without a model: given ones, then up to `more` of the lowest ids.
+    """Generates tokens that follow a grammar, without a model: given ones, then up to `more` of the lowest ids.
 
     Args:
         genai: the module onnxruntime_genai.

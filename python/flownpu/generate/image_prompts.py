@@ -152,8 +152,8 @@ class ImageProcessor:
         started = time.perf_counter()
         inputs = self._processor("", images=self._genai.Images.open_bytes(*(image.png for image in images)))
         inputs["input_ids"] = tokens[np.newaxis]
-        said = self._listen(generator, inputs)
-        return next((moment - started for text, moment in said.items() if self._features in text), None)
+        log = self._set_inputs(generator, inputs)
+        return next((moment - started for text, moment in log.items() if self._features in text), None)
 
     def count_tokens(self, tokens: NDArray[np.int32]) -> int:
         """How many of the tokens stand for parts of images."""
@@ -167,7 +167,7 @@ class ImageProcessor:
                 f"written for the marks {IMAGE}; leave them out of the text, and let the chat template keep the marks"
             )
 
-    def _listen(self, generator: Any, inputs: Any) -> dict[str, float]:
+    def _set_inputs(self, generator: Any, inputs: Any) -> dict[str, float]:
         """Computes a prompt; returns the lines of GenAI's log, each with its time by time.perf_counter().
 
         GenAI runs the vision model, the embedding model and the decoder in one call, and logs names and shapes of a
@@ -175,12 +175,12 @@ class ImageProcessor:
         """
         # The callback is a method written in C. In a Python function Ctrl-C would raise KeyboardInterrupt, which GenAI
         # would swallow.
-        said: defaultdict[str, float] = defaultdict(time.perf_counter)
-        self._genai.set_log_callback(said.__getitem__)
+        log: defaultdict[str, float] = defaultdict(time.perf_counter)
+        self._genai.set_log_callback(log.__getitem__)
         self._genai.set_log_options(enabled=True, model_output_shapes=True)
         try:
             generator.set_inputs(inputs)
         finally:
             self._genai.set_log_options(enabled=False, model_output_shapes=False)
             self._genai.set_log_callback(None)
-        return said
+        return log

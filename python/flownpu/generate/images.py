@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image files of any size and mode, made into what a vision model takes: upright, opaque, RGB, of one size.
+"""Converts image files of any size and mode into the form that a vision model takes: upright, opaque, RGB, one size.
 
 Pillow decodes and resizes by the method that transformers' image processors use, so that the pixels are the same. A
 file is decoded within `DECODING_MEMORY`: one that needs more is reduced while it is decoded if its format allows that

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model folder opened in ORT GenAI: what `flownpu run`, `chat`, `bench` and `serve` share.
+"""A model folder that is open in ORT GenAI, for `flownpu run`, `chat`, `bench` and `serve`.
 
 Generator and sampling are GenAI's own; this module opens the model on the wanted provider, and measures times.
 """
@@ -182,7 +182,7 @@ class LanguageModel:
                 config.add_model_data(graph.filename, graph.content)
             self._model = self._genai.Model(config)
             self.load_seconds = time.perf_counter() - started
-            # "summary" in it is one line on which device computes which nodes, and why.
+            # Its field "summary" is a line that says which device computes which nodes, and why.
             self.placement = _placement(Path(scratch), settings["decoder"], in_memory=graph is not None)
             self.vision_placement = _placement(Path(scratch), settings["vision"]) if "vision" in settings else None
         self._image_processor: ImageProcessor | None = None
@@ -344,7 +344,7 @@ class LanguageModel:
             raise blamed(error) from error
 
     def temperature(self, sampling: Sampling) -> float:
-        """By what GenAI divides the logits; 0 if it takes the likeliest token."""
+        """The number by which GenAI divides the logits; 0 if it takes the likeliest token."""
         options = sampling.search_options()
         return float(options.get("temperature", self._temperature)) if options.get("do_sample", self._samples) else 0.0
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of a step's logits that GenAI's search has no options for: penalties, biases of tokens, and min-p.
+"""Changes of a step's logits for which GenAI's search has no options: penalties, biases of tokens, and min-p.
 
-In the order and with the meaning of vLLM, OpenAI's API reference and, with a window, llama.cpp. For a token i, with
+Their order and meaning are those of vLLM, OpenAI's API reference and, with a window, llama.cpp. For a token i, with
 x_i its logit, c_i how often it is among the tokens that count, and T the temperature:
 
 1. `bias`: x_i + bias_i
@@ -31,7 +31,7 @@ finite, so that they keep their order where guidance then excludes all the other
 
 @dataclass(frozen=True)
 class Penalties:
-    """What a request wants; the default values change nothing."""
+    """The changes of logits that a request asks for; the default values change nothing."""
 
     bias: tuple[tuple[int, float], ...] = ()
     """Tokens, and what is added to their logits."""
@@ -46,7 +46,7 @@ class Penalties:
 
     @property
     def only_repetition(self) -> bool:
-        """Whether all tokens' `repetition` is the only wish, which GenAI's engine can fulfil."""
+        """Whether nothing but `repetition` of all tokens is asked for, which GenAI's engine can compute."""
         return self == Penalties(repetition=self.repetition)
 
     def __bool__(self) -> bool:
@@ -57,9 +57,9 @@ class ChangedLogits:
     """Changes the logits of one sequence, step by step.
 
     Args:
-        penalties: what is wanted.
+        penalties: the changes.
         prompt: the sequence's first tokens, int32 [tokens].
-        temperature: by which GenAI divides the logits later; 0 if it takes the likeliest token.
+        temperature: the number by which GenAI divides the logits later; 0 if it takes the likeliest token.
     """
 
     def __init__(self, penalties: Penalties, prompt: "NDArray[np.int32]", temperature: float) -> None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chat templates as transformers renders them: Jinja's sandbox with the same settings, functions and variables.
 
-The reference is `apply_chat_template` of transformers 5.23. What it renders is rendered alike. Templates differ in what
-they take, and OpenAI's messages leave three things open, of which each template wants its own: whether a text is a text
-or a list of parts, whether the content beside calls is absent, null or empty, and whether a call's arguments are an
-object or JSON. transformers takes what it is given; here the form is found that the template takes.
+The reference is `apply_chat_template` of transformers 5.23: this module renders what it renders. OpenAI's messages
+leave three things open, and each template expects one form of them: a text is a string or a list of parts, the content
+beside calls is absent, null or empty, and a call's arguments are an object or JSON. transformers passes messages on as
+they are; this module tries the forms until the template takes one.
 
-A template is a program by a stranger: `template_process` runs this module within bounds.
+A template is untrusted code: `template_process` runs this module within bounds of time and memory.
 """
 
 import json
@@ -53,7 +53,7 @@ class _Generation(ext.Extension):
 
 
 class _Dictionaries:
-    """What `dict` is in a template: it makes dictionaries, and gives no way to the class."""
+    """The value of `dict` in a template: it makes dictionaries, and gives no access to the class."""
 
     def __call__(self, *pairs: Any, **named: Any) -> dict[Any, Any]:
         """A dictionary."""
@@ -65,7 +65,7 @@ class _Dictionaries:
 
 
 class _Namespace(utils.Namespace):
-    """Jinja's namespace without names that begin with an underscore, such as Python's own."""
+    """Jinja's namespace; it refuses names that begin with an underscore, as Python's own do."""
 
     def __init__(*args: Any, **named: Any) -> None:
         values = dict(*args[1:], **named)
@@ -156,7 +156,7 @@ def render(
             return _write(template, form, passed, most)
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             refused.append(error)
-    # What the template itself says of the conversation tells more than what its code stumbled over.
+    # The template's own message about the conversation says more than an error of its code.
     raise next((error for error in refused if type(error) is jinja2.TemplateError), refused[0])
 
 
@@ -220,7 +220,7 @@ def _parts(text: str) -> list[dict[str, str]]:
 
 @lru_cache(64)
 def _takes(template: str, role: str, tokens: tuple[tuple[str, str], ...], *, tools: bool) -> frozenset[str]:
-    """What a template reads as a role's content: "text", "parts"; it is asked to write a turn of each kind.
+    """The kinds of content that a template reads from a role's turn, "text" and "parts"; found by rendering each kind.
 
     A template that takes no parts refuses them, or writes Python's own form of the list.
     """

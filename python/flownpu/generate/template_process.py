@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes in which chat templates are read and rendered: `python -m flownpu.generate.template_process`.
 
-A template is a program that came with a model, and a client decides on what it works. Jinja's sandbox keeps it from
-files and from Python, and bounds neither time nor memory: in a process of its own it can be ended, and what it
-allocates is limited by the system. Nor does it hold Python's lock meanwhile, which the model's process computes under.
+A template is a program that came with a model, and clients choose its input. Jinja's sandbox keeps it from files and
+from Python, but bounds neither time nor memory: a process of its own can be ended, and the system limits its memory. It
+also does not hold the lock of Python that the model's process needs to compute.
 
-A request is one line of JSON with the name and the arguments of a function of `template_environment`, an answer one
-with what it returns or its error.
+A request is a line of JSON with the name and the arguments of a function of `template_environment`; an answer is a line
+with its result or its error.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ RENDERING_SECONDS = 10.0
 """How long one conversation may compute. Of 210 public templates the slowest, whose time grows with the square of the
 turns, takes 3.4 s for 1,000 turns of 1,000 characters; all but 8 take less than 0.2 s."""
 WAITING = 6
-"""How many times that it may take on a machine that has other things to do."""
+"""RENDERING_SECONDS times this may pass on the clock, for a machine that does other work meanwhile."""
 RENDERING_MEMORY = 2**30
 """Bytes of address space. Python and Jinja take 60 MB; a conversation of 32 MB, the most that is written, is held some
 six times: as JSON, decoded, and as pieces."""
@@ -54,7 +54,7 @@ class TemplateProcesses:
         self.forget()
 
     def forget(self) -> None:
-        """Leaves the processes to whoever started them: a forked child must not talk to those of its parent."""
+        """Drops the processes without ending them: a forked child must not talk to those of its parent."""
         self._idle: list[TemplateProcess] = []
 
     def start(self) -> None:
@@ -83,7 +83,7 @@ class TemplateProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, work: str, **arguments: Any) -> Any:
-        """What a function in `WORK` returns.
+        """Calls a function of `WORK` in the process, and returns its result.
 
         Raises:
             FlowNPUError: the template refuses, is none, or needs more time or memory than it may.
@@ -159,7 +159,7 @@ def answer(line: bytes) -> bytes:
         answer = {"error": f"it needs more than {RENDERING_MEMORY >> 20} MiB of memory"}
     except RecursionError:
         answer = {"error": "it calls itself, or is nested, too deeply"}
-    except Exception as error:  # noqa: BLE001 whatever the template's code raises, it is told
+    except Exception as error:  # noqa: BLE001 whatever the template's code raises is the answer
         place = getattr(error, "lineno", None)
         answer = {"error": f"{error or type(error).__name__}{f' (line {place} of the template)' if place else ''}"}
     return json.dumps(answer).encode()

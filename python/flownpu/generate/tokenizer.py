@@ -92,7 +92,7 @@ class Tokenizer:
         return None if found is None else int(found)
 
     def bytes_of(self, token: int, *, begins: bool = False) -> bytes:
-        """What a token adds to an answer: UTF-8, maybe a part of a character; nothing for a special token.
+        """The bytes that a token adds to an answer: UTF-8, maybe a part of a character; none for a special token.
 
         Args:
             token: any number; one that the tokenizer does not know adds nothing.
@@ -106,7 +106,7 @@ class Tokenizer:
         return self._known_bytes[token]
 
     def _bytes_inside(self, token: int) -> bytes:
-        """What a token adds to a text that has begun."""
+        """The bytes that a token adds to a text that has begun."""
         name = self._tokenizer.id_to_token(token)
         if name is None or token in self._special:
             return b""

@@ -60,7 +60,7 @@ class Likelihood:
     text: str
     """See `Tokenizer.text_of`."""
     data: bytes
-    """What the token adds to the answer, see `Tokenizer.bytes_of`."""
+    """The bytes that the token adds to the answer, see `Tokenizer.bytes_of`."""
     logarithm: float
 
 

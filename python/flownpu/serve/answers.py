@@ -10,22 +10,12 @@ from dataclasses import dataclass, field
 from flownpu.errors import ContextLengthError, FlowNPUError
 from flownpu.generate.worker import Event, Failed, Finished, Piece, Started
 from flownpu.serve.errors import ApiError, busy, invalid, too_long, too_slow
-from flownpu.serve.metrics import Metrics
+from flownpu.serve.metrics import Metrics, Times
 from flownpu.serve.processes.model_process import ModelProcess
 from flownpu.serve.processes.protocol import Question
 from flownpu.serve.settings import ServerSettings
 
-__all__ = ["Answers", "Times"]
-
-
-@dataclass
-class Times:
-    """When one answer was asked for, begun and written: seconds of time.perf_counter(); 0 if it has not happened."""
-
-    asked: float
-    started: float = 0.0
-    first: float = 0.0
-    last: float = 0.0
+__all__ = ["Answers"]
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from flownpu import __version__
 from flownpu.serve.errors import ApiError, mistake
 from flownpu.serve.guards import BodyGuard, KeyGuard, error_response
-from flownpu.serve.requests.validation import told
+from flownpu.serve.requests.validation import refusal
 from flownpu.serve.routes.embeddings import embeddings_routes
 from flownpu.serve.routes.ollama import ollama_routes
 from flownpu.serve.routes.openai import openai_routes
@@ -82,7 +82,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(request.url.path, told(error.errors(), error.body))
+        return error_response(request.url.path, refusal(error.errors(), error.body))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -283,13 +283,13 @@ async def _answer(item: dict[str, Any], service: Service) -> dict[str, Any]:
     except ApiError as error:
         if error.status == 503:
             raise FlowNPUError(error.message) from error
-        told = error
+        failure = error
     except Exception:  # whatever it is, it ends this request and no other
         log.exception("the request %s failed", item["custom_id"])
-        told = mistake()
+        failure = mistake()
     else:
         return {"status_code": 200, "body": document, **({"headers": chat.headers} if chat.headers else {})}
-    return {"status_code": told.status, "body": told.document()}
+    return {"status_code": failure.status, "body": failure.document()}
 
 
 async def _chat_and_document(item: dict[str, Any], service: Service) -> tuple[Chat, dict[str, Any]]:

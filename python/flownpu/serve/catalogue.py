@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flownpu.errors import FlowNPUError
-from flownpu.serve.errors import ApiError, unknown_model
+from flownpu.serve.errors import ApiError, not_loaded, unknown_model
 from flownpu.serve.processes.model_process import ModelProcess
 from flownpu.serve.settings import ServerSettings
 
@@ -95,7 +95,7 @@ class Catalogue:
                 raise
             except (FlowNPUError, RuntimeError) as error:
                 log.exception("%s: cannot be loaded", name, exc_info=None if isinstance(error, FlowNPUError) else error)
-                raise ApiError(503, f"the model {name} cannot be loaded: {error}", code="model_not_loaded") from error
+                raise not_loaded(name, error) from error
         log.info("%s: loaded in %.1f s. %s", name, process.facts.load_seconds, process.facts.placement)
         return process
 

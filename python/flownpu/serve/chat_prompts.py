@@ -15,7 +15,7 @@ from flownpu.generate.chat_template import ChatTemplate
 from flownpu.generate.image_prompts import read_image_data
 from flownpu.generate.turns import text_of
 from flownpu.model.folder import read_genai_config
-from flownpu.serve.errors import ApiError, invalid
+from flownpu.serve.errors import invalid, not_loaded
 from flownpu.serve.grammars.form import offered
 from flownpu.serve.requests.openai import ChatRequest, ImagePart, Message
 from flownpu.serve.template_variables import template_variables
@@ -34,14 +34,14 @@ class Conversation:
     tools: list[dict[str, Any]]
     """Functions for the template; empty if the template does not write tools."""
     variables: dict[str, Any] = field(default_factory=dict)
-    """What else the request sets in the template."""
+    """The template's variables that the request sets."""
     images: dict[str, bytes] = field(default_factory=dict)
     """Image files, by their place in the request, such as "messages.0.content.1.image_url"."""
 
 
 @dataclass(frozen=True)
 class ChatModel:
-    """What is known of a model from its folder, before it is loaded."""
+    """A model as its folder describes it, before it is loaded."""
 
     folder: Path
 
@@ -55,8 +55,7 @@ class ChatModel:
         try:
             return ChatTemplate.of(self.folder)
         except FlowNPUError as error:
-            message = f"the model {self.folder.name} cannot be loaded: {error}"
-            raise ApiError(503, message, code="model_not_loaded") from error
+            raise not_loaded(self.folder.name, error) from error
 
     @cached_property
     def calls(self) -> CallFormat:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flownpu.errors import FlowNPUError, require
-from flownpu.serve.errors import ApiError, busy, invalid, too_long
+from flownpu.serve.errors import ApiError, busy, invalid, not_loaded, too_long
 from flownpu.serve.processes.protocol import ModelSettings
 from flownpu.serve.settings import Limits
 
@@ -107,8 +107,7 @@ class Embedder:
                 )
             except (FlowNPUError, RuntimeError) as error:
                 log.exception("%s: cannot be loaded", self.name, exc_info=None)
-                message = f"the model {self.name} cannot be loaded: {error}"
-                raise ApiError(503, message, code="model_not_loaded") from error
+                raise not_loaded(self.name, error) from error
             log.info("%s: loaded in %.1f s. %s", self.name, time.perf_counter() - started, model.placement)
             self._model = model
         return self._model

@@ -3,11 +3,11 @@
 
 from typing import Any
 
-__all__ = ["ApiError", "busy", "invalid", "mistake", "too_long", "too_slow", "unknown_model"]
+__all__ = ["ApiError", "busy", "invalid", "mistake", "not_loaded", "too_long", "too_slow", "unknown_model"]
 
 
 class ApiError(Exception):
-    """What a client is told.
+    """An error that a client receives.
 
     Args:
         status: the HTTP status code.
@@ -58,6 +58,11 @@ def mistake() -> ApiError:
 def too_slow(seconds: float) -> ApiError:
     """Status 504: an answer has had its time, `seconds`."""
     return ApiError(504, f"the answer took more than {seconds:.0f} s, and was given up", code="timeout")
+
+
+def not_loaded(name: str, error: Exception) -> ApiError:
+    """Status 503: a model cannot be opened."""
+    return ApiError(503, f"the model {name} cannot be loaded: {error}", code="model_not_loaded")
 
 
 def unknown_model(name: str, known: list[str]) -> ApiError:

@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server counts and times, for Prometheus."""
+"""The figures that a server counts and times, for Prometheus."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from flownpu.generate.worker import Finished
 from flownpu.serve.processes.model_process import ModelProcess
 
-if TYPE_CHECKING:
-    from flownpu.serve.answers import Times
-
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "Times"]
 
 # Buckets of the histograms, in seconds: from a small model's cached prompt to a large model's long prompt on few cores.
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -20,8 +17,18 @@ WEIGHT_OF_NEW = 0.2
 """Weight of the latest answer in the moving average from which Retry-After is estimated."""
 
 
+@dataclass
+class Times:
+    """When one answer was asked for, begun and written: seconds of time.perf_counter(); 0 if it has not happened."""
+
+    asked: float
+    started: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+
+
 class Metrics:
-    """What a server counts and times; used from the event loop's thread only."""
+    """The counts and times of a server's answers; used from the event loop's thread only."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -51,7 +58,7 @@ class Metrics:
         """Counts an answer that did not finish; `end` is "refused", "cancelled" or "failed"."""
         self._answers.labels(model, end).inc()
 
-    def answered(self, model: str, finished: Finished, times: "Times") -> None:
+    def answered(self, model: str, finished: Finished, times: Times) -> None:
         """Counts an answer that finished, and its times."""
         self._answers.labels(model, finished.reason).inc()
         self._prompt_tokens.labels(model).inc(finished.prompt_tokens)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the routes of all APIs share: finds a request's model and begins its answers."""
+"""The service behind the routes of all APIs: finds a request's model and begins its answers."""
 
 import asyncio
 import logging
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 UNENFORCED = "FlowNPU-Unenforced"
 """The response's header that tells which keywords of schemas the answer may violate."""
-TOLD = 20
-"""Places of keywords that a response's header tells: servers and clients limit a header to some kilobytes."""
+LISTED = 20
+"""Most places of keywords in a response's header: servers and clients limit a header to some kilobytes."""
 DECODING = 2
 """Conversations whose images are decoded at the same time; each image may take 400 MiB meanwhile."""
 
@@ -69,9 +69,8 @@ class Chat:
         """The response's headers that tell what is not enforced."""
         if not self.unenforced:
             return {}
-        told = list(self.unenforced[:TOLD])
-        more = len(self.unenforced) - len(told)
-        return {UNENFORCED: ", ".join([*told, *([f"and {more} more"] if more else [])])}
+        more = len(self.unenforced) - LISTED
+        return {UNENFORCED: ", ".join([*self.unenforced[:LISTED], *([f"and {more} more"] if more > 0 else [])])}
 
     async def events(self) -> AsyncIterator[Delta | End]:
         """The answers' texts as they come, and their ends."""
@@ -114,7 +113,7 @@ class Service:
         self._decoding = asyncio.Semaphore(DECODING)
 
     def model(self, name: str) -> ChatModel:
-        """What is known of a model before it is loaded.
+        """A model as its folder describes it.
 
         Raises:
             ApiError: there is no model of that name, or it only embeds texts.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server is told when it starts."""
+"""The settings with which a server starts."""
 
 import re
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:\d+)?/
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, and all of them together, may take."""
+    """Bounds on the memory, time and number of requests."""
 
     body_bytes: int = 32 * 2**20
     """A request's body: a few photographs as base64, or the text of some books."""
     body_seconds: float = 30.0
-    """Within which a connection's first headers must arrive, and each body."""
+    """Time within which a connection's first headers must arrive, and each body."""
     images: int = 16
     """Images in one conversation."""
     choices: int = 16

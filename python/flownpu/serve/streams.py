@@ -69,7 +69,7 @@ def line_stream(documents: AsyncIterator[dict[str, Any]], headers: dict[str, str
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """What the work returns; the work is cancelled when the client disconnects.
+    """Does the work, and returns its result; the work is cancelled when the client disconnects.
 
     Raises:
         ClientGoneError: the client disconnected.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request sets in the chat template: whether the model thinks before it answers, and how long; and variables.
+"""The variables that a request sets in the chat template, such as whether the model thinks before it answers.
 
 A wish that the template cannot meet is refused, unless it asks for what happens anyway.
 """
@@ -17,15 +17,15 @@ __all__ = ["has_switch", "template_variables"]
 SWITCHES = ("enable_thinking", "thinking")
 """The names by which templates read whether the model shall think: Qwen's and GLM's; DeepSeek's and Granite's."""
 EFFORT = "reasoning_effort"
-"""By this name templates read how long: gpt-oss', DeepSeek's."""
+"""The name by which the templates of gpt-oss and DeepSeek read how long the model shall think."""
 USUAL_EFFORT = "medium"
-"""OpenAI's default, which asks for nothing in particular."""
+"""OpenAI's default, which every template meets."""
 THINKS = re.compile(r"</think>|\[/?THINK\]|<\|channel|<channel\|>|END_THINKING|</seed:think>|reasoning_content")
-"""What templates of models that think mention: how thoughts begin or end, or the field of a turn that holds them."""
+"""Texts in the templates of models that think: where thoughts begin or end, or the turn's field that holds them."""
 NONE = re.compile(r"""["']none["']""")
 """An effort that some templates know: not to think."""
 KEPT = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
-"""What is the server's to set; so are special tokens."""
+"""Variables that only the server sets; so are special tokens."""
 
 
 def template_variables(request: ChatRequest, template: ChatTemplate, *, tools: bool) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that a model may call: how it is told of them, and how its calls are found in an answer.
+"""Functions that a model may call: how a prompt describes them, and how calls are found in an answer.
 
 A call is a JSON object with the function's name and its arguments. A model whose chat template puts calls between
 <tool_call> and </tool_call> writes them like this, and may write several; another model answers with the object alone.
@@ -68,7 +68,7 @@ def _tools_read(template: str) -> tuple[bool, bool]:
     try:
         lexed = Environment().lex(template)  # noqa: S701 nothing is rendered
         tokens = [(kind, value) for _, kind, value in lexed if kind != "whitespace"]
-    except TemplateSyntaxError:  # which whoever renders it will say
+    except TemplateSyntaxError:  # the error is reported when the template is rendered
         return False, False
     pairs = list(zip([("", ""), *tokens], tokens, strict=False))
     variable = any(token == ("name", "tools") and before[1] != "." for before, token in pairs)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between operating systems: a module for each defines the same names; here are this system's.
+"""Functions that differ between operating systems: each system's module defines the same names.
 
-The same for C++ is in `ops/system/`.
+Their counterparts in C++ are in `ops/system/`.
 """
 
 import sys

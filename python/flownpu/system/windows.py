@@ -90,7 +90,7 @@ def keep_on(number: int) -> None:
 
 
 def limit_memory(size: int) -> None:
-    """Does nothing: Windows bounds the memory of jobs, which whoever starts a process makes."""
+    """Does nothing: Windows bounds the memory of a job, which must be made before the process starts."""
     del size
 
 

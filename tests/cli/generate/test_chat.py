@@ -51,10 +51,10 @@ def test_kv_cache_holds_sequence_after_reply(language_model, ends):
     """After a reply, the logits of further tokens are those of the whole sequence read at once."""
     conversation = Conversation(language_model, GREEDY, 1024)
     say(conversation, "Tell me about loops.", 5 if ends == "cut short" else None)
-    held = conversation._held.generator.get_sequence(0)
+    held = conversation._cached.generator.get_sequence(0)
     assert len(held) < 1000  # else it has not ended by itself
     longer = np.concatenate([held, np.array([300, 301, 302], dtype=np.int32)])
-    generator, new, images = conversation._held.resume(longer, [])
+    generator, new, images = conversation._cached.resume(longer, [])
     assert (new.tolist(), images) == ([300, 301, 302], ())
     generator.append_tokens(new)
     at_once = language_model.generator(1024, GREEDY)
@@ -113,7 +113,7 @@ def test_kv_cache_that_cannot_rewind_is_filled_anew(language_model):
         def rewind_to(self, length):
             raise RuntimeError(f"Cannot rewind to {length}")
 
-    conversation._held.generator = WithoutRewind(conversation._held.generator)
+    conversation._cached.generator = WithoutRewind(conversation._cached.generator)
     conversation.messages = [{"role": "user", "content": "Other."}, {"role": "assistant", "content": "Words."}]
     before = [*conversation.messages, {"role": "user", "content": "Tell me of sets."}]
     assert say(conversation, "Tell me of sets.", 8)[0] == fresh(language_model, before, 8)

@@ -27,11 +27,8 @@ def embed(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE.npy", help="Write the embeddings as a NumPy array.")
     ] = None,
-    provider: options.ProviderOption = "flownpu",
-    device: options.DeviceOption = None,
-    activations: options.ActivationsOption = None,
-    threads: options.Threads = None,
-    option: options.Option = None,
+    *,
+    session: options.SessionOptions,
 ) -> None:
     """Embed texts with a model of sentence-transformers that `flownpu convert` converted.
 
@@ -41,8 +38,7 @@ def embed(
     texts = read_texts(text)
     if output is not None and output.suffix != ".npy":
         raise typer.BadParameter(f"expected a name that ends with .npy, got {output}", param_hint="--output")
-    given = options.provider_options(device, activations, option)
-    opened = EmbeddingModel(model, provider=provider, options=given, threads=threads)
+    opened = EmbeddingModel(model, **session.settings())
     with texts_progress(len(texts)) as advance:
         embeddings = opened.embed(texts, prompt_name=prompt_name, dimensions=dimensions, advance=advance)
     say_cut(embeddings.cut, opened.longest)

@@ -23,11 +23,8 @@ def rerank(
             "--instruction", metavar="TEXT", help="What counts as an answer, if the model takes instructions."
         ),
     ] = None,
-    provider: options.ProviderOption = "flownpu",
-    device: options.DeviceOption = None,
-    activations: options.ActivationsOption = None,
-    threads: options.Threads = None,
-    option: options.Option = None,
+    *,
+    session: options.SessionOptions,
     as_json: options.AsJson = False,
 ) -> None:
     """Sort documents by how well they answer a query, with a model that scores pairs of texts.
@@ -35,8 +32,7 @@ def rerank(
     Such models are cross-encoders, and generating models trained to answer yes or no, such as Qwen3-Reranker.
     """
     documents = read_texts(document)
-    given = options.provider_options(device, activations, option)
-    opened = open_reranker(model, provider=provider, options=given, threads=threads)
+    opened = open_reranker(model, **session.settings())
     if instruction is not None:
         if not isinstance(opened, GeneratingReranker):
             raise FlowNPUError(f"{model} classifies pairs of texts and is told nothing else: leave --instruction out")

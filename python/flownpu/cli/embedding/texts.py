@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What these commands share: texts of the command line or of stdin, and what is said of them."""
+"""The texts of the commands `embed` and `rerank`, from the command line or stdin, and messages about them."""
 
 import contextlib
 import sys

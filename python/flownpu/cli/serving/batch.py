@@ -11,7 +11,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from flownpu.cli import options
 from flownpu.cli.output import progress_bar, status
 from flownpu.errors import require
-from flownpu.generate.speculative.model import Speculation
 
 if TYPE_CHECKING:
     from flownpu.serve.batch import BatchProgress
@@ -32,14 +31,9 @@ def batch(
     ],
     context: options.Context = 4096,
     slots: options.Slots = 4,
-    lookup: options.Lookup = False,
-    draft: options.DraftFolder = None,
-    allow_control_tokens: options.AllowControlTokens = False,
-    provider: options.ProviderOption = "flownpu",
-    device: options.DeviceOption = None,
-    activations: options.ActivationsOption = None,
-    threads: options.Threads = None,
-    option: options.Option = None,
+    *,
+    decoding: options.DecodingOptions,
+    session: options.SessionOptions,
 ) -> None:
     """Answer all requests of a file. After an interruption, the same command continues where it stopped.
 
@@ -47,11 +41,7 @@ def batch(
     """
     batches = require("flownpu.serve.batch", extra="serve", purpose="flownpu batch")
     settings = require("flownpu.serve.settings", extra="serve", purpose="flownpu batch")
-    given = options.provider_options(device, activations, option)
-    speculation = Speculation(lookup, draft)
-    served = options.served_models(
-        model, provider, given, threads, context, slots, speculation, allow_control_tokens=allow_control_tokens
-    )
+    served = options.served_models(model, context, slots, session, decoding)
     # All that are begun may wait.
     limits = settings.Limits(queue=10**6, request_seconds=ENDLESS_SECONDS)
     last: BatchProgress | None = None

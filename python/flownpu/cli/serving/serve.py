@@ -10,7 +10,6 @@ import typer
 from flownpu.cli import options
 from flownpu.cli.output import status
 from flownpu.errors import require
-from flownpu.generate.speculative.model import Speculation
 
 KEY_VARIABLE = "FLOWNPU_API_KEY"
 GIB = 2**30
@@ -38,9 +37,8 @@ def serve(
     ] = None,
     context: options.Context = 4096,
     slots: options.Slots = 4,
-    lookup: options.Lookup = False,
-    draft: options.DraftFolder = None,
-    allow_control_tokens: options.AllowControlTokens = False,
+    *,
+    decoding: options.DecodingOptions,
     queue: Annotated[
         int, typer.Option(min=0, help="Requests that may wait for each model; further ones are refused.")
     ] = 64,
@@ -57,11 +55,7 @@ def serve(
         typer.Option(min=0.1, metavar="GIB", help="Memory of all models; the least recently used are dropped."),
     ] = None,
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Log prompts and answers, too.")] = False,
-    provider: options.ProviderOption = "flownpu",
-    device: options.DeviceOption = None,
-    activations: options.ActivationsOption = None,
-    threads: options.Threads = None,
-    option: options.Option = None,
+    session: options.SessionOptions,
 ) -> None:
     """Serve models to the clients of OpenAI's API and of Ollama's, and to browsers: / is a chat page.
 
@@ -75,12 +69,7 @@ def serve(
             "without",
             param_hint="--host",
         )
-
-    given = options.provider_options(device, activations, option)
-    speculation = Speculation(lookup, draft)
-    served = options.served_models(
-        models, provider, given, threads, context, slots, speculation, allow_control_tokens=allow_control_tokens
-    )
+    served = options.served_models(models, context, slots, session, decoding)
     logging.getLogger("flownpu.serve").setLevel(logging.INFO)
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     server.serve(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where candidates for the next tokens come from."""
+"""The interface of sources of candidates for the next tokens."""
 
 from collections.abc import Sequence
 from typing import Protocol

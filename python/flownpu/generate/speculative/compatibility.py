@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which models can verify candidates, and which can draft for them, as far as it is known before they are opened."""
+"""Checks, before models are opened, whether one can verify candidates and whether another can draft for it."""
 
 from pathlib import Path
 from typing import Any

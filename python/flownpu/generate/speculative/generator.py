@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A generator whose steps may give several tokens: it verifies candidates."""
+"""A generator that verifies candidates, so that a step may give several tokens."""
 
 import time
 from collections import deque
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flownpu.generate.speculative.budget import CandidateBudget, StepTimes
 from flownpu.generate.speculative.candidates import Candidates
 from flownpu.generate.speculative.choice import Choice
-from flownpu.generate.speculative.pace import Pace, StepTimes
 
 __all__ = ["SpeculativeGenerator", "Tally"]
 
@@ -46,7 +46,7 @@ class SpeculativeGenerator:
     Args:
         reader: GenAI's generator of the model.
         choice: the choice, with the wanted sampling and the same limit of tokens.
-        sources: sources of candidates, each with its pace; the first that proposes any provides those of a step.
+        sources: sources of candidates, each with its budget; the first that proposes any provides those of a step.
         times: measured times of the model's steps.
         output: name of the model's output with the logits of all new tokens, of up to `most_rows`.
         most_rows: most new tokens of a step.
@@ -58,7 +58,7 @@ class SpeculativeGenerator:
         self,
         reader: Any,
         choice: Choice,
-        sources: Sequence[tuple[Candidates, Pace]],
+        sources: Sequence[tuple[Candidates, CandidateBudget]],
         times: StepTimes,
         *,
         output: str,
@@ -85,8 +85,9 @@ class SpeculativeGenerator:
         self._rows: deque[Row] = deque()
         """The logits behind the sequence's last token, then those behind each of `_candidates`."""
         self._candidates: deque[int] = deque()
-        self._step: tuple[Pace, int, float] | None = None
-        """The step that is being verified: its pace, the number of candidates, and the seconds it took to find them."""
+        self._step: tuple[CandidateBudget, int, float] | None = None
+        """The step that is being verified: its budget, the number of candidates, and the seconds that finding them
+        took."""
 
     def append_tokens(self, tokens: NDArray[np.int32]) -> None:
         """Computes given tokens and appends them to the sequence."""
@@ -170,9 +171,9 @@ class SpeculativeGenerator:
             self._take_back(self._read - 1)
         new = self._tokens[self._read :]
         started = time.perf_counter()
-        pace, candidates = self._propose(self._most_rows - len(new))
+        budget, candidates = self._propose(self._most_rows - len(new))
         found = time.perf_counter()
-        chosen = pace is None and reader_may_choose
+        chosen = budget is None and reader_may_choose
         if chosen:
             self._reader_chooses_next(new)
         else:
@@ -181,11 +182,11 @@ class SpeculativeGenerator:
         self.tally.steps += 1
         self.tally.candidates += len(candidates)
         self._times.add(len(new) + len(candidates), ended - found)
-        if pace is None:
+        if budget is None:
             for _, each in self._sources:
                 each.stepped()
         else:
-            self._step = (pace, len(candidates), found - started)
+            self._step = (budget, len(candidates), found - started)
             self._candidates.extend(candidates)
         return not chosen
 
@@ -206,12 +207,12 @@ class SpeculativeGenerator:
             self._choice.append(np.array(self._tokens[self._chosen :], np.int32), self._rows[0])
             self._chosen = len(self._tokens)
 
-    def _propose(self, room: int) -> tuple[Pace | None, list[int]]:
+    def _propose(self, room: int) -> tuple[CandidateBudget | None, list[int]]:
         room = min(room, self._reach - len(self._tokens))
-        for source, pace in self._sources:
-            count = min(pace.count(), room)
+        for source, budget in self._sources:
+            count = min(budget.count(), room)
             if count > 0 and (candidates := source.propose(self._tokens, count)):
-                return pace, candidates
+                return budget, candidates
         return None, []
 
     def _compute(self, tokens: list[int], candidates: int) -> None:
@@ -244,19 +245,19 @@ class SpeculativeGenerator:
         self._reader_is_ahead = False
 
     def _end_step(self) -> None:
-        """Ends a step: removes wrong candidates from the KV cache, and tells the pace how many were kept."""
+        """Ends a step: removes wrong candidates from the KV cache, and tells the budget how many were kept."""
         wrong = self._read - self._confirmed
         if wrong:
             self._take_back(self._confirmed)
         self._candidates.clear()
         self._rows.clear()
         if self._step is not None:
-            pace, candidates, seconds = self._step
-            pace.verified(candidates, candidates - wrong, seconds)
+            budget, candidates, seconds = self._step
+            budget.verified(candidates, candidates - wrong, seconds)
             self._step = None
 
     def _drop_candidates(self) -> None:
         """Drops candidates that are not compared yet, because the caller is about to change the sequence."""
         if self._step is not None:
-            self._step = None  # whether they were right is not known, so the pace is told nothing
+            self._step = None  # whether they were right is not known
             self._end_step()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model needs to decode with candidates: a graph with more logits, a choice, and sources of candidates."""
+"""A model that decodes with candidates: its graph with more logits, its choice, and its sources of candidates."""
 
 import importlib
 from collections.abc import Callable
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flownpu.errors import FlowNPUError, require
+from flownpu.generate.speculative.budget import CandidateBudget, StepTimes
 from flownpu.generate.speculative.choice import ChoiceModel
 from flownpu.generate.speculative.draft import Draft
 from flownpu.generate.speculative.generator import SpeculativeGenerator
 from flownpu.generate.speculative.lookup import Lookup
-from flownpu.generate.speculative.pace import Pace, StepTimes
 from flownpu.model.folder import onnx_path
 from flownpu.model.onnx_file import load_model
 
@@ -131,12 +131,12 @@ class SpeculativeModel:
         """Length of a sequence up to which it gets candidates; None: any. A window-sized cache that has dropped tokens
         cannot be rewound."""
         self.times = StepTimes()
-        self.paces: dict[str, Pace] = {}
-        """The pace of each source of candidates, "lookup" and "draft"; all sequences share it."""
+        self.budgets: dict[str, CandidateBudget] = {}
+        """The budget of each source of candidates, "lookup" and "draft"; all sequences share it."""
         if lookup:
-            self.paces["lookup"] = Pace(self.times, graph.rows - 1, _LOOKUP_COST)
+            self.budgets["lookup"] = CandidateBudget(self.times, graph.rows - 1, _LOOKUP_COST)
         if draft is not None:
-            self.paces["draft"] = Pace(self.times, graph.rows - 1, _DRAFT_COST)
+            self.budgets["draft"] = CandidateBudget(self.times, graph.rows - 1, _DRAFT_COST)
 
     def generator(
         self,
@@ -154,11 +154,11 @@ class SpeculativeModel:
             make_choice: makes a generator of a given model (the choice's), with the wanted sampling and guidance.
             reader_chooses: whether the reader has the same settings as the choice, and is greedy.
         """
-        sources: list[tuple[Candidates, Pace]] = []
-        if "lookup" in self.paces:
-            sources.append((Lookup(), self.paces["lookup"]))
+        sources: list[tuple[Candidates, CandidateBudget]] = []
+        if "lookup" in self.budgets:
+            sources.append((Lookup(), self.budgets["lookup"]))
         if self._draft is not None:
-            sources.append((self._draft.candidates(max_length, self._vocabulary), self.paces["draft"]))
+            sources.append((self._draft.candidates(max_length, self._vocabulary), self.budgets["draft"]))
         return SpeculativeGenerator(
             make_reader(),
             self._choice.choice(make_choice),

@@ -30,7 +30,7 @@ REMEMBERED = 1024
 
 @dataclass(frozen=True)
 class Grammar:
-    """What an answer's text must follow."""
+    """The grammar that an answer's text must follow."""
 
     guidance: Guidance | None = None
     left_out: tuple[str, ...] = ()

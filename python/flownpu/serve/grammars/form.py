@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What form a request's answer must have, and the grammar of that form."""
+"""The form that a request asks of its answer, and the grammar of that form."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -115,7 +115,10 @@ class GrammarProcess:
         return self._running[1], psutil.Process(self._running[0].pid)
 
     def _receive(self, bounded: psutil.Process | None) -> Any:
-        """What the process sends next; `bounded` has the limits of one grammar.
+        """Waits for the next message of the process, and returns it.
+
+        Args:
+            bounded: the process that must stay within the limits of one grammar; None: it has no limits.
 
         Raises:
             FlowNPUError: the grammar takes too much; the process is ended.

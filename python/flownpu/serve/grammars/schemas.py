@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON schemas as GenAI's guidance (llguidance) can enforce them, and what of them it cannot.
+"""JSON schemas as GenAI's guidance (llguidance) can enforce them, and the keywords that it cannot enforce.
 
 A keyword that cannot be enforced is left out, so that the answer is JSON of a wider schema, and its place is told. A
 schema that no value follows, or whose references lead nowhere, is an error.
@@ -55,7 +55,7 @@ nothing. Any other unknown keyword is an annotation."""
 
 @dataclass(frozen=True)
 class Enforced:
-    """A schema that guidance can enforce."""
+    """A schema reduced to the keywords that guidance can enforce."""
 
     text: str
     """The schema as a grammar has it."""
@@ -64,7 +64,7 @@ class Enforced:
 
 
 def enforce(schema: dict[str, Any], refusal: Refusal) -> Enforced:
-    """What guidance can enforce of a schema.
+    """The part of a schema that guidance can enforce.
 
     Raises:
         FlowNPUError: no value follows the schema, it is no JSON schema, or guidance cannot follow it.
@@ -113,7 +113,7 @@ class _Place:
 
     path: str
     resolver: Any
-    """What `referencing` resolves references with, relative to this place."""
+    """The resolver of `referencing` for references at this place."""
     depth: int = 0
 
     def under(self, *names: str | int) -> "_Place":

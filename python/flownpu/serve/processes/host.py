@@ -61,9 +61,9 @@ class _Host:
         self._connection = connection
         self._worker = worker
         self._requests: dict[int, Request | None] = {}
-        """What is asked, by number; None while its prompt is written."""
+        """Requests that have not ended, by number; None while the prompt is written."""
         self._cancelled: set[int] = set()
-        """Those of them that are dropped when their prompt is written."""
+        """Numbers of requests that were cancelled while their prompt was written."""
         self._lock = Lock()  # guards these and sending: other threads send, too
         self._prompts = ThreadPoolExecutor(PROMPTS, "prompt")
 

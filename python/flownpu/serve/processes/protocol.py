@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server and the process of a model tell each other."""
+"""The messages between a server and the process of a model."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +44,7 @@ class Question:
     tools: tuple[dict[str, Any], ...] = ()
     """Functions for the chat template, as OpenAI's API describes them."""
     variables: dict[str, Any] = field(default_factory=dict)
-    """What else the chat template may read."""
+    """Further variables for the chat template."""
     max_new_tokens: int | None = None
     """None: as many as fit in the context."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -61,7 +61,7 @@ class Question:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a model's process tells the server about the model once it is open."""
+    """The facts about a model that its process sends to the server when the model is open."""
 
     context_length: int
     slots: int

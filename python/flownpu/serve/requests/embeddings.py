@@ -23,7 +23,7 @@ class EmbeddingsRequest(Strict):
     user: str | None = None
 
     def texts(self) -> list[str]:
-        """What to embed."""
+        """The texts to embed."""
         return [self.input] if isinstance(self.input, str) else self.input
 
 
@@ -40,5 +40,5 @@ class OllamaEmbed(Strict):
     options: dict[str, Any] | None = None
 
     def texts(self) -> list[str]:
-        """What to embed."""
+        """The texts to embed."""
         return [self.input] if isinstance(self.input, str) else self.input

@@ -76,7 +76,7 @@ class OllamaOptions(Strict):
     vocab_only: bool | None = None
 
     def fields(self) -> dict[str, Any]:
-        """OpenAI's fields of them."""
+        """These options as OpenAI's fields."""
         most = self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
         top_k = None if self.top_k is None else max(self.top_k, 0)
         seed = None if self.seed is None or self.seed < 0 else self.seed
@@ -118,7 +118,7 @@ class OllamaMessage(Strict):
     thinking: str | None = None
 
     def document(self) -> dict[str, Any]:
-        """OpenAI's object of it."""
+        """The turn as OpenAI's object."""
         content: Any = self.content or ""
         if self.images:
             # The file itself says which kind of image it is.
@@ -164,7 +164,7 @@ def _add_ids(messages: list[dict[str, Any]]) -> None:
 
 
 class OllamaShared(Strict):
-    """What both kinds of requests have."""
+    """The fields of both kinds of requests."""
 
     model: str
     stream: bool | None = None
@@ -177,7 +177,7 @@ class OllamaShared(Strict):
     shift: bool | None = None
 
     def fields(self) -> dict[str, Any]:
-        """OpenAI's fields of them; Ollama's models may have a tag."""
+        """These fields as OpenAI's; the tag that Ollama puts behind a model's name is dropped."""
         form = None
         if isinstance(self.format, dict):
             form = {"type": "json_schema", "json_schema": {"name": "format", "schema": self.format}}
@@ -187,18 +187,18 @@ class OllamaShared(Strict):
         return {"model": self.model.removesuffix(":latest"), "response_format": form, **options}
 
     def thinking(self) -> dict[str, Any]:
-        """OpenAI's fields, and other servers', of whether the model shall think, and how long."""
+        """Whether the model shall think, and how long, as fields of OpenAI and other servers."""
         return {"enable_thinking" if isinstance(self.think, bool) else "reasoning_effort": self.think}
 
 
 class OllamaChat(OllamaShared):
-    """What /api/chat takes."""
+    """The fields of /api/chat."""
 
     messages: list[OllamaMessage] = Field(default_factory=list, fail_fast=True)
     tools: list[dict[str, Any]] | None = None
 
     def request(self) -> ChatRequest:
-        """The same in OpenAI's words.
+        """The request as one of OpenAI's API.
 
         Raises:
             ApiError: a tool is not one.
@@ -209,7 +209,7 @@ class OllamaChat(OllamaShared):
 
 
 class OllamaGenerate(OllamaShared):
-    """What /api/generate takes."""
+    """The fields of /api/generate."""
 
     prompt: str = ""
     system: str | None = None
@@ -221,7 +221,7 @@ class OllamaGenerate(OllamaShared):
     context: None = None
 
     def request(self) -> ChatRequest | CompletionRequest:
-        """The same in OpenAI's words.
+        """The request as one of OpenAI's API.
 
         Raises:
             ApiError: a prompt that is taken as it is has a format or images.
@@ -239,7 +239,7 @@ class OllamaGenerate(OllamaShared):
 
 
 class OllamaShow(Strict):
-    """What /api/show takes."""
+    """The fields of /api/show."""
 
     model: str
     verbose: bool | None = None

@@ -33,7 +33,7 @@ class Strict(BaseModel):
 
 
 class TextPart(Strict):
-    """A stretch of text in a message."""
+    """A part of a message that is text."""
 
     type: Literal["text", "input_text", "output_text"] = "text"
     text: str
@@ -102,7 +102,7 @@ class Function(Strict):
 
 
 class Tool(Strict):
-    """What the model may use: functions only."""
+    """A tool that the model may use; all tools are functions."""
 
     type: Literal["function"]
     function: Function
@@ -150,7 +150,7 @@ class JsonSchemaFormat(Strict):
 
 
 class StreamOptions(Strict):
-    """What a stream has beside the answer."""
+    """The parts of a stream beside the answer."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -161,7 +161,7 @@ Stop = str | Annotated[list[str], Field(max_length=16, fail_fast=True)] | None
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 """OpenAI's bounds."""
 Repetition = Annotated[Number, Field(ge=0.01, le=100)]
-"""By what logits are divided; the bounds keep them finite."""
+"""The divisor of logits; the bounds keep them finite."""
 Portion = Annotated[Number, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Token = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
@@ -173,7 +173,7 @@ ALL = 2**31
 
 
 class Shared(Strict):
-    """What completions of both kinds have."""
+    """The fields of completions of both kinds."""
 
     model: str
     stream: bool = False
@@ -182,7 +182,7 @@ class Shared(Strict):
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Portion | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    """Not OpenAI's: as other servers have it; 0 and -1: of all tokens."""
+    """A field of other servers, not of OpenAI's API; 0 and -1: all tokens."""
     seed: Seed | None = None
     stop: Stop = None
     n: Annotated[int, Field(ge=1)] | None = None
@@ -191,8 +191,8 @@ class Shared(Strict):
     logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[Number, Field(ge=-100, le=100)]] | None = (
         None
     )
-    """By tokens' numbers."""
-    # Not OpenAI's: as vLLM has them, and the last as llama.cpp's server.
+    """Biases by the numbers of tokens."""
+    # Fields of other servers, not of OpenAI's API: vLLM's, and the last is that of llama.cpp's server.
     min_p: Portion | None = None
     repetition_penalty: Repetition | None = None
     repeat_last_n: Window | None = None
@@ -220,7 +220,7 @@ class Shared(Strict):
 
 
 class ChatRequest(Shared):
-    """What /v1/chat/completions takes."""
+    """The fields of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -233,7 +233,7 @@ class ChatRequest(Shared):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(pattern=r"^[a-z]{1,16}$")] | None = None
-    # Not OpenAI's: as other servers have them.
+    # Fields of other servers, not of OpenAI's API.
     enable_thinking: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
     """Variables for the chat template. 32 is three times what any public template reads."""
@@ -249,7 +249,7 @@ class ChatRequest(Shared):
 
 
 class CompletionRequest(Shared):
-    """What /v1/completions takes."""
+    """The fields of /v1/completions."""
 
     # In a long list, the first wrong item says enough.
     prompt: (

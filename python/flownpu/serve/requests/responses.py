@@ -25,7 +25,7 @@ __all__ = ["ResponsesRequest"]
 
 
 class InputText(Strict):
-    """A stretch of text in a turn."""
+    """A part of a turn that is text."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -42,7 +42,7 @@ class InputImage(Strict):
 
 
 class Item(Strict):
-    """A part of the conversation; what else an answer's items have may be sent back with them."""
+    """A part of the conversation; clients may send back an answer's items with fields that are ignored here."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -82,7 +82,7 @@ class FunctionCall(Item):
 
 
 class FunctionCallOutput(Item):
-    """What a called function returned."""
+    """The result of a called function."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -125,7 +125,7 @@ class ResponsesJsonSchema(JsonSchema):
 
 
 class TextOptions(Strict):
-    """What the answer's text must be."""
+    """The form of the answer's text."""
 
     format: Annotated[TextFormat | JsonObjectFormat | ResponsesJsonSchema, Field(discriminator="type")] | None = None
     verbosity: str | None = None
@@ -140,14 +140,14 @@ class Reasoning(Strict):
 
 
 def _without_logprobs(names: list[str]) -> list[str]:
-    """What else may be included belongs to what the server does not do, and never is in an answer."""
+    """Refuses logprobs; the other names ask for features that this server lacks, and change no answer."""
     if "message.output_text.logprobs" in names:
         raise ValueError("log-probabilities are in /v1/chat/completions and /v1/completions only")
     return names
 
 
 class ResponsesRequest(Strict):
-    """What /v1/responses takes."""
+    """The fields of /v1/responses."""
 
     model: str
     input: str | Annotated[list[AnyItem], Field(min_length=1, fail_fast=True)]
@@ -162,7 +162,7 @@ class ResponsesRequest(Strict):
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     include: Annotated[list[str], AfterValidator(_without_logprobs)] | None = None
-    # Fields for what the server does not do.
+    # Fields for features that the server lacks.
     previous_response_id: None = None
     conversation: None = None
     background: Literal[False] | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client is told of a request that pydantic refuses: the field as the client wrote it, and what it must be."""
+"""The error that a client receives for a request that pydantic refuses: its field by name, and what it must be."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -8,14 +8,14 @@ from pydantic import BaseModel, ValidationError
 
 from flownpu.serve.errors import ApiError, invalid
 
-__all__ = ["told", "validated"]
+__all__ = ["refusal", "validated"]
 
 Kind = TypeVar("Kind", bound=BaseModel)
 Place = tuple[str | int, ...]
 NAME_LENGTH = 200
 """Most characters of a field's name that an error repeats: names that the server does not know are the client's."""
 OBJECTS = ("dict_type", "model_type", "model_attributes_type")
-"""Pydantic's errors about what is no object, which name classes and Python's types."""
+"""Pydantic's errors about values that are no objects; their messages name classes and types of Python."""
 
 
 def validated(kind: type[Kind], document: Any) -> Kind:
@@ -27,11 +27,11 @@ def validated(kind: type[Kind], document: Any) -> Kind:
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        raise told(error.errors(), document) from error
+        raise refusal(error.errors(), document) from error
 
 
-def told(errors: Sequence[Any], body: Any) -> ApiError:
-    """One of the errors that pydantic found, as a client is told it: without the values it sent.
+def refusal(errors: Sequence[Any], body: Any) -> ApiError:
+    """The error that a client receives: one of those that pydantic found, without the values that the client sent.
 
     Args:
         errors: what `errors()` of pydantic's or FastAPI's exception returns.
@@ -93,7 +93,7 @@ def _place(location: Place, value: Any, *, is_missing: bool) -> Place:
 
 
 def _expected(errors: Sequence[Any]) -> str:
-    """What a field must be; the alternatives if each member of a union refuses its type."""
+    """The value that a field must have; the alternatives if each member of a union refuses its type."""
     texts = [
         "Input should be an object" if error["type"] in OBJECTS else error["msg"].removeprefix("Value error, ")
         for error in errors

@@ -21,13 +21,13 @@ KIND = "application/json"
 class JsonRoute(APIRoute):
     """A route that takes a body as JSON, whatever kind its client says it is, and reads it with `read_document`.
 
-    curl says that it sends a form, other clients say nothing. Only for a web page the kind must be said: a browser
-    sends JSON to another origin's server only if the server has allowed that, and a form to any. Browsers tell of every
-    POST which origin it comes from.
+    By default curl says that it sends a form, and some clients say nothing. A web page must say that it sends JSON: a
+    browser sends a form to the server of any origin, but JSON only where that server allows the page's origin. Browsers
+    name the origin in every POST.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What answers a request, see `APIRoute`."""
+        """The function that answers a request, see `APIRoute`."""
         answer = super().get_route_handler()
 
         async def read_and_answer(request: Request) -> Response:

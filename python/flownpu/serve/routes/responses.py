@@ -20,11 +20,11 @@ from flownpu.serve.tools import ToolCall
 __all__ = ["begun", "response", "responses_routes"]
 
 NAMES = {"messages": "input", "response_format": "text.format", "max_completion_tokens": "max_output_tokens"}
-"""What this API calls the fields of a chat."""
+"""This API's names of a chat's fields."""
 
 
 def responses_routes(service: Service) -> APIRouter:
-    """The route to a server's models."""
+    """The route /v1/responses of a server."""
     router = APIRouter(route_class=JsonRoute, prefix="/v1")
 
     @router.post("/responses")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the browser keeps: conversations and settings. Nothing of it leaves this machine but in a request to the server.
+// The conversations and settings that the browser keeps. They leave this machine only in requests to the server.
 
 const CONVERSATIONS = "flownpu.conversations";
 const SETTINGS = "flownpu.settings";

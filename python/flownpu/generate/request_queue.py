@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue through which requests come to a worker's thread; shared by both kinds of workers."""
+"""The queue between the threads that submit requests and the thread of a worker, of either kind."""
 
 import queue
 import threading
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from flownpu.errors import FlowNPUError
 from flownpu.generate.worker import Deliver, Finished, Request
 
-__all__ = ["Arrivals"]
+__all__ = ["RequestQueue"]
 
 
-class Arrivals:
-    """Requests, cancellations and the closing, from any thread to the worker's.
+class RequestQueue:
+    """Passes requests, cancellations and the closing from any thread to the worker's.
 
     `submit`, `cancel` and `close` may be called from any thread, everything else from the worker's only.
     """
@@ -55,19 +55,19 @@ class Arrivals:
         idle = idle and not self.waiting
         while True:
             try:
-                arrival = self._queue.get(block=idle)
+                message = self._queue.get(block=idle)
             except queue.Empty:
                 return True
             idle = False
-            if arrival is None:
+            if message is None:
                 return False
-            if not isinstance(arrival, Request):
-                self.waiting.append(arrival)
+            if not isinstance(message, Request):
+                self.waiting.append(message)
                 continue
-            for waiting in [waiting for waiting in self.waiting if waiting[0] is arrival]:
+            for waiting in [waiting for waiting in self.waiting if waiting[0] is message]:
                 self.waiting.remove(waiting)
                 _end(*waiting)
-            cancel(arrival)
+            cancel(message)
 
     def end_waiting(self) -> None:
         """Ends the requests that have not begun."""

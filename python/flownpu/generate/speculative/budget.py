@@ -6,12 +6,12 @@ A plain step is a step without candidates, so it has one row.
 
 from dataclasses import dataclass, field
 
-__all__ = ["Pace", "StepTimes"]
+__all__ = ["CandidateBudget", "StepTimes"]
 
 # Weight of a new observation in the moving means: about the last ten count.
 _WEIGHT = 0.1
-# What useless candidates may cost, as a fraction of the time of plain steps. Decoding with candidates that are never
-# right takes longer by this fraction, and once by the time of _FREE_STEPS plain steps.
+# The cost of useless candidates is bounded by this fraction of the time of plain steps: decoding with candidates that
+# are never right takes longer by this fraction, and once by the time of _FREE_STEPS plain steps.
 _ALLOWANCE = 0.01
 _FREE_STEPS = 1.5
 # Gains are saved for a few losses only, not for the rest of a long text.
@@ -54,7 +54,7 @@ class StepTimes:
 
 
 @dataclass
-class Pace:
+class CandidateBudget:
     """How many candidates of one source are worth verifying. Costs and credit are in times of plain steps."""
 
     times: StepTimes
@@ -65,7 +65,7 @@ class Pace:
     rate: float = _FIRST_RATE
     """Probability that a candidate is kept if those before it are."""
     credit: float = _FREE_STEPS
-    """What useless candidates may still cost."""
+    """The time that useless candidates may still cost."""
 
     def count(self) -> int:
         """Candidates of the next step: the number at which a token costs least, or none if credit is short."""

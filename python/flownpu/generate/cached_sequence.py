@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     from flownpu.generate.images import PreparedImage
 
-__all__ = ["HeldSequence"]
+__all__ = ["CachedSequence"]
 
 
 @dataclass
-class HeldSequence:
+class CachedSequence:
     """One sequence and its KV cache.
 
     A prompt is compared with the tokens that the cache holds; only its tokens behind the common beginning are computed.

@@ -1,27 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/model.md from the cost model itself; a test checks that the page is up to date."""
+"""Writes the tables of docs/model.md from the cost models themselves; a test checks that the page is up to date."""
 
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
 from flownpu.aie.cost.device import DEVICES
-from flownpu.aie.cost.parameters import TABLE, VALUES
-from flownpu.aie.programs.cost import CHANGES, DISPATCHES, Prices, prompt_runs
-from flownpu.npu.models import MODELS, Decoder
+from flownpu.aie.cost.gemm_kernel import PRECISIONS, macs_per_cycle, peak_macs, single_core_kernel
+from flownpu.aie.cost.gemm_model import predict_gemm
+from flownpu.aie.cost.gemm_parameters import GEMM
+from flownpu.aie.cost.gemm_system import GemmSearch
+from flownpu.aie.cost.gemm_tuner import rank_for_shapes
+from flownpu.aie.cost.parameters import VALUES
+from flownpu.aie.cost.published_gemm import CORES, GEMMS, OTHERS
+from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.programs.cost import Prices, prompt_runs
+from flownpu.npu.models import MODELS, Decoder, projections
+from flownpu.predict.gpu import GPUS, predict_gpu
 from flownpu.predict.prices import Prediction
 from flownpu.predict.published import CONTEXTS, TABLES, Role
 from flownpu.predict.report import Point, predict
 from flownpu.predict.target import known
-from flownpu.predict.validation import markdown, validate
+from flownpu.predict.validation import ERRORS, summary, validate
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "model.md"
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 _DEVICE = DEVICES["kraken-350"]
 _AIM = 1.15  # the aim, as a factor of the speeds in the papers' tables
+_DECODERS = [name for name, model in MODELS.items() if isinstance(model, Decoder)]
 
 
 def fill(text: str, sections: Mapping[str, Callable[[], str]]) -> str:
@@ -29,38 +37,50 @@ def fill(text: str, sections: Mapping[str, Callable[[], str]]) -> str:
     return _SECTION.sub(lambda found: f"{found[1]}{sections[found[2]]()}\n{found[3]}", text)
 
 
-def parameters() -> str:
-    """The table of all parameters."""
-    lines = ["| parameter | value | unit | source | fitted to |", "|---|---|---|---|---|"]
-    for name, parameter in TABLE.items():
-        source = f"{parameter.source} (read {parameter.date})"
-        lines.append(
-            f"| `{name}` | {parameter.value:g} | {parameter.unit} | {source} | {parameter.fitted_from or '–'} |"
-        )
-    return "\n".join(lines)
+def _table(headings: Iterable[object], lines: Iterable[Iterable[object]]) -> str:
+    heading = list(headings)
+    rule = "|".join(["---"] * len(heading))
+    rows = (f"| {' | '.join(map(str, line))} |" for line in [heading, *lines])
+    return "\n".join([next(rows), f"|{rule}|", *rows])
+
+
+def _lengths(contexts: Iterable[int] = CONTEXTS) -> list[str]:
+    return [f"{context // 1024}k" for context in contexts]
+
+
+# --- Decoders on the NPU ----------------------------------------------------------------------------------------------
 
 
 def validation() -> str:
-    """The tables of validation: every published row, predicted by a fit without its table."""
-    return markdown(validate())
+    """The table of published decoders' speeds: each row's error with the parameters in use, and the means."""
+    lines = []
+    for name, compared in validate().items():
+        for number, model in enumerate(dict.fromkeys(one.row.model for one in compared)):
+            errors = {one.row.context: f"{one.error:+.0%}" for one in compared if one.row.model == model}
+            means = ["", ""] if number else [f"{summary(compared)[0]:.1%}", _left_out(name)]
+            lines.append(["" if number else name, *means, model, *(errors.get(context, "") for context in CONTEXTS)])
+    return _table(["table", "mean", "left out", "model", *_lengths()], lines)
+
+
+def _left_out(name: str) -> str:
+    return "never fitted" if TABLES[name].role is Role.HELD_OUT else f"{ERRORS[name]:.1%}"
 
 
 def decoding() -> str:
-    """The table of predicted decode rates beside the published ones."""
+    """The table of predicted decode rates beside the published ones and the memory roof."""
     return _by_context(decoding_rows)
 
 
-def decoding_rows(model: str) -> list[str]:
-    """A model's rows in the table of decode rates: published, predicted, and the memory roof."""
-    published, predicted, roof = list[str](), list[str](), list[str]()
+def decoding_rows(model: str) -> list[list[str]]:
+    """A model's rows in the table of decode rates."""
+    published, predicted, roof = ["papers / FastFlowLM"], ["predicted"], ["roof"]
     for point in _points(model):
         papers, later = (_of_role(point, "decode", role) for role in (Role.PAPER, Role.LATER))
         aim = max(_AIM * (papers or 0.0), later or 0.0)
         published.append(f"{_text(papers)} / {_text(later)}")
         predicted.append(_bold(point.decode_tokens_per_second, point.decode_tokens_per_second >= aim))
-        beyond = " †" if aim > point.roof else ""
-        roof.append(f"{point.roof:.3g} ({VALUES['memory_read'] / point.roof / 1e9:.2f}){beyond}")
-    return _rows(model, {"papers / FastFlowLM": published, "predicted": predicted, "roof (GB)": roof})
+        roof.append(f"{point.roof:.3g}{' †' if aim > point.roof else ''}")
+    return [[model, *published], ["", *predicted], ["", *roof]]
 
 
 def prompts() -> str:
@@ -68,9 +88,9 @@ def prompts() -> str:
     return _by_context(prompt_rows)
 
 
-def prompt_rows(model: str) -> list[str]:
+def prompt_rows(model: str) -> list[list[str]]:
     """A model's rows in the table of times to the first token."""
-    published, predicted, changes = list[str](), list[str](), list[str]()
+    published, predicted = ["papers' software / later"], ["predicted"]
     for point in _points(model):
         papers, later = (_of_role(point, "ttft", role) for role in (Role.PAPER, Role.LATER))
         papers = papers or _of_role(point, "ttft", Role.HELD_OUT) or _of_role(point, "ttft", Role.FITTED)
@@ -78,70 +98,13 @@ def prompt_rows(model: str) -> list[str]:
         reached = bool(others) and point.ttft_seconds <= min(others) / _AIM
         published.append(f"{_text(papers)} / {_text(later)}")
         predicted.append(_bold(point.ttft_seconds, reached))
-        changes.append(str(point.ttft_changes))
-    return _rows(model, {"papers' software / later": published, "predicted": predicted, "changes of array": changes})
+    return [[model, *published], ["", *predicted]]
 
 
-def _by_context(rows: Callable[[str], list[str]]) -> str:
-    lengths = [f"{context // 1024}k" for context in CONTEXTS]
-    lines = [f"| model | | {' | '.join(lengths)} |", "|---|---|" + "---|" * len(lengths)]
-    decoders = [name for name, model in MODELS.items() if isinstance(model, Decoder)]
-    return "\n".join([*lines, *(row for model in decoders for row in rows(model))])
-
-
-def _rows(model: str, cells: dict[str, list[str]]) -> list[str]:
-    rows = []
-    for number, (name, values) in enumerate(cells.items()):
-        padded = values + [""] * (len(CONTEXTS) - len(values))
-        rows.append(f"| {'' if number else model} | {name} | {' | '.join(padded)} |")
-    return rows
-
-
-def parts() -> str:
-    """The table of the parts of a prompt's time."""
-    names = ["changes of array", "dispatches", "host", "dequant_engine", "gemm", "flow_qkv", "others"]
-    lines = [f"| model | tokens | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
-    for model in ("gemma3-1b", "gemma3-4b", "llama3.2-1b", "llama3.2-3b"):
-        for point in _points(model):
-            if point.context not in (1024, 32768):
-                continue
-            seconds = defaultdict[str, float](float)
-            for name, value in point.ttft_parts.items():
-                operator = name if name in (CHANGES, DISPATCHES) else name.partition(":")[0]
-                seconds[operator if operator in names else "others"] += value
-            cells = " | ".join(f"{seconds[name]:.3g}" for name in names)
-            lines.append(f"| {model} | {point.context // 1024}k | {cells} |")
-    return "\n".join(lines)
-
-
-_WORSE: dict[str, dict[str, float]] = {
-    "as assumed": {},
-    "`array_change` is 5.8 ms, the most that was published": {"array_change": 5.8e-3},
-    "`wait` is 20 us: the tuner's `synchronise`, 35,000 cycles": {"wait": 20e-6},
-    "`channel_read` is 4.8 GB/s": {"channel_read": 4.8e9},
-    "`memory_read` is 50 GB/s, as micro-benchmarked in arXiv 2512.13282": {"memory_read": 50e9},
-    "`dqp_block` is 4500 cycles": {"dqp_block": 4500},
-    "`softmax_tile` and `softmax_rows` are 212 and 280 cycles, the most": {"softmax_tile": 212, "softmax_rows": 280},
-    "`host_memory` and `host_flush` are 10 GB/s": {"host_memory": 10e9, "host_flush": 10e9},
-}
-
-
-def sensitivity() -> str:
-    """The table of decode rates and times to the first token if a parameter differs from its assumed value."""
-    lines = [
-        "| if | gemma3-1b, 1k: tok/s | first token, s | llama3.2-1b, 1k: tok/s | 8k: first token, s |",
-        "|---|---|---|---|---|",
-    ]
-    gemma, llama = (Prediction(known(model), 8192, _DEVICE, VALUES) for model in ("gemma3-1b", "llama3.2-1b"))
-    for name, change in _WORSE.items():
-        prices = Prices(_DEVICE, {**VALUES, **change})
-        cells = []
-        for prediction, tokens in ((gemma, 1024), (llama, 8192)):
-            programs = prediction.programs
-            cells.append(f"{1 / prices.of_runs([(programs[0], 1023)], before=programs[0]).total:.4g}")
-            cells.append(f"{prices.of_runs(list(prompt_runs(programs, tokens)), before=programs[0]).total:.3g}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def _by_context(rows: Callable[[str], list[list[str]]]) -> str:
+    width = len(CONTEXTS) + 2
+    lines = [row + [""] * (width - len(row)) for model in _DECODERS for row in rows(model)]
+    return _table(["model", "", *_lengths()], lines)
 
 
 @cache
@@ -165,13 +128,136 @@ def _bold(value: float, reached: bool) -> str:
     return f"**{text}**" if reached else text
 
 
+_CHANGED: dict[str, dict[str, float]] = {
+    "as assumed": {},
+    "`array_change` is 5.8 ms, the most that was published": {"array_change": 5.8e-3},
+    "`wait` is 20 us: `synchronise` of GEMM, 35,000 cycles": {"wait": 20e-6},
+    "`channel_read` is 4.8 GB/s": {"channel_read": 4.8e9},
+    "`memory_read` is 50 GB/s, as micro-benchmarked in arXiv 2512.13282": {"memory_read": 50e9},
+    "`dqp_block` is 4500 cycles": {"dqp_block": 4500},
+    "`softmax_tile` and `softmax_rows` are 212 and 280 cycles, the most": {"softmax_tile": 212, "softmax_rows": 280},
+    "`host_memory` and `host_flush` are 10 GB/s": {"host_memory": 10e9, "host_flush": 10e9},
+}
+
+
+def sensitivity() -> str:
+    """The table of decode rates and times to the first token if a parameter differs from its assumed value."""
+    gemma, llama = (Prediction(known(model), 8192, _DEVICE, VALUES) for model in ("gemma3-1b", "llama3.2-1b"))
+    lines = []
+    for name, change in _CHANGED.items():
+        prices = Prices(_DEVICE, {**VALUES, **change})
+        cells = [name]
+        for prediction, tokens in ((gemma, 1024), (llama, 8192)):
+            programs = prediction.programs
+            cells.append(f"{1 / prices.of_runs([(programs[0], 1023)], before=programs[0]).total:.4g}")
+            cells.append(f"{prices.of_runs(list(prompt_runs(programs, tokens)), before=programs[0]).total:.3g}")
+        lines.append(cells)
+    heading = ["if", "gemma3-1b, 1k: tok/s", "first token, s", "llama3.2-1b, 1k: tok/s", "8k: first token, s"]
+    return _table(heading, lines)
+
+
+# --- GEMM -------------------------------------------------------------------------------------------------------------
+
+
+def cores() -> str:
+    """The optimal single-core kernels of the integer programme beside the paper's table 1."""
+    lines = []
+    for core in (core for core in CORES if core.source == "table 1"):
+        parameters, kind, size = GEMM[core.target], PRECISIONS[core.precision], core.size
+        measured = single_core_kernel(parameters, kind, measured=core.macs_per_cycle / peak_macs(parameters, kind))
+        rate = macs_per_cycle(parameters, kind, size)
+        found = ["the same" if of == size else of for of in (measured, single_core_kernel(parameters, kind))]
+        lines.append([core.target, core.precision, size, core.macs_per_cycle, f"{rate:.1f}", *found])
+    heading = ["", "precision", "table 1", "MACs/cycle", "predicted", "by measured efficiency", "by predicted"]
+    return _table(heading, lines)
+
+
+def tiles() -> str:
+    """The programme's kernels for each k of tables 2 and 3, and the best kernel of the whole search."""
+    throughput = {(core.target, core.precision, core.size): core.macs_per_cycle for core in CORES}
+    lines = []
+    for gemm in (gemm for gemm in GEMMS if gemm.l2):
+        search, size = GemmSearch(gemm.target, gemm.precision), gemm.tiling.size
+        # The paper's search uses the efficiency of its previous step's kernel, a little higher than that of this one.
+        before = 1.02 * throughput[gemm.target, gemm.precision, size]
+        found = [*search.kernels(size.k), *search.kernels(size.k, throughput=before)]
+        programme = "the same" if size in found else " or ".join(map(str, found[:1]))
+        saturated = search.with_k_mt(size)
+        best, of_best = search.candidates()[0]
+        predicted = predict_gemm(gemm.target, gemm.precision, *gemm.sizes, gemm.tiling).tops
+        lines.append([
+            gemm.target, gemm.precision, size, programme, gemm.tiling.k_mt, saturated[0].k_mt if saturated else "–",
+            f"{gemm.tops:.2f}", f"{predicted:.2f}", f"{predicted / gemm.tops - 1:+.1%}",
+            f"{best.size}: {of_best.tops:.2f}",
+        ])  # fmt: skip
+    return _table(
+        ["", "precision", "tables 2, 3", "largest m n", "k_mt", "saturated at", "TOPS", "predicted", "error",
+         "predicted best of all k"], lines,
+    )  # fmt: skip
+
+
+def elsewhere() -> str:
+    """The table of numbers from the paper's text, and of published numbers to which nothing was fitted."""
+    lines = []
+    for gemm in (*(gemm for gemm in GEMMS if not gemm.l2), *OTHERS):
+        tops = predict_gemm(gemm.target, gemm.precision, *gemm.sizes, gemm.tiling).tops
+        size = " x ".join(map(str, gemm.sizes))
+        error = f"{tops / gemm.tops - 1:+.0%}"
+        lines.append([gemm.source, gemm.target, gemm.precision, size, f"{gemm.tops:.2f}", f"{tops:.2f}", error])
+    return _table(["source", "", "precision", "M x K x N", "TOPS", "predicted", "error"], lines)
+
+
+_TOKENS = 512  # tokens of a chunk
+_GATED = {"geglu", "swiglu"}
+# The tiles with which the default ones are compared: 64 x 64, as deep as L1 permits.
+_BEFORE = {"none": {"m": 64, "k": 64, "e_y": 1, "e_x": 1}, "swiglu": {"m": 64, "k": 32, "e_y": 1, "e_x": 1}}
+
+
+def defaults() -> str:
+    """The table of this project's own GEMM: 64 x 64 tiles, and the default tiles, which the tuner found."""
+    lines = []
+    for target, weights in (("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")):
+        for epilogue, products in (("none", "one projection"), ("swiglu", "gate and up")):
+            groups = [
+                [(_TOKENS, k, -(-n // 32) * 32) for n, k, kind in projections(model)
+                 if (kind in _GATED) == (epilogue in _GATED)]
+                for model in MODELS.values()
+            ]  # fmt: skip
+            ranked = dict(rank_for_shapes(target, weights, epilogue, [group for group in groups if group]))
+            design = Gemm(target, weights, epilogue)
+            before, after = ranked[Gemm(target, weights, epilogue, **_BEFORE[epilogue])], ranked[design]
+            tile = f"{design.m} x {design.k} x {design.n}, {design.e_y} x {design.e_x}"
+            gain = f"{after / before - 1:+.0%}"
+            lines.append([target, weights, products, tile, f"{before:.2f}", f"{after:.2f}", gain])
+    return _table(["", "weights", "", "m x k x n, e_y x e_x", "64 x 64 tiles", "default", "gain"], lines)
+
+
+# --- GPU --------------------------------------------------------------------------------------------------------------
+
+
+def gpus() -> str:
+    """The table of decoders on GPUs: decoded tokens a second, and seconds to the first token."""
+    contexts, lines = (1024, 4096, 8192, 32768), []
+    for model in _DECODERS:
+        of = known(model)
+        held = [context for context in contexts if context <= of.decoder.positions]
+        for number, (name, gpu) in enumerate(GPUS.items()):
+            cells = [f"{p.decode_tokens_per_second:.3g}; {p.ttft_seconds:.3g} s" for p in predict_gpu(of, gpu, held)]
+            cells += [""] * (len(contexts) - len(cells))
+            lines.append(["" if number else model, name.removeprefix("radeon-"), *cells])
+    return _table(["model", "GPU", *_lengths(contexts)], lines)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
-    "parameters": parameters,
     "validation": validation,
     "decoding": decoding,
     "prompts": prompts,
-    "parts": parts,
     "sensitivity": sensitivity,
+    "cores": cores,
+    "tiles": tiles,
+    "elsewhere": elsewhere,
+    "defaults": defaults,
+    "gpus": gpus,
 }
 
 

@@ -37,7 +37,7 @@ _ROUNDED = 2  # decimals of an efficiency: all throughputs of tables 1 to 3 are 
 
 @dataclass(frozen=True)
 class Precision:
-    """What a GEMM multiplies: bytes of an element of each matrix.
+    """The numbers that a GEMM multiplies: bytes of an element of each matrix.
 
     Attributes:
         name: as the paper names it, input-output; `bf16` and `bfp16` are those of our own design.
@@ -132,19 +132,19 @@ def efficiency(known: GemmParameters, precision: Precision, size: KernelSize) ->
     return macs_per_cycle(known, precision, size) / peak_macs(known, precision)
 
 
-def l1_bytes(precision: Precision, size: KernelSize, *, output_buffers: int = 1) -> float:
-    """Bytes of a compute tile's memory (equation 5): A and B twice, C `output_buffers` times (1 or 2).
+def l1_bytes(precision: Precision, size: KernelSize) -> float:
+    """Bytes of a compute tile's memory (equation 5): A and B twice, C once.
 
     With staged sums, the sums are there once in addition to the buffers through which C leaves.
     """
     inputs = 2 * size.k * (size.m * precision.a + size.n * precision.b)
-    outputs = precision.output * output_buffers + (precision.accumulator if precision.staged else 0)
+    outputs = precision.output + (precision.accumulator if precision.staged else 0)
     return inputs + size.m * size.n * outputs
 
 
-def fits(precision: Precision, size: KernelSize, *, output_buffers: int = 1) -> bool:
+def fits(precision: Precision, size: KernelSize) -> bool:
     """Whether a call's buffers fit in L1 beside the stack."""
-    return l1_bytes(precision, size, output_buffers=output_buffers) < L1_BYTES
+    return l1_bytes(precision, size) < L1_BYTES
 
 
 def is_compute_bound(
@@ -178,7 +178,7 @@ def single_core_kernel(known: GemmParameters, precision: Precision, *, measured:
 
 
 def largest_kernels(
-    known: GemmParameters, precision: Precision, k: int, *, output_buffers: int = 1, measured: float | None = None
+    known: GemmParameters, precision: Precision, k: int, *, measured: float | None = None
 ) -> list[KernelSize]:
     """The kernels of this k with the largest m n (section 4.5.2): one, or several with equal m n.
 
@@ -188,7 +188,7 @@ def largest_kernels(
     best: list[KernelSize] = []
     for m, n in _SIDES:
         size = KernelSize(m, k, n)
-        if not fits(precision, size, output_buffers=output_buffers):
+        if not fits(precision, size):
             continue
         before = measured or efficiency(known, precision, KernelSize(m, k + DEPTH, n))
         if not is_compute_bound(known, precision, size, known["stream"], before):

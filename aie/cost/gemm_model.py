@@ -11,14 +11,13 @@ long as the slowest of these, which go on at the same time:
     write     C to main memory
 
 and the GEMM takes the time of all its megatiles, of the first tiles' way in, of the last tile's way out, and a
-dispatch. The equations are in docs/model-gemm.md. **Nothing here was measured by us.**
+dispatch. The equations are in docs/model.md. **Nothing here was measured by us.**
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.gemm_kernel import KernelSize, call_cycles, precision_of
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.gemm_parameters import GemmParameters
     from flownpu.aie.designs.gemm import Gemm
 
-__all__ = ["GemmPrediction", "Order", "Tiling", "predict_design", "predict_gemm", "tiling_of"]
+__all__ = ["GemmPrediction", "Tiling", "predict_design", "predict_gemm", "tiling_of"]
 
 ROWS = 4  # compute tiles in a column, on both generations
 _VECTOR = {"npu1": 32, "npu2": 64}  # bytes a core stores in a cycle (AMD AM020)
@@ -39,17 +38,9 @@ _PANEL = 32  # columns of B that lie together in `panels` order (kernels/README.
 _ABOUT = 4096  # the paper's "about 4K"
 
 
-class Order(StrEnum):
-    """How B lies in main memory: in columns or rows, as in the paper, or prepacked as our design reads it."""
-
-    COLUMN = "column"
-    ROW = "row"
-    PANELS = "panels"
-
-
 @dataclass(frozen=True)
 class Tiling:
-    """The tiles of a GEMM: what an array is compiled for.
+    """The tiles of a GEMM, for which an array is compiled.
 
     Attributes:
         m: rows of a tile of C in L1.
@@ -60,8 +51,7 @@ class Tiling:
         e_x: tiles of C that a compute tile reduces together, across.
         gates: 2 if pairs of tiles, a gate's and its up projection's, become one when they are stored; else 1.
         epilogue: what the stores make of the sums: none, or a kind of `epilogue` (parameters.toml).
-        b_order: how B lies in main memory.
-        output_buffers: buffers for a tile of C, 1 or 2.
+        panels: whether B lies in main memory prepacked, as our design reads it; else in columns, as in the paper.
         overlapped: whether descriptors are written while transfers go on (section 4.4).
     """
 
@@ -73,15 +63,14 @@ class Tiling:
     e_x: int = 1
     gates: int = 1
     epilogue: str = "none"
-    b_order: Order = Order.COLUMN
-    output_buffers: int = 1
+    panels: bool = False
     overlapped: bool = True
 
     def __post_init__(self) -> None:
         if min(self.m, self.k, self.n, self.e_y, self.e_x) < 1 or self.k_mt < 1 or self.k_mt % self.k:
             raise ValueError(f"[gemm cost] expected sizes of 1 or more and k_mt in multiples of k, got {self}")
-        if self.gates not in {1, 2} or self.output_buffers not in {1, 2}:
-            raise ValueError(f"[gemm cost] expected 1 or 2 gates and output buffers, got {self}")
+        if self.gates not in {1, 2}:
+            raise ValueError(f"[gemm cost] expected 1 or 2 gates, got {self}")
 
     @property
     def size(self) -> KernelSize:
@@ -139,7 +128,7 @@ class GemmPrediction:
 
 
 def predict_design(design: Gemm, m: int, k: int, n: int) -> GemmPrediction:
-    """What a call of our own GEMM is predicted to take: M rows of A, N columns of C (gated: B has 2 N)."""
+    """The prediction for a call of our own GEMM: M rows of A, N columns of C (gated: B has 2 N)."""
     return predict_gemm(design.target, design.weights, m, k, n, tiling_of(design))
 
 
@@ -152,22 +141,12 @@ def tiling_of(design: Gemm) -> Tiling:
     overlapped = LIMITS[design.target].task_queue // design.e_x > 1
     return Tiling(
         design.m, design.k, design.n, design.k_mt, design.e_y, design.e_x, design.gates, design.epilogue,
-        Order.PANELS, overlapped=overlapped,
+        panels=True, overlapped=overlapped,
     )  # fmt: skip
 
 
-def predict_gemm(
-    target: str,
-    precision: str,
-    m: int,
-    k: int,
-    n: int,
-    tiling: Tiling,
-    *,
-    measured: float = 0.0,
-    known: GemmParameters | None = None,
-) -> GemmPrediction:
-    """What C[m, n] = A[m, k] B[k, n] is predicted to take with these tiles.
+def predict_gemm(target: str, precision: str, m: int, k: int, n: int, tiling: Tiling) -> GemmPrediction:
+    """The prediction for C[m, n] = A[m, k] B[k, n] with these tiles.
 
     Args:
         target: npu1 or npu2.
@@ -176,22 +155,20 @@ def predict_gemm(
         k: columns of A.
         n: columns of C; with two gates B has twice as many.
         tiling: the tiles.
-        measured: a core's measured multiply-adds a cycle, to replace the modelled ones; 0: none.
-        known: parameters to replace the generation's own.
 
     Raises:
         ValueError: no such target, precision or epilogue, or a size is not positive.
     """
     if min(m, k, n) < 1:
         raise ValueError(f"[gemm cost] expected M, K and N of 1 or more, got {m}, {k} and {n}")
-    kind, known = precision_of(target, precision), known or gemm_parameters(target)
+    kind, known = precision_of(target, precision), gemm_parameters(target)
     if tiling.epilogue not in {"none", *known.kinds("epilogue")}:
         raise ValueError(
             f"[gemm cost] expected an epilogue of none, {', '.join(known.kinds('epilogue'))}, got {tiling.epilogue!r}"
         )
     native = tiling.native(target)
     rows, depth, columns = (ceil_div(size, unit) * unit for size, unit in zip((m, k, n), native, strict=True))
-    megatile = _Megatile(known, kind, tiling, depth, measured)
+    megatile = _Megatile(known, kind, tiling, depth)
     count = (rows // native[0]) * (columns // native[2])
     compute, read, write = (count * seconds for seconds in (megatile.compute, megatile.read, megatile.write))
     slowest = max(("compute", compute), ("read", read), ("write", write), key=lambda pair: pair[1])
@@ -221,9 +198,7 @@ def predict_gemm(
 class _Megatile:
     """The times of one megatile of K `depth`, in seconds, and its bytes."""
 
-    def __init__(
-        self, known: GemmParameters, precision: Precision, tiling: Tiling, depth: int, measured: float
-    ) -> None:
+    def __init__(self, known: GemmParameters, precision: Precision, tiling: Tiling, depth: int) -> None:
         columns, vector = LIMITS[known.target].columns, _VECTOR[known.target]
         clock, stream = known["clock"], known["stream"] * known["clock"]
         tile = tiling.m * tiling.n
@@ -231,7 +206,7 @@ class _Megatile:
         a, b = tiling.e_y * tiling.m * precision.a, tiling.gates * tiling.e_x * tiling.n * precision.b
         c = ROWS * tiling.e_y * tiling.e_x * tile * precision.output
 
-        self.call_cycles = tiling.size.macs / measured if measured else call_cycles(known, precision, tiling.size)
+        self.call_cycles = call_cycles(known, precision, tiling.size)
         steps = depth // tiling.k
         each = steps * (self.call_cycles + known["call"]) + tile * precision.accumulator / vector
         cycles = tiling.accumulators * each
@@ -239,8 +214,8 @@ class _Megatile:
             passed = tiling.gates * precision.accumulator + precision.output
             made = known[f"epilogue {tiling.epilogue}"] if tiling.epilogue != "none" else 0.0
             cycles += tiling.e_y * tiling.e_x * tile * (passed / vector + made)
-        # A core waits while its tiles leave; with a second buffer, for all but the last of them.
-        waiting = tiling.e_y * tiling.e_x - (1 if precision.staged or tiling.output_buffers > 1 else 0)
+        # A core waits while its tiles leave; with a buffer of their own, for all but the last of them.
+        waiting = tiling.e_y * tiling.e_x - precision.staged
         leaving = waiting * tile * precision.output / stream
         self.compute = cycles / clock + leaving
 
@@ -257,10 +232,5 @@ class _Megatile:
         lines = depth / tiling.k_mt
         a_runs = tiling.e_y * tiling.m * lines * known["run"]
         b_columns = tiling.gates * tiling.e_x * tiling.n
-        if tiling.b_order == Order.COLUMN:
-            b_runs = b_columns * lines * known["run"]
-        elif tiling.b_order == Order.ROW:
-            b_runs = depth * known["neighbour_run"]
-        else:
-            b_runs = b_columns / _PANEL * lines * known["run"]
+        b_runs = b_columns / (_PANEL if tiling.panels else 1) * lines * known["run"]
         return math.hypot(self.read_bytes / known["read"], max(a_runs, b_runs) / known["clock"])

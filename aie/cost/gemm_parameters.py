@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the model of a GEMM takes from outside, for each generation: rates, bandwidths, costs of a call.
+"""The parameters of the model of a GEMM, for each generation: rates, bandwidths, costs of a call.
 
-A fitted parameter is fitted to published rows by `gemm_fit`; a test compares. Each has one value for all precisions,
-sizes and tiles. parameters.toml says what each is.
+Each has one value for all precisions, sizes and tiles. parameters.toml says what each is, and how it was fitted.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from flownpu.aie.cost.parameters import GEMM_TABLES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flownpu.aie.cost.parameters import Parameter, Values
+    from flownpu.aie.cost.parameters import Parameter
 
 __all__ = ["GEMM", "GemmParameters", "gemm_parameters"]
 
@@ -42,11 +41,6 @@ class GemmParameters:
             if kind:
                 found.setdefault(name, []).append(kind[0])
         return found
-
-    def with_values(self, values: Values) -> GemmParameters:
-        """The same parameters, except for these values."""
-        changed = {name: replace(self.table[name], value=value) for name, value in values.items()}
-        return replace(self, table={**self.table, **changed})
 
 
 GEMM: dict[str, GemmParameters] = {target: GemmParameters(target, table) for target, table in GEMM_TABLES.items()}

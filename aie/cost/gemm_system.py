@@ -9,7 +9,7 @@ which memory is the bound, until its measurements get worse; a prediction takes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from flownpu.aie.cost.gemm_kernel import (
@@ -20,7 +20,7 @@ from flownpu.aie.cost.gemm_kernel import (
     precision_of,
     single_core_kernel,
 )
-from flownpu.aie.cost.gemm_model import ROWS, GemmPrediction, Order, Tiling, predict_gemm
+from flownpu.aie.cost.gemm_model import ROWS, GemmPrediction, Tiling, predict_gemm
 from flownpu.aie.cost.gemm_parameters import gemm_parameters
 from flownpu.aie.plan.limits import LIMITS
 
@@ -44,34 +44,24 @@ class GemmSearch:
         target: npu1 or npu2.
         precision: a name of `gemm_kernel.PRECISIONS`.
         size: M, K, N; None: for each tiling, the multiples of its native size that are nearest to 4096.
-        b_order: how B lies in main memory.
-        output_buffers: buffers for a tile of C in L1, 1 or 2.
-        overlapped: whether descriptors are written while transfers go on.
     """
 
     target: str
     precision: str
     size: tuple[int, int, int] | None = None
-    b_order: Order = Order.COLUMN
-    output_buffers: int = 1
-    overlapped: bool = True
 
     def kernels(self, k: int, *, throughput: float = 0.0) -> list[KernelSize]:
         """The largest tiles of C with this k; `throughput`: multiply-adds a cycle measured at k + 8; 0: modelled."""
         known, kind = gemm_parameters(self.target), precision_of(self.target, self.precision)
         measured = throughput / peak_macs(known, kind) if throughput else None
-        return largest_kernels(known, kind, k, output_buffers=self.output_buffers, measured=measured)
+        return largest_kernels(known, kind, k, measured=measured)
 
     def with_k_mt(self, size: KernelSize) -> Candidate | None:
         """The smallest k_mt with which main memory's runs are long enough; None if not even k fits in L2."""
         room = LIMITS[self.target].columns * LIMITS[self.target].memory.memory_bytes
         tried: list[Candidate] = []
-        tiling = Tiling(
-            size.m, size.k, size.n, size.k,
-            b_order=self.b_order, output_buffers=self.output_buffers, overlapped=self.overlapped,
-        )  # fmt: skip
         for k_mt in range(size.k, max(_LONGEST_K_MT, size.k) + 1, size.k):
-            tiling = replace(tiling, k_mt=k_mt)
+            tiling = Tiling(size.m, size.k, size.n, k_mt)
             if l2_bytes(self.target, self.precision, tiling) > room:
                 break
             tried.append((tiling, self.predict(tiling)))
@@ -98,9 +88,8 @@ class GemmSearch:
 
 
 def l2_bytes(target: str, precision: str, tiling: Tiling) -> float:
-    """Bytes in all memory tiles: A and B twice, C once. Row-major B is held k rows at a time, not k_mt."""
+    """Bytes in all memory tiles: A and B twice, C once."""
     kind, columns = precision_of(target, precision), LIMITS[target].columns
     a = 2 * ROWS * tiling.e_y * tiling.m * tiling.k_mt * kind.a
-    depth = tiling.k if tiling.b_order == Order.ROW else tiling.k_mt
-    b = 2 * columns * tiling.gates * tiling.e_x * tiling.n * depth * kind.b
+    b = 2 * columns * tiling.gates * tiling.e_x * tiling.n * tiling.k_mt * kind.b
     return a + b + columns * ROWS * tiling.m * tiling.n * kind.output

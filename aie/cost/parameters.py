@@ -2,10 +2,10 @@
 """Every number that the cost model takes from outside (parameters.toml): value, unit, source, and when it was read.
 
 A *fitted* parameter has a physical meaning, one value for all models and lengths, and says to which published rows it
-was fitted; the command in docs/model.md fits them again, and a test compares. All others were published as they are, or
-are derived from published numbers; the derivation is in `source`.
+was fitted; the head of parameters.toml says how. All others were published as they are, or are derived from published
+numbers; the derivation is in `source`.
 
-Functions that use them take them as an argument (`values`), so that a fit, or a "what if", can change some.
+Functions that use them take them as an argument (`values`), so that measured values, or a "what if", can replace some.
 """
 
 from __future__ import annotations

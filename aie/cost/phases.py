@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of an array takes, from its plan: no loop is run more than once, and no event is followed.
+"""The cost of a call of an array, from its plan: no loop is run more than once, and no event is followed.
 
 A *phase* of a sequence ends where the sequence waits for the last of a fifo's results, or sends from a buffer that
 received a result for which it waited: what follows needs what was made before. Within a phase everything goes on at the
@@ -15,8 +15,6 @@ out of cores are of one kind if the same kernels produce them. A kind is as busy
 call, divided among the phases in proportion to the bytes of the whole kind: so data that is sent to one member ahead of
 its phase does not make that member look busier than the others. Streams of a kind share main memory evenly
 (`shared_seconds` of memory.py): those that have more bytes than the others end alone.
-
-`simulation.py` follows a plan event by event instead; tests compare the two.
 """
 
 from __future__ import annotations

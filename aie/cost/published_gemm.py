@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GEMMs that others measured on the array, as they published them: what the model is fitted to and compared with.
+"""GEMMs that others measured on the array, as they published them: the model was fitted to and is compared with them.
 
 All are from arXiv 2512.13282 (XDNA: Ryzen 9 7940HS; XDNA2: Ryzen AI 7 350; both with two channels of DDR5-5600, in
 turbo mode), unless `source` says otherwise; the rows of its tables are in published_gemm.toml. TOPS are 2 M K N over
@@ -12,14 +12,14 @@ dimension.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flownpu.aie.cost.gemm_kernel import KernelSize
-from flownpu.aie.cost.gemm_model import Order, Tiling
+from flownpu.aie.cost.gemm_model import Tiling
 
-__all__ = ["CORES", "GEMMS", "OTHERS", "SWEEPS", "Core", "Measured", "Sweep"]
+__all__ = ["CORES", "GEMMS", "OTHERS", "Core", "Measured"]
 
 _DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
@@ -47,7 +47,6 @@ class Measured:
         tiling: the tiles.
         size: M, K, N; None where the text says "about 4K square".
         tops: as measured.
-        macs_per_cycle: a core's, as measured; 0 if not published.
         l2: what is used of all memory tiles, in KB of 1024; 0 if not published.
     """
 
@@ -57,22 +56,12 @@ class Measured:
     tiling: Tiling
     size: tuple[int, int, int] | None
     tops: float
-    macs_per_cycle: float = 0.0
     l2: int = 0
 
     @property
     def sizes(self) -> tuple[int, int, int]:
         """M, K, N."""
         return self.size or self.tiling.nearest(self.target)
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Over 400 sizes to 8K with a table's tiles (section 5.2.3): best TOPS, and column- over row-major on average."""
-
-    gemm: Measured
-    best_tops: float
-    column_over_row: float  # 0: not published
 
 
 _TABLE = {"npu1": "table 2", "npu2": "table 3"}
@@ -88,43 +77,31 @@ CORES: tuple[Core, ...] = (
     *(_core(_TABLE[row[0]], row) for row in _DATA["tables_2_and_3"]),
 )
 _TABLES = tuple(
-    Measured(_TABLE[target], target, precision, Tiling(m, k, n, k_mt), tuple(size), tops, rate, l2)
-    for target, precision, (m, k, n), (rate, _), (k_mt, size, tops, l2) in _DATA["tables_2_and_3"]
+    Measured(_TABLE[target], target, precision, Tiling(m, k, n, k_mt), tuple(size), tops, l2)
+    for target, precision, (m, k, n), _, (k_mt, size, tops, l2) in _DATA["tables_2_and_3"]
 )
 # Numbers from the paper's text; where it gives a factor, that multiplies the table's row of the same kernel.
 _SINGLE_CORE = Tiling(64, 216, 64, 432)
-_SHORT_RUNS, _LONG_RUNS = Tiling(96, 56, 96, 56), Tiling(96, 112, 96, 448)
 _TEXT: tuple[Measured, ...] = (
-    Measured("section 5.2.1: table 1's kernel", "npu1", "int8-int16", _SINGLE_CORE, None, 4.03, 217.6),
-    Measured("section 5.2.1: table 1's kernel", "npu2", "int8-int16", _SINGLE_CORE, None, 17.86, 419.8),
-    Measured("section 5.2.2, figure 6a: k_mt of 56", "npu1", "bf16-bf16", _SHORT_RUNS, None, 1.27, 99.8),
-    Measured("section 5.2.2: k_mt of k, 2.4 less", "npu1", "bf16-bf16", _SHORT_RUNS, None, 3.12 / 2.4, 99.8),
+    Measured("section 5.2.1: table 1's kernel", "npu1", "int8-int16", _SINGLE_CORE, None, 4.03),
+    Measured("section 5.2.1: table 1's kernel", "npu2", "int8-int16", _SINGLE_CORE, None, 17.86),
+    Measured("section 5.2.2, figure 6a: k_mt of 56", "npu1", "bf16-bf16", Tiling(96, 56, 96, 56), None, 1.27),
+    Measured("section 5.2.2: k_mt of k, 3.6 less", "npu2", "int8-int16", Tiling(128, 72, 112, 72), None, 30.77 / 3.6),
     Measured(
-        "section 5.2.2: k_mt of k, 3.6 less", "npu2", "int8-int16", Tiling(128, 72, 112, 72), None, 30.77 / 3.6, 307.2
-    ),
-    Measured(
-        "section 5.3.2: two output buffers", "npu1", "bf16-bf16", Tiling(80, 40, 96, 200, output_buffers=2), None, 2.76
-    ),
-    Measured(
-        "section 5.3.2: two output buffers", "npu2", "int8-int16", Tiling(112, 48, 96, 384, output_buffers=2), None,
-        26.1,
-    ),
-    Measured(
-        "section 5.3.3: no overlap, 27 % less", "npu1", "int8-int16", replace(_LONG_RUNS, overlapped=False),
-        (4224, 4032, 4224), 5.85 * 0.73, 192.0,
+        "section 5.3.3: no overlap, 27 % less", "npu1", "int8-int16", Tiling(96, 112, 96, 448, overlapped=False),
+        (4224, 4032, 4224), 5.85 * 0.73,
     ),
     Measured(
         "section 5.3.3: no overlap", "npu2", "int8-int16", Tiling(128, 72, 112, 432, overlapped=False),
-        (4096, 4320, 4480), 22.21, 307.2,
+        (4096, 4320, 4480), 22.21,
     ),
 )  # fmt: skip
 GEMMS: tuple[Measured, ...] = (*_TABLES, *_TEXT)
-SWEEPS = tuple(Sweep(_TABLES[row], *found) for row, *found in _DATA["sweeps"])
 
 # Other designs on other machines, in other power modes; nothing is fitted to them. Those of amd/IRON have C in f32 in
 # L1, 64 x 64 on each tile, A in chunks of 32 rows and prepacked B; how deep their calls are is not said: 64 is taken.
 # On XDNA their B is in a single buffer, which the model does not know. TOPS follow from M, K, N and the microseconds.
-_IRON = Tiling(32, 64, 64, 512, e_y=2, b_order=Order.PANELS)
+_IRON = Tiling(32, 64, 64, 512, e_y=2, panels=True)
 OTHERS = tuple(
     Measured("amd/IRON flm.GEMM", target, precision, _IRON, (m, k, n), 2 * m * k * n / microseconds / 1e6)
     for target, precision, (m, k, n), microseconds in _DATA["iron"]

@@ -62,7 +62,7 @@ class Program:
     """A whole design (`aie.iron.Program`)."""
 
     compose = Refused("Program.compose", "several configurations of an array: make a Program of each")
-    enable_trace = Refused("Program.enable_trace", "traces: `flownpu inspect --trace` writes an estimate")
+    enable_trace = Refused("Program.enable_trace", "traces")
 
     def __init__(self, device: Device, rt: Runtime, workers: Sequence[Worker] | None = None, **options: Any) -> None:
         refuse("Program", options)

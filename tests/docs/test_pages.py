@@ -9,7 +9,6 @@ import pytest
 
 from flownpu.cli.options import Activations, Device
 from flownpu.ops.definitions import OPERATORS
-from scripts import write_model_gemm_page
 from scripts.figures import npu_designs
 from tests.docs.pages import PAGES, ROOT, table
 
@@ -75,12 +74,6 @@ def test_command_line_page_is_up_to_date():
     spec.loader.exec_module(script)
     text = (ROOT / "docs" / "use" / "command-line.md").read_text(encoding="utf-8")
     assert text == script.page(), "run: python scripts/write_command_line.py"
-
-
-def test_gemm_model_page_is_up_to_date():
-    """It takes some seconds: rows are predicted with parameters fitted to all rows, and to all groups but their own."""
-    text = write_model_gemm_page.PAGE.read_text(encoding="utf-8")
-    assert text == write_model_gemm_page.page(text), "run: python scripts/write_model_gemm_page.py"
 
 
 def test_design_figures_are_up_to_date():

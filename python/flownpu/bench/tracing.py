@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu trace`: ONNX Runtime's profile of a generation, with the dispatches to the NPU and the work of its tiles.
+"""`flownpu trace`: ONNX Runtime's profile of a generation, with the dispatches to the NPU.
 
 ONNX Runtime writes the profile; the provider adds its steps, its dispatches and what the host computes between these
-(ep/run/profiling.cc). This module adds lanes of the tiles, on the same clock: an estimate from the call's plan
-(`flownpu.aie.cost.timeline`) that begins where the dispatch began. The lanes show what waits for what. The duration of
-an emulated dispatch is that of the emulation on this machine.
+(ep/run/profiling.cc). The table has for each design the time that its calls are estimated to take on an NPU
+(`flownpu.aie.cost.phases`). The duration of an emulated dispatch is that of the emulation on this machine.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.cost.timeline import trace as estimated_lanes
-from flownpu.aie.plan.data import Transfer
+from flownpu.aie.cost.device import Device
+from flownpu.aie.cost.phases import call_cost
 from flownpu.aie.plan.limits import LIMITS
 from flownpu.aie.programs.program import calls_of
 from flownpu.bench.roofline import decode_traffic
@@ -29,7 +28,7 @@ from flownpu.npu.artifacts import programs_of_model
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flownpu.aie.plan.data import Plan
+    from flownpu.aie.cost.phases import Cost
 
 __all__ = ["OperatorTime", "Profile", "Trace", "make_trace", "record", "write_trace"]
 
@@ -107,14 +106,13 @@ def record(folder: Path, prompt: str, new_tokens: int, options: dict[str, str], 
         return Profile(json.loads(path.read_text(encoding="utf-8")), placement, len(tokens))
 
 
-def make_trace(folder: Path, profile: Profile, artifacts: Path | None, tiles: int = 1) -> Trace:
-    """Adds the tiles' lanes and the operators' times to a profile.
+def make_trace(folder: Path, profile: Profile, artifacts: Path | None) -> Trace:
+    """Adds the operators' times to a profile.
 
     Args:
         folder: the model's folder.
         profile: what `record` returned.
         artifacts: the folder of the device's compiled designs; None for the cpu device.
-        tiles: for how many dispatches of each call the tiles' lanes are drawn.
     """
     ours = [event for event in profile.events if event.get("args", {}).get("provider") == "FlowNPUExecutionProvider"]
     of_kind: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -128,10 +126,7 @@ def make_trace(folder: Path, profile: Profile, artifacts: Path | None, tiles: in
     operators += _by_operator([event for event in kernels if _is_of_token(event)], "gpu kernel")
     document: dict[str, Any] = {"traceEvents": list(profile.events), "displayTimeUnit": "ns", "otherData": {}}
     if artifacts is not None and dispatches and not kernels:
-        plans = _Plans(folder, artifacts)
-        document["traceEvents"] += plans.lanes(dispatches, tiles)
-        operators += plans.operators(dispatches)
-        document["otherData"]["tiles"] = "estimated from rates, not measured (docs/model.md says from what)"
+        operators += _Plans(folder, artifacts).operators(dispatches)
     return Trace(document, operators, _per_token(dispatches))
 
 
@@ -184,84 +179,37 @@ def _by_operator(events: list[dict[str, Any]], place: str) -> list[OperatorTime]
 
 
 class _Plans:
-    """The plans of a model's calls, for the target of a folder of artifacts."""
+    """The calls of a model's programs, for the target of a folder of artifacts, and what they are estimated to take."""
 
     def __init__(self, folder: Path, artifacts: Path) -> None:
         manifest = read_json(artifacts / "manifest.json")
-        self._limits = LIMITS[manifest["target"]]
+        limits = LIMITS[manifest["target"]]
+        self._device = Device(limits.name, limits, "")
         programs, _ = programs_of_model(folder, manifest["target"], manifest["context"], manifest["weights"])
         self._calls = {call.family_file: call for call in calls_of(programs)}
-        self._plans: dict[tuple[str, int], Plan] = {}
-        self._lanes: dict[tuple[str, int], dict[str, Any]] = {}
+        self._costs: dict[tuple[str, int], Cost] = {}
 
-    def _key(self, event: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    def _keys(self, event: dict[str, Any]) -> Iterator[tuple[str, int]]:
         """The calls of a dispatch, as pairs of the call family's file and the position."""
         files, positions = (event["args"][key].split("; ") for key in ("files", "positions"))
         for file, position in zip(files, positions, strict=True):
             yield file, int(position) if self._calls[file].moves else 0
 
-    def _plan(self, key: tuple[str, int]) -> Plan:
-        if key not in self._plans:
-            self._plans[key] = self._calls[key[0]].plan(key[1])
-        return self._plans[key]
-
-    def _estimate(self, key: tuple[str, int]) -> dict[str, Any]:
-        if key not in self._lanes:
-            self._lanes[key] = estimated_lanes(self._plan(key), self._limits)
-        return self._lanes[key]
-
-    def lanes(self, dispatches: list[dict[str, Any]], tiles: int) -> list[dict[str, Any]]:
-        """The tiles' lanes for the first `tiles` dispatches of each call, as events of separate processes."""
-        events: list[dict[str, Any]] = []
-        named: set[tuple[int, int, str]] = set()
-        drawn: defaultdict[str, int] = defaultdict(int)
-        for event in dispatches:
-            start = float(event["ts"])
-            for key in self._key(event):
-                drawn[key[0]] += 1
-                if drawn[key[0]] > tiles:
-                    continue
-                found = self._estimate(key)
-                events += _moved(found["traceEvents"], start, named)
-                start += found["otherData"]["cycles"] / self._limits.clock_megahertz
-        return events
+    def _cost(self, key: tuple[str, int]) -> Cost:
+        if key not in self._costs:
+            self._costs[key] = call_cost(self._calls[key[0]].plan(key[1]), self._device)
+        return self._costs[key]
 
     def operators(self, dispatches: list[dict[str, Any]]) -> list[OperatorTime]:
         """Estimated times of the designs, and the bytes that their transfers move."""
         sums: dict[str, OperatorTime] = {}
-        for event in dispatches:
-            for key in self._key(event):
-                plan = self._plan(key)
-                operator = self._calls[key[0]].operator
-                total = sums.setdefault(operator, OperatorTime(operator, "array (estimate)"))
-                total.count += 1
-                total.seconds += self._estimate(key)["otherData"]["cycles"] / self._limits.clock_megahertz * 1e-6
-                total.bytes += _bytes_moved(plan)
+        for key in (key for event in dispatches for key in self._keys(event)):
+            operator, cost = self._calls[key[0]].operator, self._cost(key)
+            total = sums.setdefault(operator, OperatorTime(operator, "array (estimate)"))
+            total.count += 1
+            total.seconds += cost.total
+            total.bytes += round(cost.read_bytes + cost.written_bytes)
         return sorted(sums.values(), key=lambda total: -total.seconds)
-
-
-# Tiles' process numbers begin here, above the process identifiers of the system that ONNX Runtime's events have.
-_FIRST_TILE_PROCESS = 1 << 23
-
-
-def _moved(events: list[dict[str, Any]], start: float, named: set[tuple[int, int, str]]) -> Iterator[dict[str, Any]]:
-    """A call's events moved to begin at `start` (microseconds); names of processes and threads are given once only."""
-    for event in events:
-        moved = event | {"pid": event["pid"] + _FIRST_TILE_PROCESS}
-        if event["ph"] == "M":
-            name = (event["pid"], event.get("tid", -1), event["args"]["name"])
-            if name in named:
-                continue
-            named.add(name)
-        else:
-            moved["ts"] = event["ts"] + start
-        yield moved
-
-
-def _bytes_moved(plan: Plan) -> int:
-    items = {buffer.name: buffer.type.item_bytes for buffer in plan.sequence.buffers}
-    transfers = (step for step in plan.sequence.steps if isinstance(step, Transfer))
-    return sum(step.tap.elements * items[step.buffer] for step in transfers)
 
 
 def _is_of_token(event: dict[str, Any]) -> bool:

@@ -31,12 +31,6 @@ def inspect(
         bool, typer.Option("--check", help="Read all of a model folder's files and compare them with its manifest.")
     ] = False,
     svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw a plan's array.")] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace", metavar="FILE", help="Write a plan's timeline, estimated, for Perfetto or chrome://tracing."
-        ),
-    ] = None,
 ) -> None:
     """Show what is in a model, or in a plan of an NPU's array.
 
@@ -45,14 +39,14 @@ def inspect(
     breaks the hardware's limits.
     """
     is_plan = path.suffix == ".json"
-    for name, of_plans, given in (("--check", False, check), ("--svg", True, svg), ("--trace", True, trace)):
+    for name, of_plans, given in (("--check", False, check), ("--svg", True, svg)):
         if given and of_plans != is_plan:
             kinds = ("plans (.json files)", "models") if of_plans else ("models", "plans")
             raise typer.BadParameter(f"is for {kinds[0]}, not for {kinds[1]}, got {path}", param_hint=name)
     if is_plan:
         from flownpu.cli.inspect_plan import inspect_plan  # noqa: PLC0415 of a model, none of this is needed
 
-        if not inspect_plan(path, as_json=as_json, svg=svg, trace_file=trace):
+        if not inspect_plan(path, as_json=as_json, svg=svg):
             raise typer.Exit(1)
         return
     if check and (found := damage(path)):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flownpu inspect` of a plan: its tiles, fifos and sequence, and whether the plan is valid."""
 
-import json
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,6 @@ from rich.table import Table
 from flownpu.aie.artifacts.folder import write_text
 from flownpu.aie.check import check
 from flownpu.aie.check.structure import check_structure
-from flownpu.aie.cost.timeline import trace
 from flownpu.aie.plan.as_json import from_json
 from flownpu.aie.plan.data import Fifo, Plan, Transfer
 from flownpu.aie.plan.drawing import draw, family
@@ -52,14 +50,14 @@ def read_plan(path: Path) -> Plan:
     return plan
 
 
-def inspect_plan(path: Path, *, as_json: bool, svg: Path | None, trace_file: Path | None) -> bool:
-    """Shows a plan, and writes its picture and its timeline if asked to.
+def inspect_plan(path: Path, *, as_json: bool, svg: Path | None) -> bool:
+    """Shows a plan, and draws its array if asked to.
 
     Returns:
         Whether the checker finds nothing wrong.
 
     Raises:
-        FlowNPUError: the file is no plan, or a picture or timeline is asked for of one that is too wrong for it.
+        FlowNPUError: the file is no plan, or is too wrong to be drawn.
     """
     plan = read_plan(path)
     limits = LIMITS[plan.array.target]
@@ -75,13 +73,6 @@ def inspect_plan(path: Path, *, as_json: bool, svg: Path | None, trace_file: Pat
             raise FlowNPUError(f"{path} cannot be drawn: {violations[0]}")
         write_text(svg, draw(plan, limits))
         status(f"{svg}: the array")
-    if trace_file is not None:
-        if violations:
-            raise FlowNPUError(f"{path} breaks the hardware's limits, and has no timeline: {violations[0]}")
-        document = trace(plan, limits)
-        write_text(trace_file, json.dumps(document))
-        cycles, clock = document["otherData"]["cycles"], document["otherData"]["clock_megahertz"]
-        status(f"{trace_file}: about {cycles} cycles, {cycles / clock:.1f} us at {clock} MHz; estimated, not measured")
     return not violations
 
 

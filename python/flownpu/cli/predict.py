@@ -62,7 +62,7 @@ def predict(
     """Predict a model's speed, memory traffic and energy on an NPU, beside what was published; or its speed on a GPU.
 
     Nothing is run: the programs that `flownpu build` would write are priced by the cost model, whose errors
-    docs/model.md lists row by row. For a GPU it is the bound of its memory and its arithmetic (docs/gpu-model.md).
+    docs/model.md lists row by row. For a GPU it is the bound of its memory and its arithmetic.
     """
     if device == "gpu" or device.startswith("radeon"):
         _predict_gpus(model, device, parse_contexts(context) if context else [], measured, plot, as_json=as_json)
@@ -114,7 +114,7 @@ def _predict_gpus(
     for name, of_gpu in points.items():
         console.print(f"{found.name} on {GPUS[name].description}", markup=False)
         console.print(
-            "Predicted, not measured: as fast as memory and arithmetic permit at most (docs/gpu-model.md).",
+            "Predicted, not measured: as fast as memory and arithmetic permit at most (docs/model.md).",
             markup=False,
         )
         table = _table("", "context", "first token, s", "prompt, tok/s", "decode, tok/s", "memory's roof", "GB a token")
@@ -219,7 +219,7 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def _range(value: float, error: float | None, style: str) -> str:
-    """The range of a value if the model errs by its average error."""
+    """The range of the value if the model errs as it does on average."""
     return "" if error is None else f"{value * (1 - error):{style}}-{value * (1 + error):{style}}"
 
 

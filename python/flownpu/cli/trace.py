@@ -24,25 +24,22 @@ def trace(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The trace to write; .gz compresses it.")
     ] = Path("trace.json"),
-    tiles: Annotated[
-        int, typer.Option(min=0, help="How often to draw the tiles' estimated lanes of each NPU call.")
-    ] = 1,
     device: options.DeviceOption = None,
     activations: options.ActivationsOption = None,
     threads: options.Threads = None,
     option: options.Option = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Record a generation on one clock: ONNX Runtime's nodes, the provider's steps and dispatches, the NPU's tiles.
+    """Record a generation on one clock: ONNX Runtime's nodes, the provider's steps and dispatches.
 
     The trace has what the host computes between dispatches, too, and a GPU's kernels by the GPU's clock.
 
-    Open the file at https://ui.perfetto.dev. What the tiles do is an estimate from the designs' plans, not measured.
-    The table says what each operator of a decode step reads and how fast, beside the speed of main memory.
+    Open the file at https://ui.perfetto.dev. The table says what each operator of a decode step reads and how fast,
+    beside the speed of main memory; the times of the NPU's array are estimated from the designs' plans, not measured.
     """
     chosen = options.provider_options(device, activations, option)
     profile = record(model, prompt, max_new_tokens, chosen, threads)
-    made = make_trace(model, profile, _artifacts(model, profile.placement, chosen), tiles)
+    made = make_trace(model, profile, _artifacts(model, profile.placement, chosen))
     write_trace(made, output)
     roof = read_bandwidth(threads)
     if as_json:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 # The first two are those of our own design, the others those of the paper's kernels.
 Precision = Literal["bf16", "bfp16", "int8-int8", "int8-int16", "int8-int32", "bf16-bf16", "bfp16-bf16"]
 Epilogue = Literal["none", "gelu", "geglu", "swiglu"]
-BOrder = Literal["column", "row"]
 
 
 def tune(
@@ -38,28 +37,18 @@ def tune(
     epilogue: Annotated[
         Epilogue, typer.Option("--epilogue", help="Epilogue of FlowNPU's own GEMM; a gated one has 2 N columns of B.")
     ] = "none",
-    b_order: Annotated[
-        BOrder, typer.Option("--b-order", help="How B lies in main memory, for the paper's kernels.")
-    ] = "column",
-    output_buffers: Annotated[
-        int,
-        typer.Option("--output-buffers", metavar="1|2", min=1, max=2, help="Buffers of C in L1 (paper's kernels)."),
-    ] = 1,
-    no_overlap: Annotated[
-        bool, typer.Option("--no-overlap", help="Write no descriptors while transfers run (paper's kernels).")
-    ] = False,
     top: Annotated[int, typer.Option("--top", metavar="NUMBER", min=1, help="How many tiles to show.")] = 5,
     as_json: options.AsJson = False,
 ) -> None:
     """Find the tiles that are predicted to be the fastest.
 
-    Nothing is measured: docs/model-gemm.md says how times are predicted, and how far they are from what was published.
+    Nothing is measured: docs/model.md says how times are predicted, and how far they are from what was published.
     """
     del operator
     if precision in {"bf16", "bfp16"}:
         found = _designs(target, precision, epilogue, (m, k, n))
     else:
-        found = _kernels(target, precision, (m, k, n), b_order, output_buffers, overlapped=not no_overlap)
+        found = _kernels(target, precision, (m, k, n))
     if not found:
         raise typer.BadParameter(f"expected M, K and N that tiles of {precision} on {target} take, got {m}, {k}, {n}")
     shown = found[:top]
@@ -86,22 +75,12 @@ def _designs(target: Target, precision: Precision, epilogue: Epilogue, size: tup
     return [(tiling_of(design), prediction) for design, prediction in ranked]
 
 
-def _kernels(
-    target: Target,
-    precision: Precision,
-    size: tuple[int, int, int],
-    b_order: BOrder,
-    output_buffers: int,
-    *,
-    overlapped: bool,
-) -> _Found:
+def _kernels(target: Target, precision: Precision, size: tuple[int, int, int]) -> _Found:
     """Tiles of the paper's scheme, the fastest first."""
-    from flownpu.aie.cost.gemm_model import Order  # noqa: PLC0415
     from flownpu.aie.cost.gemm_system import GemmSearch  # noqa: PLC0415
 
-    search = GemmSearch(target.value, precision, size, Order(b_order), output_buffers, overlapped)
     try:
-        return search.candidates()
+        return GemmSearch(target.value, precision, size).candidates()
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu trace`: one file with nodes, dispatches and tiles on one clock; what a token moves and dispatches."""
+"""`flownpu trace`: one file with nodes and dispatches on one clock; what a token moves and dispatches."""
 
 import gzip
 import itertools
@@ -79,7 +79,7 @@ def test_host_steps_lie_between_dispatches(emulated):
     assert found == {"rms_norm": 1, "norm_rope": 6, "rms_norm_add": 10}
 
 
-def test_dispatches_lie_inside_their_step_and_tiles_begin_with_them(emulated):
+def test_dispatches_lie_inside_their_step(emulated):
     _, events = emulated
     ours = [event for event in events if event.get("args", {}).get("provider") == "FlowNPUExecutionProvider"]
     dispatches = [event for event in ours if event["args"].get("op_name") == "dispatch"]
@@ -91,11 +91,6 @@ def test_dispatches_lie_inside_their_step_and_tiles_begin_with_them(emulated):
             step["ts"] - 1 <= dispatch["ts"] and dispatch["ts"] + dispatch["dur"] <= step["ts"] + step["dur"] + 2
             for step in steps
         )
-    lanes = [event for event in events if event.get("cat") == "estimate"]
-    first = min(event["ts"] for event in lanes)
-    assert dispatches[0]["ts"] <= first < dispatches[0]["ts"] + dispatches[0]["dur"]
-    named = {event["pid"] for event in events if event["ph"] == "M" and event["name"] == "process_name"}
-    assert {event["pid"] for event in lanes} <= named
 
 
 def test_cpu_products_are_compared_with_memory_roof(flownpu, model, tmp_path):

@@ -66,16 +66,6 @@ def test_plan_is_drawn(flownpu, plan, tmp_path):
     assert "compute (0, 2)" in {element.text for element in root.iter()}
 
 
-def test_plan_timeline_is_written(flownpu, plan, tmp_path):
-    done = flownpu("inspect", plan, "--trace", tmp_path / "chain.trace")
-    assert done.code == 0
-    document = json.loads((tmp_path / "chain.trace").read_text())
-    cycles = document["otherData"]["cycles"]
-    assert f"about {cycles} cycles, {cycles / 1800:.1f} us at 1800 MHz; estimated, not measured" in done.err
-    assert document["otherData"]["plan"] == "chain"
-    assert any(event["name"] == "scale" for event in document["traceEvents"])
-
-
 def test_plan_beyond_limits_fails(flownpu, tmp_path):
     file = write(tmp_path / "deep.json", with_end(chain(), "c", "produce", depth=300))
     done = flownpu("inspect", file)
@@ -83,12 +73,9 @@ def test_plan_beyond_limits_fails(flownpu, tmp_path):
     assert "[compute tile (0, 2)] memory: need " in done.out
     assert "compute (0, 2)" in done.out, "the tables help to see why"
     assert json.loads(flownpu("inspect", file, "--json").out)["valid"] is False
-    # It can be drawn, to look at; but not run, not even in an estimate.
+    # It can be drawn, to look at.
     assert flownpu("inspect", file, "--svg", tmp_path / "deep.svg").code == 1
     assert (tmp_path / "deep.svg").is_file()
-    done = flownpu("inspect", file, "--trace", tmp_path / "deep.trace")
-    assert "breaks the hardware's limits" in done.err
-    assert not (tmp_path / "deep.trace").exists()
 
 
 def test_inconsistent_plan_fails(flownpu, tmp_path):
@@ -154,7 +141,6 @@ def test_plan_for_unknown_chip_is_refused(flownpu, tmp_path):
     [
         ("plan", ["--check"], "--check: is for models, not for plans"),
         ("model", ["--svg", "x.svg"], "--svg: is for plans (.json files), not for models"),
-        ("model", ["--trace", "x.json"], "--trace: is for plans (.json files), not for models"),
     ],
 )
 def test_options_of_other_kind_are_refused(flownpu, request, path, option, words):

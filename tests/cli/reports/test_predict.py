@@ -8,15 +8,15 @@ import pytest
 import typer
 
 from flownpu.aie.cost.device import DEVICES
-from flownpu.aie.cost.parameters import TABLE, VALUES
+from flownpu.aie.cost.parameters import VALUES
 from flownpu.cli.predict import parse_contexts
 from flownpu.model.shapes import SHAPES
 from flownpu.npu.layers import read_decoder
 from flownpu.predict.prices import Prediction
-from flownpu.predict.published import CONTEXTS, TABLES, Role, Row, watts
+from flownpu.predict.published import CONTEXTS, TABLES, Role, watts
 from flownpu.predict.published.implementation import image_seconds, prompt_seconds, token_seconds
 from flownpu.predict.target import known, target
-from flownpu.predict.validation import ERRORS, FITTED, fit, fitted, fitted_tables, summary, validate
+from flownpu.predict.validation import ERRORS, summary, validate
 from flownpu.selftest.climb import Outcome, Result
 from flownpu.selftest.report import SelftestReport
 
@@ -260,46 +260,26 @@ def report():
 
 
 @pytest.mark.parametrize("table", ERRORS)
-def test_tables_that_were_left_out_are_predicted(report, table):
-    """Predictions are off by at most 15 % on average, by 10 % for decoding; a table of one number is not bounded."""
+def test_published_table_is_predicted_within_bounds(report, table):
+    """Off by at most 15 % on average, 10 % for decoding; a table that was fitted to is no worse than when left out.
+
+    Times to the first token that nothing was fitted to (Llama's with FastFlowLM 0.9.8, heads of 64 and 128) are off by
+    10 % or less.
+    """
     average, worst = summary(report[table])
-    assert average == pytest.approx(ERRORS[table], abs=1e-3)
+    role, quantity = TABLES[table].role, TABLES[table].quantity
+    if role is Role.HELD_OUT:
+        assert average == pytest.approx(ERRORS[table], abs=1e-3)
+        assert average <= 0.10
+    else:
+        assert average <= ERRORS[table] + 0.005
     if len(report[table]) > 1:
-        assert average <= (0.10 if TABLES[table].quantity == "decode" else 0.15)
+        assert average <= (0.10 if quantity == "decode" else 0.15)
         assert worst <= 0.35
 
 
-def test_times_to_first_token_that_nothing_was_fitted_to(report):
-    """Llama's with FastFlowLM 0.9.8, heads of 64 and 128: predictions are off by at most 10 % on average."""
-    held_out = [table.name for table in TABLES.values() if table.role is Role.HELD_OUT and table.quantity == "ttft"]
-    assert {row.row.model for name in held_out for row in report[name]} == {"llama3.2-1b", "llama3.2-3b", "llama3.1-8b"}
-    assert not any(table.role is Role.HELD_OUT for table in fitted_tables())
-    for name in held_out:
-        assert summary(report[name])[0] <= 0.10
-
-
-def test_parameters_in_use_are_fitted_ones():
-    """They are equal within the digits that parameters.py has."""
-    values = fitted(fitted_tables())
-    for name in (name for names in FITTED.values() for name in names):
-        assert values[name] == pytest.approx(TABLE[name].value, rel=5e-3), name
-        assert TABLE[name].fitted_from
-
-
-def test_fit_finds_planted_parameters():
-    truth = {**VALUES, "channel_read": 4e9, "host_per_logit": 50e-9}
-
-    def predicted(row, values):
-        return 1 / token_seconds(known(row.model).decoder, row.context, DEVICE, values)
-
-    rows = [
-        Row("made", model, context, predicted(Row("made", model, context, 1.0), truth))
-        for model in ("gemma3-1b", "qwen3-4b")
-        for context in (1024, 16384)
-    ]
-    found = fit(("channel_read", "host_per_logit"), rows, predicted, VALUES)
-    assert found["channel_read"] == pytest.approx(4e9, rel=1e-6)
-    assert found["host_per_logit"] == pytest.approx(50e-9, rel=1e-6)
+def test_every_table_but_later_software_is_validated(report):
+    assert set(report) == set(ERRORS) == {table.name for table in TABLES.values() if table.role is not Role.LATER}
 
 
 def test_longer_context_costs_bytes_of_keys():

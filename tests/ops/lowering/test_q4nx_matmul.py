@@ -185,7 +185,7 @@ def test_weight_is_packed_when_it_is_read() -> None:
         ),
     ],
 )
-def test_miss(changed: dict[str, Any], reason: str) -> None:
+def test_unmatched_graph_reports_miss(changed: dict[str, Any], reason: str) -> None:
     model, misses = testing.rewritten(Case(**changed).model, "q4nx_matmul")
     assert testing.operator_names(model) == ["MatMulNBits"]
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("q4nx_matmul", reason)]

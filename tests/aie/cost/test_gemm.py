@@ -145,7 +145,7 @@ def test_predictions_are_within_ten_percent(row):
     assert abs(row.error(GEMM)) < 0.10
 
 
-def test_parameters_are_what_fit_finds():
+def test_parameters_equal_fit():
     """The table has them rounded to three digits."""
     fitted, held = gemm_fit.fitted(gemm_fit.fit(ROWS)), gemm_fit.fitted(GEMM)
     for name, value in held.items():
@@ -158,7 +158,7 @@ def test_fitted_parameters_say_so():
             assert known.table[name].fitted_from, name
 
 
-def test_fit_finds_what_made_its_rows():
+def test_fit_finds_planted_parameters():
     """From rows that other parameters predict it finds these again: what it finds in published rows is no accident."""
     changed = {("npu1", "read"): 25e9, ("npu2", "element"): 0.06, ("", "call"): 150.0}
     other = gemm_fit.with_values(GEMM, changed)
@@ -215,7 +215,7 @@ def test_block_floating_point_is_read_as_nine_bytes_of_eight():
         (lambda: Tiling(64, 64, 64, 64, gates=3), "1 or 2 gates"),
     ],
 )
-def test_errors(make, message):
+def test_unfit_gemm_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -250,7 +250,7 @@ def test_prediction_agrees_with_plan_followed_in_time(kind, epilogue):
 
 
 @pytest.mark.parametrize(("kind", "epilogue"), ALL)
-def test_defaults_are_what_tuner_finds(kind, epilogue):
+def test_defaults_equal_tuner(kind, epilogue):
     """For all models' projections in chunks of 512 tokens, as `rank_for_shapes` weighs them; others may be as fast."""
     groups = [
         [
@@ -266,7 +266,7 @@ def test_defaults_are_what_tuner_finds(kind, epilogue):
 
 
 @pytest.mark.parametrize(("kind", "epilogue"), ALL)
-def test_tiles_that_are_tried_fit(kind, epilogue):
+def test_tried_tiles_fit_memory(kind, epilogue):
     """The tuner's count of L1's bytes agrees with the checker, which passes what it takes and refuses larger tiles."""
     for design in list(designs(*kind, epilogue))[::40]:
         assert check(design.program(design.height, design.k_mt, design.width).resolve_program("gemm")) == []

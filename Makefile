@@ -115,7 +115,7 @@ SANITIZED += $(addprefix --ignore tests/,ops/test_attention_definitions.py ops/t
 	ops/test_moe_definition.py ops/test_int8_cache.py ops/functions/test_q4nx_file.py ops/functions/test_opencl_loader.py \
 	npu/test_xclbin.py)
 # What only asks the compiler.
-SANITIZED += $(addprefix --deselect tests/aie/host/test_host.py::,test_refuses_to_compile test_compiles_what_other_architecture_has)
+SANITIZED += $(addprefix --deselect tests/aie/host/test_host.py::,test_refuses_to_compile test_snippet_compiles_for_its_architecture)
 
 # The sanitizers' run time, and the C++ run time whose exceptions it watches, must be there before Python is; Python itself
 # is not free of leaks. graph_rewrites is there for flownpu._native. What a sanitizer says goes past pytest's capture of stderr.

@@ -99,7 +99,7 @@ def test_sliding_window_cache_gives_same_tokens(tiny_models: Callable[[str], Any
     assert generate(windowed, tokens=60, past_present_share_buffer=True, chunk_size=5) == tokens
 
 
-def test_configuration(checkpoint: Path, tmp_path: Path) -> None:
+def test_genai_configuration_has_search_settings(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "generation_config.json").write_text(
         json.dumps({"do_sample": True, "top_k": 64, "top_p": 0.95, "eos_token_id": [1, 106], "pad_token_id": None})
     )

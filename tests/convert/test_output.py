@@ -111,7 +111,7 @@ def test_existing_model_is_replaced_only_by_force(checkpoint: Path, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_model_that_could_not_be_replaced_is_still_there(
+def test_failed_replacement_keeps_model(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output, rename = tmp_path / "model", Path.rename
@@ -206,7 +206,7 @@ def test_leftovers_of_killed_process_are_removed(
         shutil.rmtree(tmp_path / "other")
 
 
-def test_force_does_not_replace_what_no_conversion_wrote(checkpoint: Path, tmp_path: Path) -> None:
+def test_force_does_not_replace_foreign_folder(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "dear.txt").write_text("")
     with pytest.raises(ConversionError, match="no conversion wrote"):

@@ -89,7 +89,7 @@ def test_second_turn_equals_reference(share: bool, kv_dtype: str, open_model: Ca
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
 @pytest.mark.parametrize("share", [True, False])
-def test_rewind(
+def test_rewound_sequence_equals_reference(
     share: bool, kv_dtype: str, open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]
 ) -> None:
     found = []
@@ -114,7 +114,7 @@ def test_batch_of_different_lengths_equals_reference(
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
-def test_beams(kv_dtype: str, open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
+def test_beams_equal_reference(kv_dtype: str, open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
     """Beams reorder the cache's rows between steps."""
     found = []
     for model in (open_model(kv_dtype=kv_dtype), open_model("cpu", kv_dtype=kv_dtype)):

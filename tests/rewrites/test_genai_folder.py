@@ -30,7 +30,7 @@ def source(exports: dict[str, Path], tmp_path: Path) -> Path:
     return shutil.copytree(exports["gemma3"], tmp_path / "source")
 
 
-def test_folder(source: Path, tmp_path: Path) -> None:
+def test_converted_folder_has_exact_weights(source: Path, tmp_path: Path) -> None:
     before = _config(source)
     convert(source, tmp_path / "model")
     folder = tmp_path / "model"
@@ -119,7 +119,7 @@ def test_older_opset_is_converted(opset: int, exports: dict[str, Path], tmp_path
     assert (explanation.source, explanation.misses) == ("genai", ())
 
 
-def test_context_length(source: Path, tmp_path: Path) -> None:
+def test_context_length_is_limited_by_model(source: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "model", context_length=100)
     config = _config(tmp_path / "model")
     assert config["model"]["context_length"] == config["search"]["max_length"] == 100
@@ -229,7 +229,7 @@ def _spoil_scales(folder: Path) -> None:
         (lambda s: (s / "genai_config.json").write_text("{"), "genai_config.json: cannot be read as JSON"),
     ],
 )
-def test_bad_input(spoil: Any, reason: str, source: Path, tmp_path: Path) -> None:
+def test_unfit_source_is_refused(spoil: Any, reason: str, source: Path, tmp_path: Path) -> None:
     spoil(source)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(ConversionError, match=reason):
@@ -266,7 +266,7 @@ def test_left_nodes_are_logged(source: Path, tmp_path: Path, caplog: pytest.LogC
     assert "left by q4nx_matmul: /model/layers.1/attn/o_proj/MatMul_Q4: bits=8" in message
 
 
-def test_operators_that_no_device_runs_are_said_beforehand(
+def test_operators_of_no_device_are_logged(
     source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, ep_devices: list[Any]
 ) -> None:
     model = onnx.load(source / "model.onnx", load_external_data=False)

@@ -31,7 +31,7 @@ def chosen(*names: str) -> list[str]:
         ("ops/no_such_file.cc", []),  # a file that was removed
     ],
 )
-def test_layers(changed: str, tests: list[str]) -> None:
+def test_changed_layer_selects_its_tests(changed: str, tests: list[str]) -> None:
     assert chosen(changed) == tests
 
 
@@ -70,7 +70,7 @@ def test_changed_folder_selects_its_tests_once() -> None:
     assert chosen("tests/ep/test_names.py", "ep/program/planner.cc", "ep/program/planner.h") == ["tests/ep"]
 
 
-def test_tests_that_are_run_exist_and_no_layer_is_without() -> None:
+def test_selected_tests_exist_for_all_layers() -> None:
     for folder in (
         "aie/kernels",
         "aie/designs",

@@ -96,7 +96,7 @@ def test_batch_equals_single_sequences(open_model: Callable[..., Any], long_prom
     assert together == [batch(model, [sequence], 8)[0] for sequence in sequences]
 
 
-def test_beams_branch(open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
+def test_beams_equal_cpu(open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
     """Beams exchange rows of the cache from token to token: tickets go with them."""
     found = []
     for options in (GPU, CPU):

@@ -61,7 +61,7 @@ def test_results_are_emulators(driver, target, rng, tmp_path):
     assert read(buffers["y"], case.plan, "y").tobytes() == case.check().tobytes()
 
 
-def test_words_that_are_changed_are_moved(bench, case, arguments):
+def test_changed_words_are_moved(bench, case, arguments):
     """The same norm with another epsilon; only instructions from the first to the last changed one are moved."""
     other = emulated.plan_of(RMSNorm("npu2", N).program(ROWS, 0.5))
     words, others = (xrt.halves(bench.flat.flatten(plan.sequence)) for plan in (case.plan, other))
@@ -212,7 +212,7 @@ NEEDED = (
 
 
 @pytest.mark.parametrize("fault", ["context", "submit"])
-def test_firmware_that_does_not_know_request(driver, case, tmp_path, fault):
+def test_firmware_without_request_is_named(driver, case, tmp_path, fault):
     """The driver takes the firmware; the error has its version, what is needed, and what tells more."""
     driver.use_firmware(FIRST)
     bench = xrt.XrtBench(case.plan, tmp_path)
@@ -224,7 +224,7 @@ def test_firmware_that_does_not_know_request(driver, case, tmp_path, fault):
         bench.runtime.load(bench.file) if fault == "context" else bench.run((sequence, arguments))
 
 
-def test_files_that_are_no_xclbin(bench, tmp_path):
+def test_unfit_xclbin_files_are_refused(bench, tmp_path):
     content = (tmp_path / f"{bench.flat.identity}.xclbin").read_bytes()
     for name, wrong in [("half", content[: len(content) // 2]), ("short", content[:10]), ("other", b"{}" + content)]:
         (tmp_path / name).write_bytes(wrong)
@@ -276,7 +276,7 @@ def test_too_little_memory_may_be_locked(bench, driver):
         bench.runtime.allocate(8)
 
 
-def test_heap_grows(bench):
+def test_heap_grows_beyond_64_megabytes(bench):
     """Instructions of 80 MB, where the first part of XRT's heap has 64."""
     sequences = [bench.array.sequence(MANY_WORDS) for _ in range(4)]
     assert len(sequences) == 4
@@ -443,7 +443,7 @@ def test_wrong_result_is_error(bench, case, arguments):
         bench.run((bench.sequence(case.plan), arguments[:2]))
 
 
-def test_calls_that_do_not_fit_are_refused(bench, case, arguments):
+def test_unfit_calls_are_refused(bench, case, arguments):
     sequence = bench.sequence(case.plan)
     y = arguments[2][0]
     for wrong in [(y, 4, BYTES), (y, 2**64 - 4, BYTES), (y, 2, 4), (y, 0, 0)]:
@@ -458,7 +458,7 @@ def test_calls_that_do_not_fit_are_refused(bench, case, arguments):
     bench.run((sequence, arguments))
 
 
-def test_fork_child_neither_uses_nor_frees_what_parent_made(driver, bench, case, arguments):
+def test_fork_child_leaves_buffers_of_parent(driver, bench, case, arguments):
     """A freed buffer would be the parent's, too: both have the same open file."""
     alive = driver.alive()
     made = [bench.sequence(case.plan), bench.runtime, arguments]

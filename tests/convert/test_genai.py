@@ -62,9 +62,7 @@ def test_greedy_tokens_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp16", "fp32", "int8"])
-def test_cache_types_support_genai_operations(
-    kv_dtype: str, tiny_models: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_cache_types_support_genai_operations(kv_dtype: str, tiny_models: Callable[[str], Any], tmp_path: Path) -> None:
     """With shared and growing caches, prompts in chunks, a batch of different lengths, beams, and rewinding."""
     convert(tiny_models("gemma3_text").folder, tmp_path / "model", kv_dtype=kv_dtype)
     model = on_cpu(tmp_path / "model")

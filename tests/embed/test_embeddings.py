@@ -100,7 +100,9 @@ def test_text_without_utf8_is_refused(model: Callable[[str], Model]) -> None:
 
 
 @pytest.mark.parametrize("weights", ["bf16", "int8", "q4nx"])
-def test_rounded_weights_turn_embeddings_within_bound(weights: str, model: Callable[[str], Model], tmp_path: Path) -> None:
+def test_rounded_weights_turn_embeddings_within_bound(
+    weights: str, model: Callable[[str], Model], tmp_path: Path
+) -> None:
     made = model("bert-mean")
     convert(made.checkpoint, tmp_path / "model", encoder_weights=weights)
     errors = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())["quantisation"]["relative_error"]

@@ -95,9 +95,7 @@ def test_answers_depend_on_picture(answer: Answer) -> None:
     assert len(said) >= 10, f"expected a description for each picture, got {sorted(said)}"
 
 
-def test_emulated_tower_gives_decoder_same_features(
-    genai: Any, folder: Path, answer: Answer, tmp_path: Path
-) -> None:
+def test_emulated_tower_gives_decoder_same_features(genai: Any, folder: Path, answer: Answer, tmp_path: Path) -> None:
     """GenAI gives each graph its own options: the tower on the emulated array, the decoder on the CPU device."""
     copied = shutil.copytree(folder, tmp_path / "model")
     build_artifacts(copied)

@@ -45,7 +45,9 @@ MANY = [
 
 
 @pytest.mark.parametrize(("graph", "feeds", "reason"), MANY)
-def test_run_of_unsupported_shape_falls_back(make_session: MakeSession, graph: str, feeds: dict[str, Any], reason: str) -> None:
+def test_run_of_unsupported_shape_falls_back(
+    make_session: MakeSession, graph: str, feeds: dict[str, Any], reason: str
+) -> None:
     model = open_model(graph)
     with pytest.raises(Exception, match=reason):
         make_session(model).run(None, feeds)

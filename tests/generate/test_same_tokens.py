@@ -143,9 +143,7 @@ def test_penalty_of_folder_does_not_change_text(topics: Path, tmp_path: Path, he
 
 
 @pytest.mark.parametrize("kind", ["looking", "drafted"])
-def test_turns_of_conversation(
-    kind: str, plain: LanguageModel, held_out: str, request: pytest.FixtureRequest
-) -> None:
+def test_turns_of_conversation(kind: str, plain: LanguageModel, held_out: str, request: pytest.FixtureRequest) -> None:
     """Replies that are cut short, and turns that go on from what the cache holds."""
     model = request.getfixturevalue(kind)
     talks = [Conversation(each, GREEDY, 512) for each in (plain, model)]

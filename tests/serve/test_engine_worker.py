@@ -316,18 +316,14 @@ def test_endlessly_repeating_grammar_ends_with_its_request(worker: EngineWorker)
     assert len(bad.events) > 3
 
 
-def test_runs_repeated_for_a_while_keep_sound_grammar(
-    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_repeated_for_a_while_keep_sound_grammar(worker: EngineWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     guided = Guidance("start: /[0-9 ]{300}/")
     numbers = ask(worker, TEXTS[1], 40, guidance=guided).text
     monkeypatch.setattr(engine_worker, "_REPEATS", -1)  # as if all runs were repeated
     assert ask(worker, TEXTS[1], 40, guidance=guided).text == numbers
 
 
-def test_endlessly_repeated_run_without_grammar_fails(
-    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endlessly_repeated_run_without_grammar_fails(worker: EngineWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     running = ask(worker, TEXTS[0], 900)
     blamed: list[int] = []
     blame = EngineWorker._blame
@@ -346,9 +342,7 @@ def test_endlessly_repeated_run_without_grammar_fails(
     assert ask(worker, TEXTS[0]).text
 
 
-def test_failed_run_ends_its_requests_alone(
-    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_run_ends_its_requests_alone(worker: EngineWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker refuses an id beyond the table's rows; where it cannot know, the model refuses the whole run."""
     good = ask(worker, TEXTS[0]).text
     unknown = Request(np.array([2, 4096], np.int32), 4, GREEDY)

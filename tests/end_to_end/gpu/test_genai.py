@@ -80,7 +80,9 @@ def test_int8_cache_equals_cpu(open_model: Callable[..., Any], long_prompt: Toke
             break
 
 
-def test_rewound_sequence_equals_fresh(open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
+def test_rewound_sequence_equals_fresh(
+    open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]
+) -> None:
     """Tokens that were taken back change nothing."""
     again, fresh = rewound_and_fresh(open_model(provider_options=GPU), long_prompt, 100, prompts[1], CAPACITY)
     # Only the way in which the prompt is cut into chunks differs, on which rows do not depend.

@@ -190,7 +190,9 @@ def changed(source: Path, folder: Path, file: str, change: Change) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_changed_decoders_match_in_build_and_session(name: str, models: Models, ep_devices: list[Any], tmp_path: Path) -> None:
+def test_changed_decoders_match_in_build_and_session(
+    name: str, models: Models, ep_devices: list[Any], tmp_path: Path
+) -> None:
     change, reason = CHANGES[name]
     changed(models.converted("gemma3_text"), tmp_path / "model", "model.onnx", change)
     told = assert_same_decoder(tmp_path / "model", ep_devices[:1])
@@ -258,7 +260,9 @@ def test_encoders_match_in_build_and_session(name: str, pictures: Path, ep_devic
     assert told_by_session(folder / "vision.onnx", ep_devices[:1]) == ({told} if told else set())
 
 
-def test_decoder_with_images_matches_in_build_and_session(pictures: Path, ep_devices: list[Any], tmp_path: Path) -> None:
+def test_decoder_with_images_matches_in_build_and_session(
+    pictures: Path, ep_devices: list[Any], tmp_path: Path
+) -> None:
     # A copy: artifacts are built into it, with which other tests' sessions would give other reasons.
     folder = Path(shutil.copytree(pictures, tmp_path / "model"))
     assert not assert_same_decoder(folder, ep_devices[:1])

@@ -36,14 +36,14 @@ HAS_OWN_MEMORY = "separate=1" in os.environ.get(xrt.SETTINGS, "")
 own_memory = pytest.mark.skipif(not HAS_OWN_MEMORY, reason="the array and the host share memory")
 
 # What holds of the emulated runtime holds of this one: the same tests, with another bench.
-test_calls_of_a_dispatch = own_memory(emulated.test_calls_of_a_dispatch_see_what_those_before_left)
-test_threads_share_an_array = emulated.test_threads_share_an_array
-test_what_was_not_moved_to_the_array = own_memory(emulated.test_what_was_not_moved_to_the_array_is_not_there)
-test_what_was_not_moved_to_the_host = own_memory(emulated.test_what_was_not_moved_to_the_host_is_not_there)
-test_buffers_begin_on_pages = own_memory(emulated.test_buffers_begin_on_pages_and_hold_zeros)
-test_moves_outside_of_a_buffer = emulated.test_moves_outside_of_a_buffer
-test_no_buffer_is_left = emulated.test_no_buffer_is_left_when_all_are_dropped
-test_what_outlives_its_runtime = emulated.test_buffers_and_arrays_may_outlive_their_runtime
+test_later_call_of_dispatch_sees_earlier_results = own_memory(emulated.test_later_call_of_dispatch_sees_earlier_results)
+test_threads_share_array = emulated.test_threads_share_array
+test_input_not_moved_to_array_is_absent = own_memory(emulated.test_input_not_moved_to_array_is_absent)
+test_output_not_moved_to_host_is_absent = own_memory(emulated.test_output_not_moved_to_host_is_absent)
+test_buffers_begin_on_pages_and_hold_zeros = own_memory(emulated.test_buffers_begin_on_pages_and_hold_zeros)
+test_moves_outside_of_buffer = emulated.test_moves_outside_of_buffer
+test_dropped_buffers_are_freed = emulated.test_dropped_buffers_are_freed
+test_buffers_and_arrays_may_outlive_their_runtime = emulated.test_buffers_and_arrays_may_outlive_their_runtime
 
 
 # --- Results ----------------------------------------------------------------------------------------------------------

@@ -56,7 +56,9 @@ def rounded_weight(weight: np.ndarray, scale: np.ndarray | None, activations: st
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("transposed", [0, 1])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_product_equals_float64(isa: str, activations: str, dtype: str, transposed: int, shape: tuple[int, int, int]) -> None:
+def test_product_equals_float64(
+    isa: str, activations: str, dtype: str, transposed: int, shape: tuple[int, int, int]
+) -> None:
     rows, k, m = shape
     rng = np.random.default_rng(rows)
     weight, scale = weight_of(rng, k, m, dtype)

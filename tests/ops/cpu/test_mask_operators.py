@@ -236,7 +236,9 @@ def test_split_equals_reference(axis: int) -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.bool_])
-def test_slice_equals_reference(dtype: Any, starts: list[int], ends: list[int], axes: list[int] | None, steps: list[int] | None) -> None:
+def test_slice_equals_reference(
+    dtype: Any, starts: list[int], ends: list[int], axes: list[int] | None, steps: list[int] | None
+) -> None:
     x = array(3, 4, 6, dtype=dtype)
     given = [None if values is None else integers(*values) for values in (starts, ends, axes, steps)]
     expected = [slice(None)] * x.ndim
@@ -421,7 +423,9 @@ YES = array(2, 3, dtype=np.bool_)
         ("ArgMax", [array(2, 0)], "int64", {"axis": 1}, "expected elements along axis 1"),
     ],
 )  # fmt: skip
-def test_unfit_inputs_are_refused(op_type: str, inputs: list[Any], output: str, attributes: dict[str, Any], message: str) -> None:
+def test_unfit_inputs_are_refused(
+    op_type: str, inputs: list[Any], output: str, attributes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         run(op_type, inputs, outputs=(output,), **attributes)
 

@@ -131,6 +131,8 @@ def test_rms_norm_equals_float64(isa: str, op_type: str) -> None:
         ("Einsum", [X], {}, "the cpu device has no ai.onnx::Einsum"),
     ],
 )
-def test_unfit_inputs_are_refused(op_type: str, inputs: list[np.ndarray], attributes: dict[str, Any], message: str) -> None:
+def test_unfit_inputs_are_refused(
+    op_type: str, inputs: list[np.ndarray], attributes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         run(op_type, inputs, outputs=(TYPE_NAMES[inputs[0].dtype],), domain="", **attributes)

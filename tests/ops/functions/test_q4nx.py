@@ -118,9 +118,7 @@ def test_golden_bytes_of_narrow_blocks() -> None:
 @each_layout
 @given(shape=shapes, seed=st.integers(0, 2**32))
 @settings(deadline=None, max_examples=15)
-def test_pack_follows_description_and_unpack_inverts_it(
-    layout: q4nx.Layout, shape: tuple[int, int], seed: int
-) -> None:
+def test_pack_follows_description_and_unpack_inverts_it(layout: q4nx.Layout, shape: tuple[int, int], seed: int) -> None:
     quantized = random_quantized(*shape, seed, layout)
     blocks = q4nx.pack(*quantized, layout)
     assert blocks.shape == q4nx.blocks_shape(*shape, layout)

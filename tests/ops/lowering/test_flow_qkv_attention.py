@@ -74,7 +74,9 @@ def _feeds(*, packed: bool, new: int, past: int, capacity: int) -> dict[str, tes
         {"do_rotary": "0"},
     ],
 )
-def test_flow_qkv_attention_equals_group_query_attention(packed: bool, new: int, past: int, capacity: int, attributes: dict[str, Any]) -> None:
+def test_flow_qkv_attention_equals_group_query_attention(
+    packed: bool, new: int, past: int, capacity: int, attributes: dict[str, Any]
+) -> None:
     _check_same(_model(packed=packed, **attributes), _feeds(packed=packed, new=new, past=past, capacity=capacity))
 
 

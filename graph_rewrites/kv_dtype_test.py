@@ -86,7 +86,7 @@ def test_cache_is_of_that_type(dtype: str) -> None:
         (_model(also=", float copy", more="copy = Identity (present_key)"), "present (present_key) is not an output"),
     ],
 )
-def test_miss(model: ir.Model, reason: str) -> None:
+def test_unmatched_graph_reports_miss(model: ir.Model, reason: str) -> None:
     model.graph.sort()
     before = ir.to_proto(model).SerializeToString()
     misses: list[Miss]

@@ -112,7 +112,7 @@ def test_head_of_another_kind() -> None:
         ),
     ],
 )
-def test_miss(model: ir.Model, which: str, reason: str) -> None:
+def test_unmatched_graph_reports_miss(model: ir.Model, which: str, reason: str) -> None:
     before = testing.operator_names(model)
     count, misses = set_logits(model, which)
     assert count == 0
@@ -121,14 +121,14 @@ def test_miss(model: ir.Model, which: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(("shape", "which"), [("[B, 1, 40]", "last"), ("[B, S, 40]", "all")])
-def test_logits_that_are_as_asked_for_stay(shape: str, which: str) -> None:
+def test_logits_already_as_wanted_stay(shape: str, which: str) -> None:
     model = _model(shape=shape)
     before = testing.operator_names(model)
     assert set_logits(model, which) == (0, [])
     assert testing.operator_names(model) == before
 
 
-def test_unknown_choice() -> None:
+def test_unknown_choice_of_logits_is_refused() -> None:
     with pytest.raises(ValueError, match="logits='first': expected 'last' or 'all'"):
         set_logits(_model(), "first")
 

@@ -70,7 +70,7 @@ def test_parts_become_one_operator(body: str, approximate: str) -> None:
         (TANH.replace("b = Mul (x, a)", "b = Mul (z, a)"), "", "the argument of Tanh is not 0.797885"),
     ],
 )
-def test_miss(body: str, also: str, reason: str) -> None:
+def test_unmatched_graph_reports_miss(body: str, also: str, reason: str) -> None:
     model, misses = testing.folded(_model(body, also), fold_gelu)
     assert "Gelu" not in testing.operator_names(model)
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("gelu", reason)]

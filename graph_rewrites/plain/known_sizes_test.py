@@ -65,7 +65,7 @@ def test_unknown_sizes_stay(body: str) -> None:
     assert testing.operator_names(model) == testing.operator_names(original)
 
 
-def test_numbers_that_are_no_sizes_stay_as_they_are() -> None:
+def test_numbers_without_size_meaning_stay() -> None:
     _, model = _folded("c = Cast <to = 7> (x) y = Add (c, two)")
     operators: list[Any] = testing.operator_names(model)
     assert operators == ["Cast", "Add"]
@@ -102,7 +102,7 @@ def test_sizes_of_inputs_are_taken_from_them(position: str) -> None:
         ("positions = Concat <axis = 0> (first, third) shape = Shape (h) y = Gather (shape, positions)", INPUTS),
     ],
 )
-def test_sizes_that_no_input_has_are_still_asked_for(body: str, inputs: str) -> None:
+def test_sizes_of_no_input_are_still_computed(body: str, inputs: str) -> None:
     _, model = _taken(body, inputs)
     (shape,) = (node for node in model.graph if node.op_type == "Shape")
     assert shape.inputs[0] is not None

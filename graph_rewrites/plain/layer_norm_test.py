@@ -82,6 +82,6 @@ def test_parts_become_one_operator(forms: dict[str, str]) -> None:
         ({"also": ", float square"}, "something else reads a part of the norm"),
     ],
 )
-def test_miss(changed: dict[str, str], reason: str) -> None:
+def test_unmatched_graph_reports_miss(changed: dict[str, str], reason: str) -> None:
     _, misses = testing.folded(_model(**changed), fold_layer_norm)
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("layer_norm", reason)]

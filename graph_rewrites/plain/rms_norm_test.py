@@ -80,7 +80,7 @@ def test_parts_become_one_operator(forms: dict[str, str]) -> None:
         ({"also": ", float[B, S, 24] normalised"}, "what is normalised is not multiplied by a weight"),
     ],
 )
-def test_miss(changed: dict[str, str], reason: str) -> None:
+def test_unmatched_graph_reports_miss(changed: dict[str, str], reason: str) -> None:
     model, misses = testing.folded(_model(**changed), fold_rms_norm)
     assert "ReduceMean" in testing.operator_names(model)
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("rms_norm", reason)]

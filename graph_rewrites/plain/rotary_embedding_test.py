@@ -136,7 +136,7 @@ def test_layers_share_their_tables_and_positions() -> None:
         ({"both": f"angles, angles) {LATER}", "sine": "Sin (later) unused ="}, "the cosine and the sine are of"),
     ],
 )
-def test_miss(changed: dict[str, str], reason: str) -> None:
+def test_unmatched_graph_reports_miss(changed: dict[str, str], reason: str) -> None:
     model, misses = _fold(_model(**changed))
     assert "RotaryEmbedding" not in testing.operator_names(model)
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("rotary_embedding", reason)]

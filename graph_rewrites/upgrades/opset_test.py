@@ -67,7 +67,7 @@ def test_newer_opset_stays_as_it_is() -> None:
          "ONNX opset 1, expected 21 or one that can be converted to it: .*Upsample"),
     ],
 )  # fmt: skip
-def test_model_that_cannot_be_upgraded_is_refused_with_reason(graph: str, opset: int, reason: str) -> None:
+def test_model_without_upgrade_is_refused_with_reason(graph: str, opset: int, reason: str) -> None:
     """Nothing of the model is left to be converted wrongly, and what the converter says is in the error."""
     model = _model(graph, opset)
     for value in model.graph.inputs:

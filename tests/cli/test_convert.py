@@ -106,7 +106,7 @@ def test_signals_leave_nothing_behind(number, code, start, large_checkpoint, tmp
     assert not output.parent.exists() or list(output.parent.iterdir()) == []
 
 
-def test_make_model(flownpu, tmp_path):
+def test_make_model_has_size_of_family(flownpu, tmp_path):
     done = flownpu("make-model", "qwen3-0.6b", tmp_path / "qwen", "--random", "--context-length", 512)
     assert done.code == 0, done.err
     summary = json.loads(flownpu("inspect", tmp_path / "qwen", "--json").out)

@@ -27,7 +27,7 @@ def test_commands_equal_documentation():
 @pytest.mark.parametrize(
     "command", [[], *([name] for name in COMMANDS)], ids=lambda command: " ".join(command) or "top"
 )
-def test_help(flownpu, command):
+def test_help_is_shown(flownpu, command):
     done = flownpu(*command, "--help")
     assert done.code == 0
     assert "Usage: flownpu" in done.out
@@ -48,7 +48,7 @@ def test_missing_arguments_show_help(flownpu):
     assert done.code == 2
 
 
-def test_version_names_what_bug_report_needs(flownpu):
+def test_version_names_packages(flownpu):
     done = flownpu("--version")
     assert done.code == 0
     for package in ("flownpu", "onnxruntime", "onnxruntime-genai"):

@@ -227,7 +227,7 @@ def test_group_not_built_is_reported(flownpu, tmp_path):
         (["--target", "npu3"], "'npu3' is not one of 'npu1', 'npu2'"),
     ],
 )
-def test_options_that_are_refused(flownpu, tmp_path, options, message):
+def test_unfit_options_are_refused(flownpu, tmp_path, options, message):
     done = flownpu("selftest", *options, "--output", tmp_path)
     assert done.code == 2
     assert message in done.err
@@ -335,7 +335,7 @@ def test_report_has_measured_parameters():
     assert SelftestReport("emulate", "npu2", {}, results_of(made_up)).document()["measured"] == {}
 
 
-def test_times_that_tell_nothing():
+def test_failed_or_noisy_times_give_no_parameter():
     """Rungs that failed, and times that are noise, give no parameter but the reason why not."""
     results = [
         dataclasses.replace(result, outcome=Outcome.WRONG) if result.rung == "copy" else result

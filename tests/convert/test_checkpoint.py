@@ -96,7 +96,7 @@ def test_source_without_checkpoint_or_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json"])
-def test_missing_file(missing: str, checkpoint: Path, tmp_path: Path) -> None:
+def test_missing_file_is_named(missing: str, checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / missing).unlink()
     assert missing in refused(checkpoint, tmp_path)
 
@@ -106,7 +106,7 @@ def test_unsupported_weight_files_are_named(checkpoint: Path, tmp_path: Path) ->
     assert "found pytorch_model.bin" in refused(checkpoint, tmp_path)
 
 
-def test_missing_shard(checkpoint: Path, tmp_path: Path) -> None:
+def test_missing_shard_is_named(checkpoint: Path, tmp_path: Path) -> None:
     shard(checkpoint)
     (checkpoint / "model-00002-of-00002.safetensors").unlink()
     assert "model-00002-of-00002.safetensors" in refused(checkpoint, tmp_path)
@@ -123,14 +123,14 @@ def test_shard_without_listed_tensor(checkpoint: Path, tmp_path: Path) -> None:
     assert path.name in message
 
 
-def test_index_that_leads_out_of_folder(checkpoint: Path, tmp_path: Path) -> None:
+def test_index_outside_folder_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     index = {"weight_map": {"model.embed_tokens.weight": "../other.safetensors"}}
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "../other.safetensors" in refused(checkpoint, tmp_path)
 
 
 @pytest.mark.parametrize("kept", [0, 7, 100, 20000])
-def test_truncated_weights(kept: int, checkpoint: Path, tmp_path: Path) -> None:
+def test_truncated_weights_are_refused(kept: int, checkpoint: Path, tmp_path: Path) -> None:
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
     message = refused(checkpoint, tmp_path)
@@ -138,19 +138,19 @@ def test_truncated_weights(kept: int, checkpoint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"gemma"'])
-def test_damaged_configuration(text: str, checkpoint: Path, tmp_path: Path) -> None:
+def test_damaged_configuration_is_refused(text: str, checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "config.json").write_text(text)
     assert "config.json" in refused(checkpoint, tmp_path)
 
 
-def test_unsupported_family(checkpoint: Path, tmp_path: Path) -> None:
+def test_unsupported_family_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     change_config(checkpoint, model_type="rwkv")
     message = refused(checkpoint, tmp_path)
     assert "gemma3_text, gemma3, granite, granitemoe, llama, mistral, ministral" in message
     assert "exported by ORT GenAI's builder or by optimum" in message
 
 
-def test_missing_tensor(checkpoint: Path, tmp_path: Path) -> None:
+def test_missing_tensor_is_named(checkpoint: Path, tmp_path: Path) -> None:
     name = "model.layers.2.mlp.up_proj.weight"
     change_tensors(checkpoint, lambda tensors: tensors.pop(name))
     assert f"tensor {name} is missing" in refused(checkpoint, tmp_path)
@@ -168,13 +168,13 @@ def test_tensors_without_place(checkpoint: Path, tmp_path: Path) -> None:
     )
 
 
-def test_missing_embedding(checkpoint: Path, tmp_path: Path) -> None:
+def test_missing_embedding_is_named(checkpoint: Path, tmp_path: Path) -> None:
     change_tensors(checkpoint, lambda tensors: tensors.pop("model.embed_tokens.weight"))
     assert "model.embed_tokens.weight is missing" in refused(checkpoint, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_norm.weight"])
-def test_wrong_shape(name: str, checkpoint: Path, tmp_path: Path) -> None:
+def test_wrong_shape_is_refused(name: str, checkpoint: Path, tmp_path: Path) -> None:
     change_tensors(checkpoint, lambda tensors: tensors.update({name: np.ascontiguousarray(tensors[name][:-1])}))
     message = refused(checkpoint, tmp_path)
     assert name in message
@@ -189,7 +189,7 @@ def test_configuration_of_another_size(checkpoint: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["model.layers.0.mlp.down_proj.weight", "model.norm.weight"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_values_that_are_not_finite(name: str, value: float, checkpoint: Path, tmp_path: Path) -> None:
+def test_nonfinite_values_are_refused(name: str, value: float, checkpoint: Path, tmp_path: Path) -> None:
     def spoil(tensors: dict[str, Any]) -> None:
         tensors[name].flat[3] = value
 
@@ -199,7 +199,7 @@ def test_values_that_are_not_finite(name: str, value: float, checkpoint: Path, t
     assert name.removeprefix("model.").removesuffix(".weight") in message
 
 
-def test_quantised_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+def test_quantised_checkpoint_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     name = "model.layers.0.mlp.down_proj.weight"
     change_tensors(checkpoint, lambda tensors: tensors.update({name: tensors[name].astype(np.int8)}))
     message = refused(checkpoint, tmp_path)
@@ -217,7 +217,7 @@ def test_quantised_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
         ({"context_length": 0}, "1 to 128, got 0"),
     ],
 )
-def test_invalid_setting(settings_: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path) -> None:
+def test_invalid_setting_is_refused(settings_: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=message):
         convert(checkpoint, tmp_path / "model", **settings_)
     assert not (tmp_path / "model").exists()

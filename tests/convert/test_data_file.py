@@ -43,7 +43,7 @@ def test_tensors_are_where_references_say(tmp_path: Path) -> None:
     assert end == len(contents)
 
 
-def test_parts_that_are_not_contiguous_are_written_in_order(tmp_path: Path) -> None:
+def test_strided_parts_are_written_in_order(tmp_path: Path) -> None:
     square = np.arange(9, dtype=np.float32).reshape(3, 3)
     with DataFile(tmp_path / "data") as data:
         data.write("transposed", ir.DataType.FLOAT, (3, 3), [square.T])

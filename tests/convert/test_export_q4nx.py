@@ -21,7 +21,9 @@ from tests.convert.sources.gguf_files import write_gguf
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "llama", "qwen3"])
-def test_weights(family: str, tiny_models: Callable[[str], TinyModel], tmp_path: Path) -> None:
+def test_exported_weights_equal_fastflowlm(
+    family: str, tiny_models: Callable[[str], TinyModel], tmp_path: Path
+) -> None:
     tiny = tiny_models(family)
     convert(tiny.folder, tmp_path / "model")
     export_q4nx(tmp_path / "model", tmp_path / "model.q4nx")

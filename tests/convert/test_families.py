@@ -220,7 +220,7 @@ def test_rotary_caches_hold_cosine_and_sine_of_float32_angles() -> None:
     np.testing.assert_allclose(sin, np.sin(angles), atol=99 * 4 * 2**-24)
 
 
-def test_gemma3_traits() -> None:
+def test_gemma3_configuration_is_read() -> None:
     decoder = read_decoder(SHAPES["gemma3-1b"])
     assert decoder.family == "gemma3_text"
     assert decoder.gating == "geglu"
@@ -242,7 +242,7 @@ def test_vision_model_is_read_by_text_config() -> None:
     assert decoder.layers == read_decoder(OLD_GEMMA3).layers
 
 
-def test_generation_config_names_tokens_that_end_text() -> None:
+def test_generation_config_names_end_tokens() -> None:
     assert read_decoder(OLD_GEMMA3).eos_token_ids == (1,)
     assert read_decoder(OLD_GEMMA3, {"eos_token_id": [1, 106], "pad_token_id": None}).eos_token_ids == (1, 106)
 

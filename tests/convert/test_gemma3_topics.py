@@ -49,7 +49,7 @@ def perplexity(model: Gemma3ForCausalLM, ids: list[int]) -> float:
     return math.exp(torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten()))
 
 
-def test_size() -> None:
+def test_checkpoint_is_below_10_megabytes() -> None:
     assert sum(path.stat().st_size for path in FOLDER.glob("*.safetensors")) <= 10e6
 
 
@@ -66,7 +66,7 @@ def test_transformers_and_genai_give_same_tokens(tokenizer: Any, genai_tokenizer
 
 
 @pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]])
-def test_chat_template(system: list[dict[str, str]], tokenizer: Any, genai_tokenizer: Any) -> None:
+def test_chat_template_equals_transformers(system: list[dict[str, str]], tokenizer: Any, genai_tokenizer: Any) -> None:
     messages = [
         *system,
         {"role": "user", "content": "Hi "},

@@ -62,9 +62,7 @@ def test_greedy_tokens_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp16", "fp32", "int8"])
-def test_cache_types_support_genai_operations(
-    kv_dtype: str, tiny_models: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_cache_types_support_genai_operations(kv_dtype: str, tiny_models: Callable[[str], Any], tmp_path: Path) -> None:
     """With shared and growing caches, prompts in chunks, a batch of different lengths, beams, and rewinding."""
     convert(tiny_models("gemma3_text").folder, tmp_path / "model", kv_dtype=kv_dtype)
     model = on_cpu(tmp_path / "model")
@@ -99,7 +97,7 @@ def test_sliding_window_cache_gives_same_tokens(tiny_models: Callable[[str], Any
     assert generate(windowed, tokens=60, past_present_share_buffer=True, chunk_size=5) == tokens
 
 
-def test_configuration(checkpoint: Path, tmp_path: Path) -> None:
+def test_genai_configuration_has_search_settings(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "generation_config.json").write_text(
         json.dumps({"do_sample": True, "top_k": 64, "top_p": 0.95, "eos_token_id": [1, 106], "pad_token_id": None})
     )

@@ -147,7 +147,7 @@ def test_made_model_is_loaded_by_genai_with_its_byte_tokenizer(tmp_path: Path, m
     assert 0 <= generator.get_next_tokens()[0] < 1000
 
 
-def test_seed_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seed_decides_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     data = []
     for i, seed in enumerate((0, 0, 1)):

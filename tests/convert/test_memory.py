@@ -35,7 +35,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("source", ["checkpoint", "q4_0", "q8_0", "model"])
-def test_peak(source: str, sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_memory_is_below_smallest_form(
+    source: str, sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Parts are made smaller than the default, as this model is smaller than real ones.
     monkeypatch.setattr(quantise, "_WEIGHTS_AT_ONCE", 128 * HIDDEN)
     # Fixed, because every core has a part in memory.

@@ -128,9 +128,7 @@ def test_rows_padded_on_left_are_refused(
         decoder(ids[:, 8:], mask)
 
 
-def test_soft_cap_of_logits_is_in_graph(
-    tiny_models: Callable[[str], Any], checkpoint: Path, tmp_path: Path
-) -> None:
+def test_soft_cap_of_logits_is_in_graph(tiny_models: Callable[[str], Any], checkpoint: Path, tmp_path: Path) -> None:
     # Gemma 3's own checkpoints have no softcaps, but its configuration has them.
     tiny = tiny_models("gemma3_text")
     config = json.loads((checkpoint / "config.json").read_text())

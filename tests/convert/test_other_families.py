@@ -52,7 +52,9 @@ NOT_VERIFIED = dict.fromkeys(("olmo2", "olmoe", "olmoe with normalised weights")
 
 
 @pytest.mark.parametrize("family", OTHER_CONFIGS)
-def test_logits(family: str, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:
+def test_converted_logits_equal_transformers(
+    family: str, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]
+) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     tiny = write_tiny(family, tmp_path / "checkpoint")

@@ -111,9 +111,7 @@ def test_existing_model_is_replaced_only_by_force(checkpoint: Path, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_model_that_could_not_be_replaced_is_still_there(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_replacement_keeps_model(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output, rename = tmp_path / "model", Path.rename
     convert(checkpoint, output)
     before = (output / "model.onnx").read_bytes()
@@ -189,9 +187,7 @@ def test_mount_on_same_file_system_is_recognised(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.skipif(sys.platform == "win32", reason="folders are locked as POSIX does")
 @pytest.mark.parametrize("inside", [False, True])
-def test_leftovers_of_killed_process_are_removed(
-    inside: bool, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_leftovers_of_killed_process_are_removed(inside: bool, checkpoint: Path, tmp_path: Path) -> None:
     output = tmp_path / "model"
     left = output / ".in.0123abcd.partial" if inside else tmp_path / ".model.0123abcd.partial"
     left.mkdir(parents=True)
@@ -206,7 +202,7 @@ def test_leftovers_of_killed_process_are_removed(
         shutil.rmtree(tmp_path / "other")
 
 
-def test_force_does_not_replace_what_no_conversion_wrote(checkpoint: Path, tmp_path: Path) -> None:
+def test_force_does_not_replace_foreign_folder(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "dear.txt").write_text("")
     with pytest.raises(ConversionError, match="no conversion wrote"):

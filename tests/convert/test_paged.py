@@ -67,7 +67,7 @@ def test_sequences_together_equal_transformers(
 
 
 @pytest.mark.parametrize("family", LONG_ROPE)
-def test_frequencies_that_change_with_length_are_refused(
+def test_frequencies_changing_with_length_are_refused(
     family: str, tiny_models: Callable[[str], Any], tmp_path: Path
 ) -> None:
     with pytest.raises(ConversionError, match=r"change behind \d+ tokens \(LongRoPE\): leave --paged out"):
@@ -107,7 +107,7 @@ def test_paged_configuration_names_inputs_and_blocks(tiny_models: Callable[[str]
     assert batching["block_size"] * batching["num_blocks"] >= config["search"]["max_length"]
 
 
-def test_choices_that_exclude_one_another(tmp_path: Path) -> None:
+def test_contradicting_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="leave --logits and --sliding-window-cache out, or --paged"):
         ModelOptions(logits="all", paged=True)
     with pytest.raises(ConversionError, match="leave --logits and --sliding-window-cache out, or --paged"):

@@ -267,9 +267,7 @@ def test_formats_are_for_models_that_take_pictures(checkpoint: Path, converted: 
         convert(converted("bf16"), checkpoint.with_name("other"), vision_weights="int8")
 
 
-def test_pan_and_scan_is_left_out_with_warning(
-    spoilt: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pan_and_scan_is_left_out_with_warning(spoilt: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     change_settings(do_pan_and_scan=True)(spoilt)
     convert(spoilt, tmp_path / "model")
     assert "pictures are resized as a whole" in caplog.text

@@ -70,7 +70,7 @@ def offenders(found):
     return [f"{file}: {', '.join(sorted(wrong))}" for file, wrong in found if wrong]
 
 
-def test_includes():
+def test_includes_are_of_layers_below():
     found = []
     for layer, allowed in CXX.items():
         for path in sources(layer, suffixes=(".h", ".cc")):
@@ -79,7 +79,7 @@ def test_includes():
     assert offenders(found) == []
 
 
-def test_imports():
+def test_imports_are_of_packages_below():
     found = []
     for layer, allowed in PYTHON.items():
         files = sources(layer, suffixes=(".py",))
@@ -195,7 +195,7 @@ def inside(folder, uses):
     }
 
 
-def test_rooms_use_what_is_below_them_in_table():
+def test_rooms_use_rooms_below():
     for row in table("docs/architecture.md", "layer"):
         (layer,), rooms = NAME_IN_CODE.findall(row[0]), levels(row[1])
         assert len(rooms) > 3, row

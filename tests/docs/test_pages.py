@@ -17,7 +17,7 @@ CODE = re.compile(r"`([^`]+)`")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links(page):
+def test_links_have_targets(page):
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         if "://" in link:
             continue

@@ -11,7 +11,7 @@ from flownpu.embed.batches import MOST_PADDING, MOST_TOKENS, batches, padded
 
 
 @given(st.lists(st.integers(1, 2 * MOST_TOKENS), max_size=200))
-def test_batches(lengths: list[int]) -> None:
+def test_batches_are_within_room_and_padding(lengths: list[int]) -> None:
     found = list(batches(lengths))
     assert sorted(np.concatenate([*found, np.array([], np.int64)]).tolist()) == list(range(len(lengths)))
     for batch in found:
@@ -22,5 +22,5 @@ def test_batches(lengths: list[int]) -> None:
         assert room - sum(rows) <= MOST_PADDING * room
 
 
-def test_padded() -> None:
+def test_padding_fills_rows() -> None:
     np.testing.assert_array_equal(padded([[3, 4], [5]], 9), [[3, 4], [5, 9]])

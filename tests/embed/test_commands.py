@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ON_CPU = ["--device", "cpu", "--activations", "bf16"]
 
 
-def test_embed(
+def test_embed_writes_vectors(
     model: Callable[[str], Model], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = str(model("bert-mean").folder)
@@ -51,14 +51,14 @@ def test_lines_of_stdin_end_at_line_ends_only(monkeypatch: pytest.MonkeyPatch) -
             assert read_texts(None) == given
 
 
-def test_rerank(model: Callable[[str], Model], capsys: pytest.CaptureFixture[str]) -> None:
+def test_rerank_sorts_by_logit(model: Callable[[str], Model], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rerank", str(model("bert-score").folder), "-q", "a river", *SENTENCES, "--json", *ON_CPU]) == 0
     results = json.loads(capsys.readouterr().out)["results"]
     assert sorted(one["index"] for one in results) == list(range(len(SENTENCES)))
     assert [one["logit"] for one in results] == sorted((one["logit"] for one in results), reverse=True)
 
 
-def test_commands_that_do_not_fit(model: Callable[[str], Model], capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_of_other_kind_are_refused(model: Callable[[str], Model], capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(model("bert-mean").folder)
     assert main(["run", folder, "-p", "x"]) == 1
     assert "a model that embeds texts, and this needs one that generates: `flownpu embed`" in capsys.readouterr().err

@@ -100,7 +100,9 @@ def test_text_without_utf8_is_refused(model: Callable[[str], Model]) -> None:
 
 
 @pytest.mark.parametrize("weights", ["bf16", "int8", "q4nx"])
-def test_rounded_weights_turn_embeddings_within_bound(weights: str, model: Callable[[str], Model], tmp_path: Path) -> None:
+def test_rounded_weights_turn_embeddings_within_bound(
+    weights: str, model: Callable[[str], Model], tmp_path: Path
+) -> None:
     made = model("bert-mean")
     convert(made.checkpoint, tmp_path / "model", encoder_weights=weights)
     errors = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())["quantisation"]["relative_error"]
@@ -140,7 +142,7 @@ def _changed(source: Path, folder: Path, file: str, **settings: object) -> Path:
         ("sentence_bert_config.json", {"max_seq_length": 0}, "for how many tokens"),
     ],
 )
-def test_files_that_say_something_else(
+def test_unsupported_pooling_files_are_refused(
     file: str, settings: dict[str, object], reason: str, model: Callable[[str], Model], tmp_path: Path
 ) -> None:
     with pytest.raises(FlowNPUError, match=reason):
@@ -162,7 +164,7 @@ def test_files_that_say_something_else(
         ({"model_type": "mpnet"}, "expected model_type to be one of .*mpnet"),
     ],
 )
-def test_checkpoints_that_are_refused(
+def test_unfit_checkpoints_are_refused(
     settings: dict[str, object], reason: str, model: Callable[[str], Model], tmp_path: Path
 ) -> None:
     source = _changed(model("bert-mean").checkpoint, tmp_path / "source", "config.json", **settings)
@@ -171,7 +173,7 @@ def test_checkpoints_that_are_refused(
     assert not (tmp_path / "model").exists()
 
 
-def test_options_that_do_not_fit(model: Callable[[str], Model], tmp_path: Path) -> None:
+def test_unfit_options_are_refused(model: Callable[[str], Model], tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="has no KV cache and no logits"):
         convert(model("bert-mean").checkpoint, tmp_path / "model", kv_dtype="fp16")
     with pytest.raises(ConversionError, match="a qwen3 is a decoder, whose weights are Q4NX"):

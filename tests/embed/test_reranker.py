@@ -74,7 +74,7 @@ FORM = (
 )
 
 
-def test_scores_of_model_that_generates(generating: tuple[Path, Path]) -> None:
+def test_generating_model_scores_equal_its_logits(generating: tuple[Path, Path]) -> None:
     checkpoint, folder = generating
     reference = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))

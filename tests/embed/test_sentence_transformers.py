@@ -43,7 +43,9 @@ def theirs(model: Callable[[str], Model], python: Path, library: Path) -> dict[s
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_onnx_backend(name: str, model: Callable[[str], Model], theirs: dict[str, list[list[float]]]) -> None:
+def test_onnx_backend_equals_flownpu(
+    name: str, model: Callable[[str], Model], theirs: dict[str, list[list[float]]]
+) -> None:
     ours = EmbeddingModel(model(name).folder, options=BFLOAT16).embed(SENTENCES).vectors
     # Texts are batched in another way: the bound of test_batch_equals_single_texts holds.
     distances = np.linalg.norm(ours - np.array(theirs[name], np.float32), axis=1)

@@ -95,7 +95,9 @@ def test_window_sized_cache_gives_same_tokens(emulated: Callable[..., Any], long
     assert np.array(windowed.logits).tobytes() == np.array(plain.logits).tobytes()
 
 
-def test_rewound_sequence_equals_fresh(emulated: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
+def test_rewound_sequence_equals_fresh(
+    emulated: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]
+) -> None:
     """Tokens that were taken back change nothing."""
     again, fresh = rewound_and_fresh(emulated(), long_prompt, 20, prompts[1], CONTEXT)
     # Only the way in which the prompt is cut into chunks differs, on which rows do not depend.

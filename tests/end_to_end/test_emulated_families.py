@@ -30,7 +30,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", FORMS)
-def test_logits(family: str, tmp_path: Path, ep_devices: list[Any]) -> None:
+def test_logits_are_near_transformers(family: str, tmp_path: Path, ep_devices: list[Any]) -> None:
     """Off from transformers by at most twice what roundings to bf16 do, as in tests/npu/run/test_decoder_layers.py."""
     tiny = write_tiny(family, tmp_path / "checkpoint", **{**SIZES, "num_hidden_layers": 2, **FORMS[family]})
     convert(tiny.folder, tmp_path / "model")

@@ -16,7 +16,7 @@ from tests.end_to_end.test_numbers import ACTIVATIONS, logit_error
 
 @pytest.mark.parametrize("activations", ACTIVATIONS)
 @pytest.mark.parametrize("family", CONFIGS)
-def test_logits(family: str, activations: str, genai: Any, tmp_path: Path) -> None:
+def test_logits_are_near_transformers(family: str, activations: str, genai: Any, tmp_path: Path) -> None:
     """Compares logits of a prompt that is read in two parts, and of 20 tokens after it."""
     tiny = write_tiny(family, tmp_path / "checkpoint")
     convert(tiny.folder, tmp_path / "model")

@@ -89,15 +89,13 @@ def test_int8_cache_answers_about_picture(genai: Any, answer: Answer, converted:
     ]
 
 
-def test_sees_picture(answer: Answer) -> None:
+def test_answers_depend_on_picture(answer: Answer) -> None:
     """The same question has other answers for other pictures: the model does not answer from the words alone."""
     said = {answer(draw(random_scene(random.Random(seed)), 256), "What is this?") for seed in range(12)}
     assert len(said) >= 10, f"expected a description for each picture, got {sorted(said)}"
 
 
-def test_emulated_tower_gives_decoder_same_features(
-    genai: Any, folder: Path, answer: Answer, tmp_path: Path
-) -> None:
+def test_emulated_tower_gives_decoder_same_features(genai: Any, folder: Path, answer: Answer, tmp_path: Path) -> None:
     """GenAI gives each graph its own options: the tower on the emulated array, the decoder on the CPU device."""
     copied = shutil.copytree(folder, tmp_path / "model")
     build_artifacts(copied)

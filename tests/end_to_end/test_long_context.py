@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_flownpu_alone(converted: Callable[..., Path]):
+def test_long_context_benchmark_writes_rows(converted: Callable[..., Path]):
     sizes = ["--depth", "64", "--generate", "2", "--repeats", "1", "--against", ""]
     command = [sys.executable, "-m", "benchmarks.engines.long_context", converted(), *sizes]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -36,7 +36,9 @@ def logit_error(activations: str, layers: int, logits: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("activations", ACTIVATIONS)
-def test_greedy_tokens(activations: str, open_model: Callable[..., Any], prompts: list[Tokens], reference: Any) -> None:
+def test_greedy_tokens_differ_within_expectation(
+    activations: str, open_model: Callable[..., Any], prompts: list[Tokens], reference: Any
+) -> None:
     """256 tokens after each of 5 prompts are the reference's likeliest, unless its two likeliest are too close to tell.
 
     The gap of two logits has sqrt(2) times the error of one; of 1280 gaps the largest error is within 4 sigma.

@@ -59,25 +59,33 @@ def test_window_sized_cache_equals_reference(
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp16", "fp32"])
-def test_kv_cache_types_equal_reference(kv_dtype: str, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply) -> None:
+def test_kv_cache_types_equal_reference(
+    kv_dtype: str, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply
+) -> None:
     assert_same(generate(open_model(kv_dtype=kv_dtype), long_prompt), expected)
 
 
 @pytest.mark.parametrize("isa", ["auto", "avx2", "generic"])
 @pytest.mark.parametrize("options", [{}, {"sliding_window_cache": True}])
-def test_int8_cache_equals_reference(isa: str, options: dict[str, bool], open_model: Callable[..., Any], long_prompt: Tokens) -> None:
+def test_int8_cache_equals_reference(
+    isa: str, options: dict[str, bool], open_model: Callable[..., Any], long_prompt: Tokens
+) -> None:
     ours = generate(open_model(provider_options={"cpu_isa": isa}, kv_dtype="int8", **options), long_prompt)
     assert_same(ours, generate(open_model("cpu", kv_dtype="int8"), long_prompt))
 
 
 @pytest.mark.parametrize("isa", ["avx2", "generic"])
-def test_instruction_sets_equal_reference(isa: str, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply) -> None:
+def test_instruction_sets_equal_reference(
+    isa: str, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply
+) -> None:
     assert_same(generate(open_model(provider_options={"cpu_isa": isa}), long_prompt), expected)
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
 @pytest.mark.parametrize("share", [True, False])
-def test_second_turn_equals_reference(share: bool, kv_dtype: str, open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
+def test_second_turn_equals_reference(
+    share: bool, kv_dtype: str, open_model: Callable[..., Any], prompts: list[Tokens]
+) -> None:
     turns: list[list[Reply]] = []
     for model in (open_model(kv_dtype=kv_dtype), open_model("cpu", kv_dtype=kv_dtype)):
         generator = generator_of(model, 400, past_present_share_buffer=share)
@@ -89,7 +97,7 @@ def test_second_turn_equals_reference(share: bool, kv_dtype: str, open_model: Ca
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
 @pytest.mark.parametrize("share", [True, False])
-def test_rewind(
+def test_rewound_sequence_equals_reference(
     share: bool, kv_dtype: str, open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]
 ) -> None:
     found = []
@@ -114,7 +122,7 @@ def test_batch_of_different_lengths_equals_reference(
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
-def test_beams(kv_dtype: str, open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
+def test_beams_equal_reference(kv_dtype: str, open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
     """Beams reorder the cache's rows between steps."""
     found = []
     for model in (open_model(kv_dtype=kv_dtype), open_model("cpu", kv_dtype=kv_dtype)):

@@ -34,7 +34,9 @@ DEQUANTIZED_TO_HALF = f"""{OPSET_23} g (int8[5,8] x) => (float[5,8] y)
 
 
 @pytest.mark.parametrize("operator", MIXED)
-def test_norm_with_scale_of_other_type_equals_onnxruntime(make_session: MakeSession, placed: Placed, operator: str) -> None:
+def test_norm_with_scale_of_other_type_equals_onnxruntime(
+    make_session: MakeSession, placed: Placed, operator: str
+) -> None:
     graph = onnx.parser.parse_model(MIXED[operator])  # parse() has a checker without ORT's own operators
     with pytest.raises(Exception, match=rf"\[{operator} 'n'\] input 1 \(scale\): expected float, got float16"):
         make_session(graph)

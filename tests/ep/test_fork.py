@@ -122,7 +122,7 @@ def test_fork_functions_on_arrays_compute_same() -> None:
 
 @pytest.mark.opencl
 @pytest.mark.usefixtures("pocl")
-def test_fork_device_that_parent_opened_is_refused_in_words() -> None:
+def test_device_opened_before_fork_is_refused_in_child() -> None:
     """Its driver's threads are missing in the child: the first wait would not end."""
     x, w = product()
     expected = ops.q4nx_matmul(x, w, device="gpu")

@@ -71,7 +71,7 @@ def generate(genai: Any, folder: Path, first: int, length: int) -> list[int]:
     return [int(token) for token in generator.get_sequence(0)]
 
 
-def test_genai_generates(genai: Any, tmp_path: Path, scores: Any) -> None:
+def test_genai_generates_expected_tokens(genai: Any, tmp_path: Path, scores: Any) -> None:
     placement = tmp_path / "placement.json"
     write_model(tmp_path, scores, {"placement": str(placement)})
     expected = [3]

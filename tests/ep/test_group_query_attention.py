@@ -83,7 +83,7 @@ def test_scores_are_left_to_onnx_runtime(make_session: MakeSession, placed: Plac
         (", do_rotary = 1", "expected cos_cache and sin_cache with do_rotary = 1"),
     ],
 )
-def test_attributes_that_are_not_taken_are_named(make_session: MakeSession, attributes: str, reason: str) -> None:
+def test_unsupported_attributes_are_named(make_session: MakeSession, attributes: str, reason: str) -> None:
     with pytest.raises(Exception, match=rf"does not take 1 of the model's 1 nodes:\n.*{reason}"):
         make_session(model(attributes=attributes))
 

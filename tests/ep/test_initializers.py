@@ -102,7 +102,7 @@ def test_data_file_in_subfolder_is_mapped(
     check(session, integers(1), integers(2))
 
 
-def test_values_that_caller_gives_count_before_those_of_file(make_session: MakeSession, tmp_path: Path) -> None:
+def test_values_of_caller_override_file(make_session: MakeSession, tmp_path: Path) -> None:
     save(tmp_path / "model.onnx", integers(1), integers(2))
     given = integers(5)
     values = onnxruntime.OrtValue.ortvalue_from_numpy(given)

@@ -185,7 +185,7 @@ def profiled(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_slices_give_what_whole_prompt_does(make_session: MakeSession, tmp_path: Path, name: str) -> None:
+def test_sliced_prompt_equals_whole_one(make_session: MakeSession, tmp_path: Path, name: str) -> None:
     case = CASES[name]
     inputs = feed(case)
     sliced, slices = profiled(make_session, tmp_path, decoder(case), inputs)

@@ -53,7 +53,9 @@ def test_failing_run_names_node_without_utf8(model: Path, make_session: MakeSess
         session.run(None, {"x": X, "row": np.array([7])})
 
 
-def test_placement_report_without_utf8_names_is_json(model: Path, make_session: MakeSession, tmp_path: Path, capfd: Any) -> None:
+def test_placement_report_without_utf8_names_is_json(
+    model: Path, make_session: MakeSession, tmp_path: Path, capfd: Any
+) -> None:
     path = tmp_path / "placement.json"
     make_session(model, {"on_unsupported": "cpu", "placement": str(path)})
     (left,) = json.loads(path.read_text(encoding="utf-8"))["left"]

@@ -34,7 +34,9 @@ def model(opset: int, body: str, result: str = "float[] y", shape: str = "1,4,1,
         pytest.param("y = Softmax <axis = 3> (x)", "float[1,4,1,6] y", id="last axis"),
     ],
 )
-def test_attributes_count(make_session: MakeSession, opset: int, body: str, result: str) -> None:
+def test_attributes_of_old_opsets_equal_onnxruntime(
+    make_session: MakeSession, opset: int, body: str, result: str
+) -> None:
     graph = model(opset, body, result)
     for ours, expected in zip(make_session(graph).run(None, {"x": X}), reference(graph, {"x": X}), strict=True):
         # Softmax: some 20 roundings of numbers up to 1 on either side; the others are exact.

@@ -59,7 +59,7 @@ def test_events_are_on_clock_of_profile(make_session: MakeSession, tmp_path: Pat
     assert any(all_inside() for _ in range(10))
 
 
-def test_events_of_runs_that_overlap_are_all_there(make_session: MakeSession, tmp_path: Path) -> None:
+def test_events_of_concurrent_runs_are_complete(make_session: MakeSession, tmp_path: Path) -> None:
     events = profile(make_session, tmp_path, threads=3, runs=20)
     ours = [event["name"] for event in events if event["cat"] == "Kernel"]
     assert (ours.count("first"), ours.count("second")) == (60, 60)

@@ -45,7 +45,9 @@ MANY = [
 
 
 @pytest.mark.parametrize(("graph", "feeds", "reason"), MANY)
-def test_run_of_unsupported_shape_falls_back(make_session: MakeSession, graph: str, feeds: dict[str, Any], reason: str) -> None:
+def test_run_of_unsupported_shape_falls_back(
+    make_session: MakeSession, graph: str, feeds: dict[str, Any], reason: str
+) -> None:
     model = open_model(graph)
     with pytest.raises(Exception, match=reason):
         make_session(model).run(None, feeds)
@@ -119,7 +121,7 @@ def test_run_refused_by_onnxruntime_quotes_it(make_session: MakeSession) -> None
     ],
 )
 @pytest.mark.parametrize("options", [{}, FALLBACK], ids=["error", "cpu"])
-def test_sizes_that_no_tensor_has(
+def test_impossible_sizes_are_refused(
     make_session: MakeSession, shape: list[int], reason: str, options: dict[str, str]
 ) -> None:
     """Two negative sizes may have the right product."""
@@ -184,7 +186,7 @@ def test_tensor_beyond_memory_is_refused(make_session: MakeSession, body: str, o
         ),
     ],
 )
-def test_inputs_that_do_not_fit(make_session: MakeSession, graph: str, feeds: dict[str, Any], reason: str) -> None:
+def test_unfit_inputs_are_refused(make_session: MakeSession, graph: str, feeds: dict[str, Any], reason: str) -> None:
     with pytest.raises(Exception, match=reason):
         make_session(open_model(graph)).run(None, feeds)
 

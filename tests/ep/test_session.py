@@ -167,9 +167,7 @@ def test_initializers_of_all_sizes(make_session: MakeSession, tmp_path: Path, el
         np.testing.assert_array_equal(z, x + (weight * weight if place == "folded" else weight))
 
 
-def test_truncated_external_data_is_error_that_names_initializer(
-    make_session: MakeSession, tmp_path: Path
-) -> None:
+def test_truncated_external_data_is_error_that_names_initializer(make_session: MakeSession, tmp_path: Path) -> None:
     model = parse("g (float[N] x, float[5000] weight) => (float[5000] z) { z = Add(x, weight) }")
     del model.graph.input[1]
     model.graph.initializer.append(onnx.numpy_helper.from_array(integers(5000), "weight"))

@@ -75,7 +75,9 @@ def test_unsupported_nodes_are_counted_beyond_20(make_session: MakeSession) -> N
         ),
     ],
 )
-def test_graph_without_supported_nodes_falls_back(make_session: MakeSession, placed: Placed, graph: str, dtype: str) -> None:
+def test_graph_without_supported_nodes_falls_back(
+    make_session: MakeSession, placed: Placed, graph: str, dtype: str
+) -> None:
     with pytest.raises(Exception, match="does not take 1 of the model's 1 nodes"):
         make_session(graph)
     session, placement = placed(graph, {"on_unsupported": "warn"})
@@ -156,9 +158,7 @@ def test_model_function_runs_as_its_body(placed: Placed, overload: str) -> None:
 
 
 @pytest.mark.parametrize("overload", ["", "variant"])
-def test_inlined_operator_of_flownpu_is_reported(
-    make_session: MakeSession, placed: Placed, overload: str
-) -> None:
+def test_inlined_operator_of_flownpu_is_reported(make_session: MakeSession, placed: Placed, overload: str) -> None:
     model = functions("ai.flownpu", overload)
     with pytest.raises(Exception, match=r"does not take 1 of the model's 2 nodes.*\n.*Twice 'call'"):
         make_session(model)

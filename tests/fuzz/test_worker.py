@@ -20,19 +20,19 @@ def worker() -> Iterator[Worker]:
         yield made
 
 
-def test_answers(worker: Worker) -> None:
+def test_call_returns_result(worker: Worker) -> None:
     assert worker.call("math:hypot", 3.0, 4.0) == 5.0
     assert len(worker.call("os:urandom", 1 << 20)) == 1 << 20  # more than a pipe holds
 
 
-def test_raised(worker: Worker) -> None:
+def test_exception_is_raised(worker: Worker) -> None:
     with pytest.raises(Raised, match="ValueError") as raised:
         worker.call("math:sqrt", -1.0)
     assert raised.value.kind == "ValueError"
     assert raised.value.message
 
 
-def test_crash(worker: Worker) -> None:
+def test_crash_is_reported_and_worker_restarts(worker: Worker) -> None:
     with pytest.raises(Crashed) as crashed:
         worker.call("os:abort")
     assert crashed.value.reason == "ended by SIGABRT"
@@ -40,13 +40,13 @@ def test_crash(worker: Worker) -> None:
     assert worker.call("math:hypot", 3.0, 4.0) == 5.0
 
 
-def test_exit(worker: Worker) -> None:
+def test_exit_restarts_worker(worker: Worker) -> None:
     with pytest.raises(Crashed, match="exit code 3"):
         worker.call("os:_exit", 3)
     assert worker.call("math:hypot", 3.0, 4.0) == 5.0
 
 
-def test_hang() -> None:
+def test_hanging_call_restarts_worker() -> None:
     with Worker(seconds=0.5) as worker:
         with pytest.raises(Hung, match=r"no answer in 0\.5 s"):
             worker.call("time:sleep", 60)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_lookup_takes_what_followed_longest_match_last() -> None:
+def test_lookup_continues_longest_latest_match() -> None:
     lookup = Lookup()
     #              0  1  2  3  4  5  6  7  8  9
     tokens = [9, 1, 2, 3, 4, 5, 7, 3, 4, 6]
@@ -35,7 +35,7 @@ def test_lookup_goes_on_with_cycle() -> None:
     assert Lookup().propose([0, 0, 0], 3) == [0, 0, 0]
 
 
-def test_lookup_forgets_what_was_gone_back_on() -> None:
+def test_lookup_forgets_rewound_tokens() -> None:
     lookup = Lookup()
     lookup.propose([1, 2, 3, 4, 1, 2], 2)
     lookup.rewound(2)
@@ -85,7 +85,7 @@ def test_candidates_that_become_right_are_noticed() -> None:
     assert tokens / seconds > 2
 
 
-def test_steps_that_others_made_longer_are_not_believed_at_once() -> None:
+def test_step_delayed_by_others_is_not_believed_at_once() -> None:
     times = StepTimes()
     for _ in range(5):
         times.add(1, 1.0)
@@ -110,7 +110,7 @@ def refused(folder: Path, *, lookup: bool = False, draft: Path | None = None, de
     return str(error.value)
 
 
-def test_models_that_cannot_verify(topics: Path, converted: Callable[..., Path], tmp_path: Path) -> None:
+def test_models_unable_to_verify_are_refused(topics: Path, converted: Callable[..., Path], tmp_path: Path) -> None:
     assert "is a paged model" in refused(converted(paged=True), lookup=True)
     assert "takes images" in refused(copy_of(topics, tmp_path / "seeing", vision={"filename": "v.onnx"}), lookup=True)
     assert "second table of rotations" in refused(copy_of(topics, tmp_path / "phi", type="phi3"), lookup=True)
@@ -118,7 +118,7 @@ def test_models_that_cannot_verify(topics: Path, converted: Callable[..., Path],
         assert f"--device {device}, which computes one token a step" in refused(topics, lookup=True, device=device)
 
 
-def test_models_that_cannot_draft(topics: Path, converted: Callable[..., Path], tmp_path: Path) -> None:
+def test_models_unable_to_draft_are_refused(topics: Path, converted: Callable[..., Path], tmp_path: Path) -> None:
     assert "paged model" in refused(topics, draft=converted(paged=True))
     assert "cannot forget wrong candidates" in refused(topics, draft=converted(sliding_window_cache=True))
     assert "no such folder" in refused(topics, draft=tmp_path / "none")

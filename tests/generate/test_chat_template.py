@@ -75,7 +75,7 @@ def test_templates_equal_transformers(name):
 
 
 @pytest.mark.skipif("FLOWNPU_CHAT_TEMPLATES" not in os.environ, reason="FLOWNPU_CHAT_TEMPLATES names no folder")
-def test_public_templates_write_what_transformers_writes():
+def test_public_templates_equal_transformers():
     files = sorted(Path(os.environ["FLOWNPU_CHAT_TEMPLATES"]).glob("*.jinja"))
     assert files
     found = {path.name: compare(path.read_text(encoding="utf-8")) for path in files}

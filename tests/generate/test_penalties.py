@@ -91,7 +91,7 @@ def test_changed_logits_of_random_rows_are_those_of_formulas(penalties, temperat
         changed.add(new[-1])
 
 
-def test_penalties_that_change_nothing_are_false():
+def test_neutral_penalties_are_false():
     neutral = [Penalties(), Penalties(repetition=1.0), Penalties(window=64), Penalties(repetition=1.0, window=64)]
     assert [bool(each) for each in (*neutral, *WANTED)] == [False] * len(neutral) + [True] * len(WANTED)
     assert [each.only_repetition for each in WANTED] == [False, True] + [False] * 8
@@ -223,7 +223,7 @@ def test_paged_model_refuses_other_changes(penalties, paged, answer):
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(50, 0.0), (0, 0.0), (50, 1e-300), (1, 1.0)])
-def test_bounds_that_leave_one_token_leave_likeliest(top_k, top_p, plain):
+def test_bounds_leaving_one_token_leave_likeliest(top_k, top_p, plain):
     """GenAI takes no notice of top_p 0 beside top_k."""
     sampling = Sampling(2.0, top_k, top_p, 1)
     found = []

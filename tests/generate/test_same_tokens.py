@@ -118,7 +118,7 @@ def test_end_of_text_among_candidates_ends_answer(
         Guidance('start: %json {"type": "array", "items": {"enum": ["abc", "b"]}, "minItems": 8}'),
     ],
 )
-def test_guidance(
+def test_candidates_follow_guidance(
     guidance: Guidance, plain: LanguageModel, looking: LanguageModel, generate: Callable[..., list[int]]
 ) -> None:
     prompt = plain.tokens_of_text("The statement is used to")
@@ -143,9 +143,7 @@ def test_penalty_of_folder_does_not_change_text(topics: Path, tmp_path: Path, he
 
 
 @pytest.mark.parametrize("kind", ["looking", "drafted"])
-def test_turns_of_conversation(
-    kind: str, plain: LanguageModel, held_out: str, request: pytest.FixtureRequest
-) -> None:
+def test_turns_of_conversation(kind: str, plain: LanguageModel, held_out: str, request: pytest.FixtureRequest) -> None:
     """Replies that are cut short, and turns that go on from what the cache holds."""
     model = request.getfixturevalue(kind)
     talks = [Conversation(each, GREEDY, 512) for each in (plain, model)]
@@ -159,7 +157,7 @@ def test_turns_of_conversation(
         assert replies[0] == replies[1]
 
 
-def test_going_back(
+def test_rewound_sequence_equals_fresh(
     plain: LanguageModel, looking: LanguageModel, held_out: str, generate: Callable[..., list[int]]
 ) -> None:
     """Back to the middle of a step and to the prompt's end, and on without a new prompt; then into the prompt."""

@@ -96,7 +96,7 @@ def test_incomplete_character_is_held_back(small: Tokenizer, byte: Callable[[int
     assert [text_of(byte(value)) for value in "€é".encode()] == ["", "", "€", "", "é"]
 
 
-def test_bytes_that_are_no_character_take_no_text_with_them(small: Tokenizer, byte: Callable[[int], int]) -> None:
+def test_invalid_bytes_leave_text_around_them(small: Tokenizer, byte: Callable[[int], int]) -> None:
     text_of = small.text_stream()
     letter = small.token("s")
     assert letter is not None

@@ -36,7 +36,7 @@ DRIVERS = {
 
 
 @pytest.mark.parametrize("name", DRIVERS)
-def test_over_xrt(name: str, tmp_path: Path) -> None:
+def test_tests_over_xrt_pass(name: str, tmp_path: Path) -> None:
     require()
     machine = Machine(tmp_path, **DRIVERS[name])  # type: ignore[arg-type]
     done = machine.python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", FOLDER)
@@ -88,7 +88,7 @@ NOT_STARTED = (
         ({}, ["libxrt_coreutil"], rf"version .*XRT is not installed \(libxrt_coreutil.so.2: .*{INSTALL}"),
     ],
 )
-def test_machines(machine: dict[str, Any], without: list[str], said: str, tmp_path: Path) -> None:
+def test_machine_state_is_named(machine: dict[str, Any], without: list[str], said: str, tmp_path: Path) -> None:
     require()
     done = Machine(tmp_path, **machine).python("-c", OPEN, without=without)
     assert done.returncode == 0, done.stderr

@@ -327,7 +327,7 @@ def attend(
 
 
 @pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
-def test_attention_function(turn: Turn) -> None:
+def test_attention_function_equals_reference(turn: Turn) -> None:
     turn.check(attend(turn), is_exact=False)
 
 
@@ -346,7 +346,7 @@ def test_growing_cache_of_unoptimised_graph_equals_definition(name: str) -> None
 
 @pytest.mark.parametrize("chunk", [1, 3, 64])
 @pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
-def test_attention_reference(turn: Turn, chunk: int) -> None:
+def test_attention_reference_equals_equation(turn: Turn, chunk: int) -> None:
     outputs = flow_qkv_attention.reference(**turn.feeds(), **HEADS, **turn.attributes, chunk=chunk)
     turn.check(list(outputs), is_exact=True)
 

@@ -111,9 +111,7 @@ def test_our_own_are_definitions(contract: Any) -> None:
         pytest.param("Transpose", 1, {"perm": [0, 8]}, "attribute 'perm': expected 0 to 7, got 8", id="list"),
     ],
 )
-def test_call_outside_contract_is_refused(
-    op_type: str, inputs: int, keywords: dict[str, Any], reason: str
-) -> None:
+def test_call_outside_contract_is_refused(op_type: str, inputs: int, keywords: dict[str, Any], reason: str) -> None:
     x = np.ones((2, 2), np.float32)
     with pytest.raises(ValueError, match=rf"\[{op_type} 'node'\] .*{reason}"):
         run(op_type, [x] * inputs, domain="", **keywords)

@@ -71,7 +71,9 @@ def projection_bound(x: np.ndarray, blocks: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("operator", "leading"), [(q4nx_matmul, (2, 3)), (q4nx_matmul, (5,)), (fused_dqp, (1, 1)), (fused_dqp, (1,))]
 )
-def test_projection(operator: Any, leading: tuple[int, ...], addends: tuple[str, ...], is_sparse: bool) -> None:
+def test_projection_function_equals_reference(
+    operator: Any, leading: tuple[int, ...], addends: tuple[str, ...], is_sparse: bool
+) -> None:
     rng = np.random.default_rng(3)
     x = activations(leading, is_sparse)
     shapes = {"bias": (M,), "residual": (*leading, M)}
@@ -93,7 +95,9 @@ def test_projection(operator: Any, leading: tuple[int, ...], addends: tuple[str,
 @pytest.mark.parametrize("with_residual", [False, True])
 @pytest.mark.parametrize("gating", ["geglu", "swiglu"])
 @pytest.mark.parametrize(("operator", "rows"), [(q4nx_matmul, 4), (fused_dqp, 1)])
-def test_gated_projection(operator: Any, rows: int, gating: str, with_residual: bool, is_sparse: bool) -> None:
+def test_gated_projection_function_equals_reference(
+    operator: Any, rows: int, gating: str, with_residual: bool, is_sparse: bool
+) -> None:
     rng = np.random.default_rng(3)
     x = activations((rows,), is_sparse)
     residual = {"residual": rng.standard_normal((rows, M)).astype(np.float32)} if with_residual else {}

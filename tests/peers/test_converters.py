@@ -261,7 +261,7 @@ def test_gguf_holds_experts(family: str, exported_experts, tmp_path: Path):
     assert "blk.1.ffn_gate.weight" not in tensors
 
 
-def test_experts_that_peer_does_not_have_are_refused(exported_experts, tmp_path: Path):
+def test_experts_unknown_to_peer_are_refused(exported_experts, tmp_path: Path):
     model, _ = exported_experts("olmoe")
     with pytest.raises(ValueError, match="no mixtures of experts, and no norms of all heads at once"):
         onnxruntime_genai.convert(model, tmp_path)

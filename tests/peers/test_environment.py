@@ -19,7 +19,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_cache_folder(cache: Path, monkeypatch: pytest.MonkeyPatch):
+def test_cache_folder_follows_environment(cache: Path, monkeypatch: pytest.MonkeyPatch):
     assert cache_folder() == cache / "flownpu" / "peers"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(cache))

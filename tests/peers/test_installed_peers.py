@@ -45,7 +45,7 @@ print(json.dumps(tokens), file=answers, flush=True)
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", PEERS)
-def test_likeliest_token(name: str, family: str, exported: Exported, tmp_path: Path):
+def test_installed_peer_gives_likeliest_token(name: str, family: str, exported: Exported, tmp_path: Path):
     model, tiny = exported(family, **(FOR_LLAMA_CPP[family] if name.startswith("llama.cpp") else {}))
     check(name, model, tiny, tmp_path)
 

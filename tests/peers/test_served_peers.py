@@ -32,7 +32,9 @@ def test_tokens_have_texts(exported: Exported, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", servers.SERVED)
-def test_peer_server_generates_expected_tokens(name: str, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_peer_server_generates_expected_tokens(
+    name: str, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     environment = cache_folder() / f"{name}-server" / "environment"
     if not (environment / MARKER).is_file():
         pytest.skip(f"{name} is not installed: `flownpu bench MODEL --serve --against {name}` does it")

@@ -42,9 +42,7 @@ def test_genai_model_runs_and_converts_whole(
     assert {attention["prompt_level"] for attention in found["attentions"]} == {3}
 
 
-def test_optimum_export_names_left_nodes(
-    optimum_exports: dict[str, Path], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_optimum_export_names_left_nodes(optimum_exports: dict[str, Path], capfd: pytest.CaptureFixture[str]) -> None:
     code, found = document(capfd, "explain", optimum_exports["bert"], "--device", "cpu", "--bandwidth", 10)
     assert (code, found["source"]) == (0, "plain")
     left = [node for node in found["placement"]["nodes"] if node["place"] == "cpu"]

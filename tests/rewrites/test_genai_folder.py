@@ -30,7 +30,7 @@ def source(exports: dict[str, Path], tmp_path: Path) -> Path:
     return shutil.copytree(exports["gemma3"], tmp_path / "source")
 
 
-def test_folder(source: Path, tmp_path: Path) -> None:
+def test_converted_folder_has_exact_weights(source: Path, tmp_path: Path) -> None:
     before = _config(source)
     convert(source, tmp_path / "model")
     folder = tmp_path / "model"
@@ -81,7 +81,9 @@ def test_window_sized_caches_are_kept_when_asked_for(source: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("layers", [[], [1]], ids=str)
-def test_window_of_configuration_alone_is_converted(layers: list[int], exports: dict[str, Path], tmp_path: Path) -> None:
+def test_window_of_configuration_alone_is_converted(
+    layers: list[int], exports: dict[str, Path], tmp_path: Path
+) -> None:
     """As GenAI's builder writes Mistral; an empty list means all layers. Reference: ORT with windows in the graph."""
     source, folder, expected = tmp_path / "source", tmp_path / "model", tmp_path / "expected"
     shutil.copytree(exports["llama"], source)
@@ -119,7 +121,7 @@ def test_older_opset_is_converted(opset: int, exports: dict[str, Path], tmp_path
     assert (explanation.source, explanation.misses) == ("genai", ())
 
 
-def test_context_length(source: Path, tmp_path: Path) -> None:
+def test_context_length_is_limited_by_model(source: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "model", context_length=100)
     config = _config(tmp_path / "model")
     assert config["model"]["context_length"] == config["search"]["max_length"] == 100
@@ -229,7 +231,7 @@ def _spoil_scales(folder: Path) -> None:
         (lambda s: (s / "genai_config.json").write_text("{"), "genai_config.json: cannot be read as JSON"),
     ],
 )
-def test_bad_input(spoil: Any, reason: str, source: Path, tmp_path: Path) -> None:
+def test_unfit_source_is_refused(spoil: Any, reason: str, source: Path, tmp_path: Path) -> None:
     spoil(source)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(ConversionError, match=reason):
@@ -266,7 +268,7 @@ def test_left_nodes_are_logged(source: Path, tmp_path: Path, caplog: pytest.LogC
     assert "left by q4nx_matmul: /model/layers.1/attn/o_proj/MatMul_Q4: bits=8" in message
 
 
-def test_operators_that_no_device_runs_are_said_beforehand(
+def test_operators_of_no_device_are_logged(
     source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, ep_devices: list[Any]
 ) -> None:
     model = onnx.load(source / "model.onnx", load_external_data=False)

@@ -264,13 +264,13 @@ def _to_custom(model: onnx.ModelProto) -> None:
         (_to_int8, "expected products with float32 weights, and none of them can be used"),
     ],
 )
-def test_refused(change: Any, reason: str, optimum_exports: dict[str, Path], tmp_path: Path) -> None:
+def test_unfit_export_is_refused(change: Any, reason: str, optimum_exports: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=reason):
         convert(_changed(optimum_exports["bert"], tmp_path / "source", change), tmp_path / "output")
     assert not (tmp_path / "output").exists()
 
 
-def test_folder_refused(optimum_exports: dict[str, Path], folded: dict[str, Path], tmp_path: Path) -> None:
+def test_unfit_folder_is_refused(optimum_exports: dict[str, Path], folded: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="is a model for FlowNPU already"):
         convert(folded["vit"], tmp_path / "output")
     with pytest.raises(ConversionError, match="a KV cache in float32 that grows"):

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("name", OTHER_CONFIGS)
-def test_exports(name: str, other_exports: dict[str, Path], tmp_path: Path, ep_devices: list[Any]) -> None:
+def test_exports_give_logits_of_transformers(
+    name: str, other_exports: dict[str, Path], tmp_path: Path, ep_devices: list[Any]
+) -> None:
     export, layers = other_exports[name], SIZES["num_hidden_layers"]
     convert(export, tmp_path / "model", kv_dtype="fp32")
     reports = {tmp_path / f"{i}.json": folder for i, folder in enumerate((export, tmp_path / "model"))}

@@ -69,7 +69,7 @@ def run(entry: Entry, decoders: list[Any]) -> list[Array]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("source", SOURCES)
-def test_decoder(
+def test_decoder_export_is_folded_and_placed(
     source: str, name: str, request: pytest.FixtureRequest, tmp_path: Path, ep_devices: list[ort.OrtEpDevice]
 ) -> None:
     entry = make_entry(source, name, tmp_path, request)
@@ -102,7 +102,7 @@ def check_tokens(found: Array, expected: Array, layers: int) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name not in DECODERS])
-def test_encoder(
+def test_encoder_export_is_folded_and_placed(
     name: str, folded: dict[str, Path], references: dict[str, Path], tmp_path: Path, ep_devices: list[Any]
 ) -> None:
     placement = tmp_path / "placement.json"

@@ -175,9 +175,7 @@ def test_build_gives_reasons_of_session_for_export(
     assert expected in assert_same_decoder(tmp_path / "model", ep_devices[:1])
 
 
-def test_build_takes_export_that_session_takes(
-    exports: dict[str, Path], ep_devices: list[Any], tmp_path: Path
-) -> None:
+def test_build_takes_export_that_session_takes(exports: dict[str, Path], ep_devices: list[Any], tmp_path: Path) -> None:
     """An export whose LM head gets the last token alone; its products are still the builder's."""
     folder = tmp_path / "model"
     shutil.copytree(exports["topics"], folder)

@@ -59,7 +59,7 @@ def test_last_token_only(name: str, exports: dict[str, Path], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_operators_that_are_left(name: str, exports: dict[str, Path]) -> None:
+def test_left_operators_are_counted(name: str, exports: dict[str, Path]) -> None:
     model = ir.load(exports[name] / "model.onnx")
     before = _operators(model)
     report = rewrite(model)
@@ -151,7 +151,7 @@ def test_rewriting_again_changes_nothing(exports: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize(("argument", "value"), [("logits", "none"), ("kv_dtype", "int7")])
-def test_unknown_choices(argument: str, value: str, exports: dict[str, Path]) -> None:
+def test_unknown_choices_are_refused(argument: str, value: str, exports: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match=f"{value}'.*expected"):
         rewrite(ir.load(exports["llama"] / "model.onnx"), **{argument: value})  # type: ignore[arg-type]
 

@@ -31,7 +31,7 @@ def chosen(*names: str) -> list[str]:
         ("ops/no_such_file.cc", []),  # a file that was removed
     ],
 )
-def test_layers(changed: str, tests: list[str]) -> None:
+def test_changed_layer_selects_its_tests(changed: str, tests: list[str]) -> None:
     assert chosen(changed) == tests
 
 
@@ -70,7 +70,7 @@ def test_changed_folder_selects_its_tests_once() -> None:
     assert chosen("tests/ep/test_names.py", "ep/program/planner.cc", "ep/program/planner.h") == ["tests/ep"]
 
 
-def test_tests_that_are_run_exist_and_no_layer_is_without() -> None:
+def test_selected_tests_exist_for_all_layers() -> None:
     for folder in (
         "aie/kernels",
         "aie/designs",
@@ -88,8 +88,8 @@ def test_tests_that_are_run_exist_and_no_layer_is_without() -> None:
 
 
 def test_changed_page_selects_its_blocks_alone() -> None:
-    assert check.selection([Path("docs/q4nx.md"), Path("ep/ep.cc")]) == ["-k", "not test_block or docs/q4nx.md"]
-    assert check.selection([Path("ep/ep.cc")]) == ["-k", "not test_block"]
+    assert check.selection([Path("docs/q4nx.md"), Path("ep/ep.cc")]) == ["-k", "not test_block_runs or docs/q4nx.md"]
+    assert check.selection([Path("ep/ep.cc")]) == ["-k", "not test_block_runs"]
 
 
 # --- clang-tidy -------------------------------------------------------------------------------------------------------
@@ -108,9 +108,7 @@ def test_changed_header_selects_unit_that_includes_it() -> None:
     assert lint.units_of({Path("README.md")}, units) == []
 
 
-def test_clean_unit_is_read_again_after_included_file_changes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_clean_unit_is_read_again_after_included_file_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "build" / "tidy").mkdir(parents=True)
     (tmp_path / "one.h").write_text("int one;\n")
     unit = tmp_path / "one.cc"

@@ -73,7 +73,7 @@ def test_installed_dependencies_are_not_fetched(apt, tool):
 @pytest.mark.parametrize(
     ("said", "version"), [("  Candidate: 1:2.25.0-4", "1:2.25.0-4"), ("  Candidate: (none)", ""), ("", "")]
 )
-def test_candidates(apt, tool, said, version):
+def test_candidate_version_is_read(apt, tool, said, version):
     tool("apt-cache", f"echo 'thing:'\necho '{said}'")
     assert apt.candidate("thing") == version
 
@@ -121,7 +121,7 @@ def test_machine_without_debian_is_unavailable(apt):
         apt.use_suite("testing")
 
 
-def test_make_sure(tmp_path, capsys):
+def test_found_tool_is_printed(tmp_path, capsys):
     found = [None]
 
     def fetch():
@@ -189,7 +189,7 @@ def test_xrt_is_of_first_suite_that_has_it(fetched, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("fetched")
-def test_xrt_itself(tool, tmp_path, monkeypatch, capsys):
+def test_xrt_is_fetched_with_libraries(tool, tmp_path, monkeypatch, capsys):
     """XRT is fetched with all libraries that it needs; a version other than the tests' is refused."""
     folder = tmp_path / "run"
     monkeypatch.setattr(xrt_runtime, "FOLDER", folder)

@@ -186,7 +186,7 @@ def test_build_id_comes_from_linker(tmp_path):
         contents.build_id(compiled(tmp_path, source, "-Wl,--build-id=none", name="without.so"))
 
 
-def test_licences_name_what_is_compiled_in():
+def test_licences_name_compiled_libraries():
     text = (ROOT / "LICENSES.md").read_text(encoding="utf-8")
     for part in ("nanobind", "robin_map", "libstdc++", "libgcc", "glibc", *contents.LICENCES[2:]):
         assert part in text

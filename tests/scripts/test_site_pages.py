@@ -26,7 +26,7 @@ from scripts.site_pages import in_site
         ("docs", "[`a`](../ops/npu)", "[`a`](https://example.org/flownpu/blob/main/ops/npu)"),
     ],
 )
-def test_links(folder: str, link: str, shown: str) -> None:
+def test_links_are_rewritten_for_site(folder: str, link: str, shown: str) -> None:
     assert in_site(link, folder, "https://example.org/flownpu") == shown
 
 

@@ -81,7 +81,7 @@ def test_batch_answers_all_kinds_of_requests_and_errors(run, tmp_path):
     assert "unknown field colour" in answers["request-4"]["body"]["error"]["message"]
 
 
-def test_answer_that_schema_does_not_bind_wholly_has_header_that_says_so(run, tmp_path):
+def test_partly_enforced_schema_sets_header(run, tmp_path):
     schema = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 1, "uniqueItems": True}
     form = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": schema}}
     requests = [line(0), line(1, body=line(1)["body"] | {"response_format": form, "max_tokens": 8})]
@@ -194,7 +194,7 @@ def test_target_of_other_contents_is_left(run, source, tmp_path, content):
 
 
 @pytest.mark.parametrize("link", [None, "symlink_to", "hardlink_to"])
-def test_target_that_is_source_is_left(run, tmp_path, link):
+def test_target_equal_to_source_is_refused(run, tmp_path, link):
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps(line(0)))
     target = source
@@ -209,7 +209,7 @@ def test_target_that_is_source_is_left(run, tmp_path, link):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such devices and pipes")
 @pytest.mark.parametrize("kind", ["/dev/full", "/dev/zero", "pipe", "folder"])
-def test_files_that_are_none_are_refused_at_once(run, source, tmp_path, kind):
+def test_devices_and_pipes_are_refused(run, source, tmp_path, kind):
     """A device without an end was read for ever, and a pipe is empty when it is read once more."""
     place = pathlib.Path(kind)
     if kind == "pipe":
@@ -224,7 +224,7 @@ def test_files_that_are_none_are_refused_at_once(run, source, tmp_path, kind):
 
 
 @pytest.mark.parametrize("rest", [b'{"id": "batch_r', b'{"id": "batch_req_0a", "custom_id"\0\0\0', b"\0\0\0\0"])
-def test_answers_of_which_last_is_cut_short_are_kept(tmp_path, rest):
+def test_answers_before_cut_one_are_kept(tmp_path, rest):
     """What a power cut leaves: part of a line, or zeros where the file system had not written yet."""
     answer = b'{"id": "batch_req_0", "custom_id": "a", "response": {"body": {}}}\n'
     path = tmp_path / "out.jsonl"
@@ -285,7 +285,7 @@ class Failing(Service):
         raise invalid("answered")
 
 
-def test_request_that_fails_alone_gets_error_as_its_answer(tmp_path, monkeypatch):
+def test_failing_request_gets_error_as_answer(tmp_path, monkeypatch):
     prompts = ["always", "mistake", "other", "another"]
     items = [line(n, url="/v1/completions", body={"model": "m", "prompt": text}) for n, text in enumerate(prompts)]
     batch = Batch(write(tmp_path / "in.jsonl", items), tmp_path / "out.jsonl")
@@ -312,7 +312,7 @@ def test_batch_whose_model_cannot_be_loaded_ends_without_answers(source, tmp_pat
     assert (tmp_path / "out.jsonl").read_bytes() == b""
 
 
-def test_batch_that_is_told_to_end_ends(topics, tmp_path):
+def test_batch_ends_on_signal(topics, tmp_path):
     """SIGTERM while answers are computed: the exit code says so, and the file has whole lines."""
     target = tmp_path / "out.jsonl"
     endless = [line(n, body=line(n)["body"] | {"max_tokens": 4000}) for n in range(200)]
@@ -333,7 +333,7 @@ def test_batch_that_is_told_to_end_ends(topics, tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM that another process could send")
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("command", ["batch", "serve"])
-def test_command_that_is_told_to_end_while_model_loads_ends(topics, source, tmp_path, command, by):
+def test_batch_ends_on_signal_while_loading(topics, source, tmp_path, command, by):
     """The model's process is stopped, as if it loaded for ever."""
     arguments = (
         ["batch", source, tmp_path / "out.jsonl", "--model", topics] if command == "batch" else ["serve", topics]

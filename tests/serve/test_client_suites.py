@@ -20,7 +20,7 @@ def server(start_server, topics):
     return start_server(topics, "--context", 1024, "--max-output", 192)
 
 
-def test_compatcanary(server):
+def test_compatcanary_probes_pass(server):
     """Seven probes pass: models, chat, a stream, a tool that must be called, a schema, responses and their stream."""
     modules = client_suites.modules_of("compatcanary")
     if modules is None:
@@ -43,7 +43,7 @@ def test_compatcanary(server):
     assert len(report["results"]) == 7
 
 
-def test_lm_eval(server, tmp_path):
+def test_lm_eval_score_equals_answers(server, tmp_path):
     """lm-eval's score is that of the answers that OpenAI's client gets."""
     python = client_suites.python_of("lm-eval")
     if python is None:

@@ -201,7 +201,7 @@ def test_requests_keep_own_sampling(worker: EngineWorker) -> None:
     assert (answers[5].end().reason, answers[5].end().new_tokens) == ("length", 5)
 
 
-def test_stop_texts(worker: EngineWorker) -> None:
+def test_stop_text_ends_answer(worker: EngineWorker) -> None:
     whole = ask(worker, TEXTS[0]).text
     middle = whole[len(whole) // 2 :][:6]
     answer = ask(worker, TEXTS[0], stop=(middle, "never there"))
@@ -302,7 +302,7 @@ def test_guidance_character_of_byte_tokens_is_written(worker: EngineWorker) -> N
     assert [answer.text for answer in answers] == ["€", "漢字", "😀"]
 
 
-def test_grammar_that_repeats_run_without_end_ends_with_its_request(worker: EngineWorker) -> None:
+def test_endlessly_repeating_grammar_ends_with_its_request(worker: EngineWorker) -> None:
     """GenAI's engine then computes nobody's tokens, and does not say whose request it is."""
     alone, guided = ask(worker, TEXTS[0], 60).text, Guidance("start: /[0-9 ]{300}/")
     numbers = ask(worker, TEXTS[1], 200, guidance=guided).text
@@ -316,18 +316,14 @@ def test_grammar_that_repeats_run_without_end_ends_with_its_request(worker: Engi
     assert len(bad.events) > 3
 
 
-def test_runs_that_are_repeated_for_while_cost_sound_grammar_nothing(
-    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_repeated_for_a_while_keep_sound_grammar(worker: EngineWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     guided = Guidance("start: /[0-9 ]{300}/")
     numbers = ask(worker, TEXTS[1], 40, guidance=guided).text
     monkeypatch.setattr(engine_worker, "_REPEATS", -1)  # as if all runs were repeated
     assert ask(worker, TEXTS[1], 40, guidance=guided).text == numbers
 
 
-def test_run_that_is_repeated_without_end_fails_where_no_grammar_is_to_blame(
-    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endlessly_repeated_run_without_grammar_fails(worker: EngineWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     running = ask(worker, TEXTS[0], 900)
     blamed: list[int] = []
     blame = EngineWorker._blame
@@ -346,9 +342,7 @@ def test_run_that_is_repeated_without_end_fails_where_no_grammar_is_to_blame(
     assert ask(worker, TEXTS[0]).text
 
 
-def test_failed_run_ends_its_requests_alone(
-    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_run_ends_its_requests_alone(worker: EngineWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker refuses an id beyond the table's rows; where it cannot know, the model refuses the whole run."""
     good = ask(worker, TEXTS[0]).text
     unknown = Request(np.array([2, 4096], np.int32), 4, GREEDY)
@@ -370,7 +364,7 @@ def test_failed_run_ends_its_requests_alone(
     assert ask(worker, TEXTS[0]).text == good
 
 
-def test_close_ends_what_is_running(model: LanguageModel) -> None:
+def test_close_ends_running_requests(model: LanguageModel) -> None:
     worker = EngineWorker(model, context=1024)
     running = [ask(worker, text, 900) for text in TEXTS[:3]]
     while not any(isinstance(event, Piece) for event in running[0].events):

@@ -164,13 +164,13 @@ def test_body_without_json_is_refused(http, content, kind, message):
         ("/v1/responses", {"model": "topics", "input": "word " * 3000}, "input"),
     ],
 )
-def test_prompt_that_is_too_long_has_code_that_clients_look_for(http, path, body, field):
+def test_prompt_too_long_has_code_of_openai(http, path, body, field):
     error = refused(http.post(path, json=body), 400, "the context holds 2048")
     assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "context_length_exceeded", field)
 
 
 @pytest.mark.parametrize("prompt", [[2, -1], [2, 5000], [2, 10**30], [[2], [2, -1]]])
-def test_token_that_model_does_not_know_is_named(http, prompt):
+def test_unknown_token_is_named(http, prompt):
     wrong = next(token for token in np.hstack(prompt) if token not in range(4096))
     message = f"the prompt: expected tokens from 0 to 4095, got {wrong}"
     refused(http.post("/v1/completions", json={"model": "topics", "prompt": prompt}), 400, message)
@@ -181,7 +181,7 @@ def test_sampling_at_its_bounds_is_answered(http, fields):
     assert http.post(CHAT, json=chat(temperature=1, **fields)).status_code == 200
 
 
-def test_paths_and_methods_that_are_none(http):
+def test_unknown_paths_and_methods_are_refused(http):
     refused(http.get("/v1/nothing"), 404, "/v1/nothing")
     refused(http.get(CHAT), 405, "Method Not Allowed")
     assert http.post("/api/chat", json={"model": "other", "messages": []}).json() == {
@@ -334,7 +334,7 @@ def test_slow_body_is_refused(guarded):
         assert answers(http)
 
 
-def test_addresses_that_others_reach_want_key(capfd, topics):
+def test_public_address_needs_key(capfd, topics):
     assert main(["serve", str(topics), "--host", "0.0.0.0", "--port", "0"]) == 2  # noqa: S104
     assert "FLOWNPU_API_KEY" in capfd.readouterr().err
 

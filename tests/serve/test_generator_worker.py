@@ -180,7 +180,7 @@ def test_likelihoods_are_those_of_logits(worker, model):
         assert [one.text for one in alternatives] == [model.tokenizer.text_of(one.token) for one in alternatives]
 
 
-def test_closing_ends_what_runs_and_what_waits(model):
+def test_closing_ends_running_and_waiting_requests(model):
     worker = GeneratorWorker(model, context=512, slots=1)
     running, waiting = (Asked(worker, "Number", 400, guidance=ENDLESS) for _ in range(2))
     running.next()
@@ -202,7 +202,7 @@ def test_closing_ends_what_runs_and_what_waits(model):
         ([], ["any"], ["any"], False),
     ],
 )
-def test_stop_texts(stops, pieces, passed, found):
+def test_stop_text_ends_answer(stops, pieces, passed, found):
     texts = StopTexts(stops)
     assert [texts.add(piece) for piece in pieces] == passed
     assert texts.found is found

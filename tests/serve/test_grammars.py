@@ -166,7 +166,7 @@ NOT_JUDGED = {"draft 7's tuple", "draft 4's exclusive bound", "pattern of \\p"}
 
 
 @pytest.mark.parametrize("name", ENFORCED)
-def test_schema_that_is_enforced_is_followed(compiler, name):
+def test_enforced_schema_is_followed(compiler, name):
     schema = ENFORCED[name]
     grammar = compiler.compile(AnswerForm(schema))
     assert grammar.left_out == ()
@@ -176,7 +176,7 @@ def test_schema_that_is_enforced_is_followed(compiler, name):
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_schema_that_is_enforced_in_part_says_what_is_left_out(compiler, name):
+def test_partly_enforced_schema_names_left_keywords(compiler, name):
     schema, places = LEFT_OUT[name]
     grammar = compiler.compile(AnswerForm(schema))
     assert sorted(grammar.left_out) == places
@@ -188,7 +188,7 @@ def test_schema_that_is_enforced_in_part_says_what_is_left_out(compiler, name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_schema_that_cannot_be_followed_is_refused(compiler, name):
+def test_impossible_schema_is_refused(compiler, name):
     schema, message = REFUSED[name]
     with pytest.raises(FlowNPUError, match=r"^the schema of the answer: ") as refused:
         compiler.compile(AnswerForm(schema))
@@ -212,7 +212,7 @@ def test_tools_and_their_left_out_keywords_are_named(compiler):
         compiler.compile(AnswerForm(None, bad, CallFormat(template_knows_tools=True)))
 
 
-def test_graph_of_choice_is_what_its_text_says():
+def test_graph_of_choice_equals_its_text():
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21]>
         choice (int64[B, S] input_ids, float[B, 1, V] row) => (float[B, 1, V] logits) { logits = Identity(row) }"""
@@ -233,7 +233,7 @@ def many(count):
     return {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(count)}}
 
 
-def test_grammar_that_takes_long_is_given_up_and_next_one_is_compiled(grammars, monkeypatch):
+def test_slow_grammar_is_given_up(grammars, monkeypatch):
     monkeypatch.setattr(process, "SECONDS", 0.2)
     with pytest.raises(ApiError, match=r"takes more than 0\.2 s to compile") as refused:
         grammars(many(6000))
@@ -242,7 +242,7 @@ def test_grammar_that_takes_long_is_given_up_and_next_one_is_compiled(grammars, 
     assert grammars(ENFORCED["recursion"]).guidance is not None
 
 
-def test_grammar_that_takes_much_memory_is_given_up(grammars, monkeypatch):
+def test_large_grammar_is_given_up(grammars, monkeypatch):
     assert grammars(array(maxItems=10)).guidance is not None
     monkeypatch.setattr(process, "MEMORY", 2**20)
     with pytest.raises(ApiError, match="takes more than 1 MiB"):
@@ -251,7 +251,7 @@ def test_grammar_that_takes_much_memory_is_given_up(grammars, monkeypatch):
     assert grammars(array(maxItems=11)).guidance is not None
 
 
-def test_grammar_that_crashes_guidance_is_refused_and_next_one_is_compiled(grammars):
+def test_crashing_grammar_is_refused(grammars):
     with pytest.raises(ApiError, match="GenAI's guidance crashes") as refused:
         grammars({"const": -(2**63)})
     assert refused.value.status == 400
@@ -272,7 +272,7 @@ def test_schema_beyond_all_bounds_is_refused_before_it_is_compiled(grammars):
         grammars(shallow)
 
 
-def test_process_that_compiles_grammars_starts_again_after_crash(grammars):
+def test_compiling_process_restarts_after_crash(grammars):
     assert grammars({"const": 1}).guidance is not None
     (child,) = [one for one in psutil.Process().children() if "flownpu.serve.grammars.host" in one.cmdline()]
     child.kill()
@@ -281,7 +281,7 @@ def test_process_that_compiles_grammars_starts_again_after_crash(grammars):
     assert grammars({"const": 1}).guidance is not None
 
 
-def test_request_that_waits_for_another_grammar_can_be_cancelled():
+def test_request_waiting_for_other_grammar_can_be_cancelled():
     """And the process serves the next one as if nothing had been."""
 
     async def cancelled():

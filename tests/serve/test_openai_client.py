@@ -34,7 +34,7 @@ def expected(topics):
     return list(itertools.islice(pieces, 24)), len(prompt)
 
 
-def test_models(client):
+def test_models_are_listed(client):
     assert [model.id for model in client.models.list()] == ["topics"]
     assert client.models.retrieve("topics").owned_by == "flownpu"
 

@@ -145,7 +145,7 @@ def test_settings_reach_server_and_are_kept(page):
     assert page.locator("html").get_attribute("data-theme") == "dark"
 
 
-def test_several_conversations(page):
+def test_conversations_are_kept_apart(page):
     for text in ("Strings", "Numbers"):
         say(page, text)
         wait_for_answer(page)

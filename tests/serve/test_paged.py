@@ -70,7 +70,7 @@ def test_unsupported_request_is_refused(server):
     assert client.completions.create(prompt=PROMPTS[0], max_tokens=4, **GREEDY).choices[0].text
 
 
-def test_temperature_that_is_0_in_float32_takes_likeliest_token(server):
+def test_temperature_0_in_float32_takes_likeliest_token(server):
     """GenAI holds it in float32, and refuses top_p beside 0."""
     client = server.openai()
     asked = {"model": "topics", "prompt": PROMPTS[0], "max_tokens": 8, "top_p": 0.5}

@@ -103,7 +103,7 @@ def test_json_from_web_page_is_taken(kind):
         (b"\0", "the body is"),
     ],
 )
-def test_body_that_no_answer_could_repeat_is_refused(content, message):
+def test_body_unfit_for_json_answer_is_refused(content, message):
     response = send("POST", "/v1/responses", content=content)
     assert response.status_code == 400
     error = response.json()["error"]
@@ -138,7 +138,7 @@ def test_preflight_of_private_network_grants_it():
     assert granted not in send("OPTIONS", "/api/chat", ServerSettings({}), headers=asking).headers
 
 
-def test_answer_to_page_of_allowed_origin_lets_it_read_what_is_not_enforced():
+def test_allowed_origin_may_read_unenforced_header():
     headers = send("GET", "/v1/models", headers={"Origin": ORIGIN}).headers
     assert headers["Access-Control-Expose-Headers"] == "FlowNPU-Unenforced"
 
@@ -178,7 +178,7 @@ def test_origin_is_compared_as_browsers_write_it(given, sent):
         "http://[::1",
     ],
 )
-def test_origin_that_no_browser_sends_is_refused(origin):
+def test_invalid_origin_is_refused(origin):
     with pytest.raises(FlowNPUError, match=r"expected an origin as browsers write it, SCHEME://HOST"):
         ServerSettings({}, origins=(origin,))
 
@@ -186,7 +186,7 @@ def test_origin_that_no_browser_sends_is_refused(origin):
 @pytest.mark.parametrize(
     "key", ["", " ", "s\xe9same", "\u043a\u043b\u044e\u0447", " sesame", "sesame\r", "a\tb", "a\0b"]
 )
-def test_key_that_clients_cannot_send_is_refused_without_repeating_it(key):
+def test_unsendable_key_is_refused_and_not_shown(key):
     with pytest.raises(FlowNPUError, match="the server's key: expected printable ASCII") as refused:
         ServerSettings({}, api_key=key)
     assert not key.strip() or key.strip() not in str(refused.value)

@@ -93,7 +93,7 @@ def test_batch_rows_are_answered_once(environment, genai, topics, tmp_path):  # 
         assert row["answer"].strip() == expected.strip()
 
 
-def test_replicas(environment, topics, tmp_path):
+def test_replicas_share_requests(environment, topics, tmp_path):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]

@@ -112,7 +112,7 @@ def test_tool_choice_none_answers_in_words(client):
     assert answer.choices[0].message.content[0].isupper()
 
 
-def test_responses(client):
+def test_responses_api_answers_by_schema(client):
     answer = client.responses.create(model="topics", input="Tell me about loops.", temperature=0, max_output_tokens=12)
     assert answer.status == "incomplete"
     assert answer.incomplete_details.reason == "max_output_tokens"
@@ -177,7 +177,7 @@ def test_ollama_client_sends_pictures_formats_and_tools(ollama_client):
     assert refused.value.status_code == 400
 
 
-def test_metrics(server, client):
+def test_metrics_name_models(server, client):
     def read():
         with server.http() as http:
             families = text_string_to_metric_families(http.get("/metrics").text)

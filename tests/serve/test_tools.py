@@ -139,13 +139,13 @@ NAMED = {"type": "function", "function": {"name": "other"}}
         {"tool_choice": NAMED, "tools": None},
     ],
 )
-def test_tool_choice_that_no_tool_can_meet_is_refused(fields):
+def test_impossible_tool_choice_is_refused(fields):
     with pytest.raises(ApiError, match="tool_choice") as refused:
         AnswerForm.of(request(**fields), CallFormat(template_knows_tools=True))
     assert (refused.value.status, refused.value.parameter) == (400, "tool_choice")
 
 
-def test_tool_choice_of_responses_that_no_tool_can_meet_is_refused():
+def test_impossible_tool_choice_of_responses_is_refused():
     for choice in ("required", {"type": "function", "name": "other"}):
         asked = ResponsesRequest.model_validate({"model": "m", "input": "Count.", "tool_choice": choice})
         with pytest.raises(ApiError, match="tool_choice"):
@@ -217,7 +217,7 @@ def test_template_without_tools_gets_words(model):
     assert conversation.messages[3]["content"] == "The function's result: Three.\nThe function's result: Four."
 
 
-def test_template_that_reads_tools_from_system_message_gets_them_there(model):
+def test_template_reading_tools_from_system_message_gets_them(model):
     conversation = model(IN_SYSTEM).conversation(request(messages=CALLED), 0)
     assert conversation.tools == []
     system, user, assistant, *results = conversation.messages

@@ -101,7 +101,7 @@ def test_batch_answers_in_utf_8(installed, converted, tmp_path):
     assert {answer["response"]["status_code"] for answer in answers} == {200}
 
 
-def test_output_that_no_code_page_has(installed):
+def test_output_outside_code_page_is_utf8(installed):
     """Output to a pipe is in UTF-8, not in the code page of Wine's locale."""
     done = installed.python("-c", "import flownpu.cli as cli; cli.main(['--version']); print('列表 €')")
     assert done.stdout.splitlines()[-1] == "列表 €"

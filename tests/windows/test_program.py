@@ -42,7 +42,7 @@ def test_program_generates_same_tokens(wine, program, model, genai, isa, prompt)
 
 
 @pytest.mark.parametrize("device", ["npu", "gpu"])
-def test_devices_that_run_no_model(wine, program, model, device):
+def test_devices_of_linux_alone_are_refused(wine, program, model, device):
     done = wine.run(program, model, "1", "a", f"device={device}")
     assert done.returncode == 1
     assert f"device '{device}': expected Linux, got Windows" in done.stderr

@@ -165,7 +165,7 @@ def test_transposes_at_any_place(forms: dict[str, str]) -> None:
     _check_same(_model(forms), scale=0.25)
 
 
-def test_operands_that_have_heads_already() -> None:
+def test_operands_with_heads_are_reshaped_back() -> None:
     node = _check_same(_model({"k": "kt = Identity (k4) k_last = Transpose <perm = [0, 2, 3, 1]> (kt)"}))
     # Behind the Identity the heads' Reshape is not found, so the operand is reshaped to [B, S, heads d] again.
     assert node.inputs[1].producer().op_type == "Reshape"
@@ -190,7 +190,7 @@ def test_scale_at_any_place(forms: dict[str, str], scale: float) -> None:
     _check_same(_model(forms), scale=scale)
 
 
-def test_soft_cap() -> None:
+def test_soft_cap_is_folded() -> None:
     scores = "a = Mul (product, half) b = Div (a, cap) c = Tanh (b) s = Mul (c, cap)"
     _check_same(_model({"scores": scores}), scale=0.5, softcap=3.0)
 
@@ -252,7 +252,7 @@ def test_masks_and_biases(scores: str, guarded: bool) -> None:
         ({"keys": "T"}, "S queries and T new keys: FlowQKVAttention has a key for each of its queries"),
     ],
 )
-def test_miss(changed: dict[str, str], reason: str) -> None:
+def test_unmatched_graph_reports_miss(changed: dict[str, str], reason: str) -> None:
     model, misses, folded = _fold(_model(changed))
     assert folded == []
     assert "Softmax" in testing.operator_names(model)
@@ -411,7 +411,7 @@ CAUSAL = "causal = LessOrEqual (key_index, query_index)"
     ],
 )
 @pytest.mark.parametrize("past", [0, 4])
-def test_cache_and_what_its_mask_shows(mask: str, causal: int, window: int, past: int) -> None:
+def test_mask_of_cache_is_folded(mask: str, causal: int, window: int, past: int) -> None:
     original = testing.parse(
         CACHED.format(mask=mask, start="before", end="total").replace("{{", "{").replace("}}", "}")
     )
@@ -444,7 +444,7 @@ def test_mask_with_shifted_begin_is_not_causal() -> None:
 
 
 @pytest.mark.parametrize(("positions", "counted"), [("query_range", True), ("from_zero", False)])
-def test_positions_that_count_on_from_cache_are_left_out(positions: str, counted: bool) -> None:
+def test_positions_after_cache_are_left_out(positions: str, counted: bool) -> None:
     text = CACHED.format(mask=f"{CAUSAL} seen = And (causal, padding)", start="before", end="total")
     for side in "qk":
         rotated = f"{side}t = com.microsoft.RotaryEmbedding ({side}u, positions, cos, sin)"

@@ -46,7 +46,7 @@ def test_tied_table_is_packed_once(head: str, tables: int) -> None:
     assert len(set(weights)) == tables
 
 
-def test_miss() -> None:
+def test_unmatched_graph_reports_miss() -> None:
     _, misses = testing.folded(_model("y = Gather (few, ids)"), quantise_embeddings)
     assert [(miss.rule, miss.reason) for miss in misses] == [
         ("embedding", "few has 2 rows, less than 32, which a block of Q4NX has at least")

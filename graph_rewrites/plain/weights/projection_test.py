@@ -85,7 +85,7 @@ def test_shared_weight_is_packed_once() -> None:
         ("y = Gemm (x, stored, short_bias)", "float[B, 48] x", "the bias of the Gemm is not a constant of 40 numbers"),
     ],
 )
-def test_miss(body: str, inputs: str, reason: str) -> None:
+def test_unmatched_graph_reports_miss(body: str, inputs: str, reason: str) -> None:
     model, misses = testing.folded(_model(body, inputs), quantise_projections)
     assert "Q4NXMatMul" not in testing.operator_names(model)
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("projection", reason)]

@@ -144,7 +144,7 @@ def test_unexpected_words_of_compiler_are_refused():
         (lambda words: np.concatenate([words[:2], [3], words[3:]]), "expected .* operations by the header, got 3"),
     ],
 )
-def test_streams_that_are_none(change, message):
+def test_damaged_streams_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         operations(change(compiled(chain())))
 

@@ -155,7 +155,7 @@ CORES = {
 
 
 @pytest.mark.parametrize("case", CORES)
-def test_core_programs(case):
+def test_faulty_core_program_is_refused(case):
     plan, message = CORES[case]
     assert any(message in text for text in messages(plan)), messages(plan)
 

@@ -59,7 +59,7 @@ from tests.aie.small_programs import tensor, with_array, with_end, with_fifo, wi
         ),
     ],
 )
-def test_flow(plan, message):
+def test_faulty_flow_is_refused(plan, message):
     assert any(message in text for text in messages(plan)), messages(plan)
 
 
@@ -100,7 +100,7 @@ def test_core_without_barrier_needs_whole_passes_of_all_fifos():
     ]
 
 
-def test_half_pass():
+def test_half_pass_of_core_is_refused():
     plan = tasks(1)
     body = plan.array.cores[0].body
     plan = with_array(plan, cores=(Core(Place(0, 2), (*body, *body)),))

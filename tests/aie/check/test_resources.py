@@ -151,14 +151,14 @@ def test_channels_and_descriptors(plan, message):
     assert any(text.startswith(message) for text in messages(plan)), messages(plan)
 
 
-def test_locks():
+def test_surplus_locks_are_refused():
     buffers, names = CHAIN.array.buffers, [Barrier(f"gate{i}", Place(0, 2)) for i in range(12)]
     plan = with_array(CHAIN, barriers=(*CHAIN.array.barriers, *names), buffers=buffers)
     # b and c have a pair each, and there is the chain's own barrier.
     assert "[compute tile (0, 2)] locks: need 17, have 16" in messages(plan)
 
 
-def test_lock_values():
+def test_lock_value_beyond_limit_is_refused():
     plan = with_array(CHAIN, barriers=(dataclasses.replace(CHAIN.array.barriers[0], initial_value=64),))
     assert "[compute tile (0, 2)] initial value of barrier0_0_2: need 64, have 0..63" in messages(plan)
     plan = with_fifo(CHAIN, "b", repeat_count=32)
@@ -188,7 +188,7 @@ def test_memory_within_reach():
         assert messages(plan) == expected
 
 
-def test_walks_that_are_good():
+def test_valid_walks_pass():
     assert messages(walked([(2, 32), (4, 8), (4, 2), (2, 1)])) == []
     assert messages(walked([(2, 32), (4, 2), (8, 4)][:0] or [(4, 16), (4, 4), (4, 1)], name="c")) == []
     assert messages(walked([(8, 2), (4, 16), (2, 1)], dtype="bf16")) == []
@@ -244,5 +244,5 @@ def test_walks_that_are_good():
         ),
     ],
 )
-def test_walks(plan, message):
+def test_faulty_walk_is_refused(plan, message):
     assert any(message in text for text in messages(plan)), messages(plan)

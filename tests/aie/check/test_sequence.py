@@ -144,7 +144,7 @@ SEQUENCES = {
 
 
 @pytest.mark.parametrize("case", SEQUENCES)
-def test_sequences(case):
+def test_faulty_sequence_is_refused(case):
     plan, message = SEQUENCES[case]
     assert any(message in text for text in messages(plan)), messages(plan)
 
@@ -159,7 +159,7 @@ def test_sequences(case):
         (0, [(1, 0), (1, 0), (4, 1000), (64, 1)], BIG, "i32"),
     ],
 )
-def test_taps_that_are_good(offset, walk, elements, dtype):
+def test_valid_taps_pass(offset, walk, elements, dtype):
     plan = tapped(offset, *walk, elements=elements, dtype=dtype)
     assert not any(text.startswith("[transfer") for text in messages(plan)), messages(plan)
 
@@ -203,7 +203,7 @@ def test_drain_before_its_fills_is_refused(verbs, early):
     assert [text.split("]")[0] for text in found] == [f"[transfer {name}" for name in early]
 
 
-def test_task_queue():
+def test_full_task_queue_is_refused():
     assert messages(tasks(4)) == []
     assert "[shim tile (0, 0)] tasks queued for fifo a: need 5, have 4" in messages(tasks(5))
     assert messages(tasks(100, awaited=True, step=4)) == []

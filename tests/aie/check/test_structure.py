@@ -131,7 +131,7 @@ STRUCTURE = {
 
 
 @pytest.mark.parametrize("case", STRUCTURE)
-def test_structure(case):
+def test_faulty_structure_is_refused(case):
     plan, message = STRUCTURE[case]
     assert any(message in text for text in messages(plan)), messages(plan)
 

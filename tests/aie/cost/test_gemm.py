@@ -185,7 +185,7 @@ def test_block_floating_point_is_read_as_nine_bytes_of_eight():
         (lambda: Tiling(64, 64, 64, 64, gates=3), "1 or 2 gates"),
     ],
 )
-def test_errors(make, message):
+def test_unfit_gemm_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -210,7 +210,7 @@ def test_defaults_are_what_tuner_finds(kind, epilogue):
 
 
 @pytest.mark.parametrize(("kind", "epilogue"), ALL)
-def test_tiles_that_are_tried_fit(kind, epilogue):
+def test_tried_tiles_fit_memory(kind, epilogue):
     """The tuner's count of L1's bytes agrees with the checker, which passes what it takes and refuses larger tiles."""
     for design in list(designs(*kind, epilogue))[::40]:
         assert check(design.program(design.height, design.k_mt, design.width).resolve_program("gemm")) == []

@@ -71,7 +71,7 @@ def test_memory_is_tuners():
     assert 8 * VALUES["channel_read"] < VALUES["memory_read"] < VALUES["memory_peak"]
 
 
-def test_streams_that_share_memory():
+def test_streams_share_memory_bandwidth():
     """By hand: fifteen streams have a megabyte and one has two; while all are at work, none has its channel's rate."""
     channel, memory = VALUES["channel_read"], VALUES["memory_read"]
     assert shared_seconds([1e6] * 15 + [2e6], VALUES) == pytest.approx(16e6 / memory + 1e6 / channel)
@@ -79,7 +79,7 @@ def test_streams_that_share_memory():
     assert shared_seconds([], VALUES) == 0.0
 
 
-def test_streams_add_up_to_what_memory_gives():
+def test_streams_add_up_to_memory_bandwidth():
     rates = [read_rate(streams, 5120, VALUES) for streams in (1, 8, 12, 13, 16)]
     assert rates[1] == pytest.approx(8 * rates[0])
     assert rates[3] == rates[4] == VALUES["memory_read"]
@@ -87,7 +87,7 @@ def test_streams_add_up_to_what_memory_gives():
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 40)), min_size=1, max_size=4), st.sampled_from([1, 2]))
-def test_contiguous_bytes(walk, item):
+def test_contiguous_bytes_equal_shortest_run(walk, item):
     """No run in the list of addresses, in the DMA's order, is shorter than what the walk's sizes say."""
     tap = Tap(0, tuple(Dimension(size, stride) for size, stride in walk))
     indices = itertools.product(*(range(size) for size, _ in walk))
@@ -103,7 +103,7 @@ def test_contiguous_bytes(walk, item):
 # --- Kernels ----------------------------------------------------------------------------------------------------------
 
 
-def test_kernels_take_what_was_published():
+def test_kernel_cycles_equal_published_ones():
     def cycles(kernel, *integers):
         return published_cycles(DEVICE, VALUES, kernel, list(integers), 0)
 
@@ -132,7 +132,7 @@ def test_our_attention_by_its_instructions():
 
 
 @pytest.mark.parametrize("sizes", [(64, 32, 64), (64, 16, 128), (32, 8, 256)])
-def test_our_attention_is_between_what_was_published(sizes):
+def test_attention_cycles_are_between_published_ones(sizes):
     """Faster than a published kernel with an exact softmax (26 multiply-adds a cycle), slower than GEMM (180)."""
     assert 26 < 2 * math.prod(sizes) / sum(_flow_qkv_cycles(*sizes)) < 180
 
@@ -282,7 +282,7 @@ def test_program_costs_changes_and_dispatches_counted_by_hand():
     assert prices.of_runs([(program, 0)]).changes == 3
 
 
-def test_prompts_go_in_chunks_that_host_takes():
+def test_prompts_are_cut_in_chunks_of_host():
     """As `part_at` of ops/npu/run/decoder_layers.cc, by hand: the last token alone, the rest in chunks worth it."""
     token = program_of(norm("T"), kind="decode", tokens=1)
     short, long = (program_of(norm("P"), tokens=tokens, fewest=fewest) for tokens, fewest in ((64, 8), (256, 150)))

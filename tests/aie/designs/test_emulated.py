@@ -45,7 +45,7 @@ KINDS = [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")]
     ("m", "k"), [(128, 256), (160, 1), (1056, 300), (4128, 512)], ids=["least", "one column", "odd", "runs"]
 )
 @pytest.mark.parametrize("epilogue", ["none", "geglu", "swiglu"])
-def test_fused_dqp(rng, target, tiles, m, k, epilogue):
+def test_fused_dqp_equals_reference(rng, target, tiles, m, k, epilogue):
     fused_dqp_case(FusedDQP(target, 512, tiles, epilogue), m, k, rng).check()
 
 
@@ -58,7 +58,7 @@ def test_fused_dqp_of_gemma3_1b(rng, m, k, epilogue):
 
 @pytest.mark.parametrize(("target", "tiles"), [("npu1", 16), ("npu2", 32)])
 @pytest.mark.parametrize(("m", "k"), [(160, 1), (1056, 300), (4128, 512)])
-def test_fused_dqp_of_rows_that_take_turns(rng, target, tiles, m, k):
+def test_fused_dqp_of_alternating_rows_equals_reference(rng, target, tiles, m, k):
     fused_dqp_case(FusedDQP(target, 512, tiles, "swiglu"), m, k, rng, interleaved=True).check()
 
 
@@ -69,7 +69,7 @@ def test_fused_dqp_with_bias(rng, k):
 
 @pytest.mark.parametrize(("target", "weights"), KINDS)
 @pytest.mark.parametrize(("m", "k"), [(128, 256), (100, 300), (1152, 1152)])
-def test_dequant_engine(rng, target, weights, m, k):
+def test_dequant_engine_equals_reference(rng, target, weights, m, k):
     dequant_engine_case(DequantEngine(target, weights), m, k, rng).check()
 
 
@@ -92,7 +92,7 @@ def small(target, weights, epilogue="none", **expansion):
 @pytest.mark.parametrize(("target", "weights"), KINDS)
 @pytest.mark.parametrize("m", [1, 17, 130])
 @pytest.mark.parametrize(("e_y", "e_x"), [(1, 1), (2, 1), (1, 2), (2, 2)])
-def test_gemm(rng, target, weights, m, e_y, e_x):
+def test_gemm_equals_reference(rng, target, weights, m, e_y, e_x):
     design = small(target, weights, e_y=e_y, e_x=e_x)
     gemm_case(design, m, 200, design.width + 32, rng).check()
 
@@ -100,7 +100,7 @@ def test_gemm(rng, target, weights, m, e_y, e_x):
 @pytest.mark.parametrize(("target", "weights"), KINDS)
 @pytest.mark.parametrize("epilogue", ["gelu", "geglu", "swiglu"])
 @pytest.mark.parametrize("e_x", [1, 2])
-def test_gemm_epilogues(rng, target, weights, epilogue, e_x):
+def test_gemm_epilogues_equal_reference(rng, target, weights, epilogue, e_x):
     design = small(target, weights, epilogue, e_x=e_x)
     make = gemm_case if epilogue == "gelu" else gated_gemm_case
     make(design, 70, 130, design.width + 32, rng).check()
@@ -119,7 +119,7 @@ def test_gemm_without_its_epilogue(rng, target, weights, epilogue, e_y, e_x):
 
 
 @pytest.mark.parametrize(("target", "weights"), KINDS)
-def test_gemm_that_fills_array(rng, target, weights):
+def test_gemm_of_whole_array_equals_reference(rng, target, weights):
     design = Gemm(target, weights)
     gemm_case(design, 17, 300, design.width + 32, rng).check()
     gemm_case(Gemm(target, weights, e_y=2), 17, 300, 544, rng).check()
@@ -174,7 +174,7 @@ def test_attention_of_grouped_heads(rng, group):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("d", [64, 72, 128, 256])
 @pytest.mark.parametrize("tokens", [1, 17, 1023])
-def test_flow_kv(rng, target, d, tokens):
+def test_flow_kv_equals_reference(rng, target, d, tokens):
     flow_kv_case(FlowKV(target, 4, 2, d), tokens, 1024, rng).check()
     flow_kv_case(FlowKV(target, 4, 1, d), tokens, 1024, rng, window=40).check()
 
@@ -190,7 +190,7 @@ def test_flow_kv_of_more_heads_than_pairs(rng, target, heads, kv_heads):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("d", [64, 72, 128, 256])
 @pytest.mark.parametrize("tokens", [1, 17])
-def test_flow_qkv(rng, target, d, tokens):
+def test_flow_qkv_equals_reference(rng, target, d, tokens):
     design = FlowQKV(target, 4, 2, d)
     flow_qkv_case(design, tokens, 0, 64, rng).check()
     flow_qkv_case(design, tokens, 100, 128, rng).check()
@@ -225,7 +225,7 @@ def test_flow_kv_of_llama3_1b_at_4096_tokens(rng):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rows", [1, 17, 1023])
-def test_rows(rng, target, rows):
+def test_row_operators_equal_reference(rng, target, rows):
     """Fewer rows than cores, an odd number, and many."""
     rms_norm_case(RMSNorm(target, 96, 3), rows, rng).check()
     softmax_case(Softmax(target, 64, 3), rows, 49, rng).check()
@@ -239,14 +239,14 @@ def test_rows(rng, target, rows):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("n", "side", "cores", "grid"), [(48, 2, 3, 14), (16, 4, 1, 4), (64, 3, 4, 63)])
-def test_patch_pooling(rng, target, n, side, cores, grid):
+def test_patch_pooling_equals_reference(rng, target, n, side, cores, grid):
     patch_pooling_case(PatchPooling(target, n, side, cores), grid, rng).check()
 
 
 @pytest.mark.parametrize("output", ["q", "cache"])
 @pytest.mark.parametrize(("tokens", "position"), [(64, 0), (64, 100), (1, 5), (17, 239)])
 @pytest.mark.parametrize("qk_norm", [False, True])
-def test_norm_rope(rng, output, tokens, position, qk_norm):
+def test_norm_rope_equals_reference(rng, output, tokens, position, qk_norm):
     """A chunk at the beginning, one inside, a token, and one at the end of the cache."""
     for target in TARGETS:
         for heads, kv_heads, d, cores in ((4, 2, 64, 4), (6, 3, 32, 3), (2, 2, 32, 1), (4, 1, 64, 2)):

@@ -199,7 +199,7 @@ def test_sub_tiles_and_back():
     np.testing.assert_array_equal(sent[indices(untiled(16, 24).walk)], matrix)
 
 
-def test_sweeps():
+def test_sweep_words_equal_hand_count():
     assert sweep(100, 8, 108, 16, window=None, causal=True, scale=1).chunks == 7
     part = sweep(100, 8, 108, 16, window=20, causal=True, scale=1)
     assert (part.first_key, part.chunks) == (80, 2)  # the first query sees from 81

@@ -78,7 +78,7 @@ def projections(name):
 
 @pytest.mark.parametrize("tiles", [16, 32])
 @pytest.mark.parametrize("name", DECODERS)
-def test_fused_dqp(name, tiles):
+def test_fused_dqp_passes_checker(name, tiles):
     k_max = -(-max(k for _, k, _ in projections(name)) // 256) * 256
     for m, k, epilogue in projections(name):
         assert violations(FusedDQP("npu2", k_max, tiles, epilogue).program(m, k)) == []
@@ -92,7 +92,7 @@ def test_fused_dqp_makes_logits(m, k, tiles):
 
 @pytest.mark.parametrize(("target", "weights"), [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")])
 @pytest.mark.parametrize("name", MODELS)
-def test_dequant_engine(name, target, weights):
+def test_dequant_engine_passes_checker(name, target, weights):
     for m, k, epilogue in projections(name):
         gated = epilogue == "swiglu"
         assert violations(DequantEngine(target, weights).program(m, k, gated=gated)) == []
@@ -102,7 +102,7 @@ def test_dequant_engine(name, target, weights):
 
 @pytest.mark.parametrize(("target", "weights"), [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")])
 @pytest.mark.parametrize("name", MODELS)
-def test_gemm(name, target, weights):
+def test_gemm_passes_checker(name, target, weights):
     """By supertiles, and by megatiles of two tiles of C, the most that L1 holds; a gated product has two anyway."""
     for tokens, e_y, e_x in ((17, 1, 1), (1023, 2, 1), (1, 1, 2)):
         for m, k, epilogue in projections(name):
@@ -123,7 +123,7 @@ def test_gemm_of_chunks(name, tokens):
 
 @pytest.mark.parametrize("target", ["npu1", "npu2"])
 @pytest.mark.parametrize("name", DECODERS)
-def test_norm_rope(name, target):
+def test_norm_rope_passes_checker(name, target):
     _, _, heads, kv_heads, size, _ = MODELS[name]
     for tokens, position, capacity in ((64, 0, 1024), (256, 700, 1024), (1, 32767, 32768)):
         for qk_norm in (False, True):
@@ -135,7 +135,7 @@ def test_norm_rope(name, target):
 
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize(("total", "capacity"), [(1, 1024), (17, 1024), (1023, 1024), (32768, 32768)])
-def test_flow_kv(name, total, capacity):
+def test_flow_kv_passes_checker(name, total, capacity):
     _, _, heads, kv_heads, size, window = MODELS[name]
     design = FlowKV("npu2", heads, kv_heads, size)
     assert violations(design.program(total, capacity)) == []
@@ -146,7 +146,7 @@ def test_flow_kv(name, total, capacity):
 @pytest.mark.parametrize(
     ("tokens", "past", "capacity"), [(1, 0, 1024), (17, 1000, 1024), (1023, 0, 1024), (64, 4000, 8192)]
 )
-def test_flow_qkv(name, tokens, past, capacity):
+def test_flow_qkv_passes_checker(name, tokens, past, capacity):
     _, _, heads, kv_heads, size, window = MODELS[name]
     design = FlowQKV("npu2", heads, kv_heads, size)
     assert violations(design.program(tokens, past, capacity)) == []
@@ -171,7 +171,7 @@ def test_flow_qkv_takes_rows_that_tile_holds(heads, d, rows, parts):
 
 @pytest.mark.parametrize("target", ["npu1", "npu2"])
 @pytest.mark.parametrize("name", MODELS)
-def test_vector_operators(name, target):
+def test_vector_operators_pass_checker(name, target):
     hidden, feed_forward, heads, kv_heads, size, _ = MODELS[name]
     for tokens in (1, 17, 1023):
         programs = [
@@ -195,7 +195,7 @@ def test_patch_pooling_of_siglip(target):
     assert violations(ResidualLayerNorm(target, 1152, 4).program(4096, 1e-6)) == []
 
 
-def test_xdna():
+def test_designs_for_xdna_pass_checker():
     """FusedDQP on 16 tiles, FlowKV and FlowQKV fit XDNA's 4 columns; the other designs are checked on it above."""
     programs = [
         FusedDQP("npu1", 6912, 16).program(1536, 1152),

@@ -209,7 +209,7 @@ def test_calls_need_no_time_between_them(rng, design):
 
 
 @pytest.mark.parametrize("design", ["fused_dqp", "rms_norm"])
-def test_parameters_that_are_written_too_early(rng, design):
+def test_early_parameter_write_is_found(rng, design):
     """If they do not wait for what all cores share, a core that was idle in the call before misses its start."""
 
     def early(plan):

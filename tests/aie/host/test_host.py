@@ -65,7 +65,7 @@ def test_refuses_to_compile(snippet, architecture, message):
     ("snippet", "architecture"),
     [("mmul_4x16x8.cpp", "xdna"), ("mmul_bfp16.cpp", "xdna2"), ("exp2.cpp", "xdna2")],
 )
-def test_compiles_what_other_architecture_has(snippet, architecture):
+def test_snippet_compiles_for_its_architecture(snippet, architecture):
     assert compile_snippet(snippet, architecture) == ""
 
 
@@ -102,7 +102,7 @@ def test_access_outside_of_buffers_is_trapped(probes, load_at, store_at, message
         probes.call("copy16", np.zeros(64, np.float32), np.zeros(64, np.float32), load_at, store_at)
 
 
-def test_access_that_ends_outside_is_trapped(probes):
+def test_access_beyond_argument_is_trapped(probes):
     with pytest.raises(RuntimeError, match="load of 64 bytes at byte 192 of argument 0"):
         probes.call("copy16", np.zeros(60, np.float32), np.zeros(64, np.float32), 48, 0)
 
@@ -184,7 +184,7 @@ def test_scalar_reciprocals_are_no_better_than_promised(probes, rng):
         assert error.max() > 2.0**-19  # else kernels could pass thanks to a model that is too exact
 
 
-def test_rearrangements(probes):
+def test_rearrangements_equal_numpy(probes):
     x, y = np.arange(64, dtype=np.float32), np.zeros(128, np.float32)
     probes.call("rearrange", x, y)
     v, w = x[:32], x[32:]
@@ -278,7 +278,7 @@ def test_rough_powers_round_to_bf16_as_exact_ones_do(probes):
     assert 0 < y.max() < 2.0**-125
 
 
-def test_our_reciprocals(probes, rng):
+def test_newton_reciprocals_are_within_bound(probes, rng):
     x, y = np.exp2(rng.uniform(-60, 61, (64, 16))).astype(np.float32), np.zeros(16, np.float32)
     for part in x:
         probes.call("reciprocals_by_newton", part, y)

@@ -73,7 +73,7 @@ def test_mlir_aie_of_generation_c(tmp_path):
     assert done.stdout.split() == ["aie.iron", "aie.iron.controlflow", "gemm.o"], done.stderr
 
 
-def test_names_that_only_mlir_aie_has(tmp_path):
+def test_names_of_mlir_aie_alone_are_refused_by_recorder(tmp_path):
     """Where mlir-aie is chosen they come from the module of it that has them; the recorder refuses their use."""
     install(tmp_path, "to_stream")
     done = imported("mlir-aie", tmp_path, "print(c.NPU2Col4.__module__)")

@@ -66,7 +66,7 @@ def vector_add(device, count=4, elements=256):
 
 
 @pytest.mark.parametrize("device", [NPU1(), NPU2()], ids=lambda device: device.target)
-def test_vector_add(device):
+def test_vector_add_is_recorded(device):
     plan = vector_add(device)
     assert check(plan) == []
     (core,) = plan.array.cores
@@ -112,7 +112,7 @@ def test_loops_of_any_length_are_one_statement():
     assert plan.array == chain(passes=4000).array, "a shape that enters by a parameter does not change the array"
 
 
-def test_index_arithmetic():
+def test_index_arithmetic_is_recorded():
     kind = tensor(16)
     a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
     use = Kernel("use", "use.cc", [kind, kind, np.int32])
@@ -140,7 +140,7 @@ def test_index_arithmetic():
     assert call.arguments[2] == Operation("-", Operation("+", 1, Operation("*", i, 3)), j)
 
 
-def test_sliding_window():
+def test_sliding_window_is_recorded():
     """Hold three objects, give up one: the view's elements are the window, oldest first."""
     kind = tensor(16)
     a, c = ObjectFifo(kind, name="a", depth=4), ObjectFifo(kind, name="c")
@@ -199,7 +199,7 @@ def test_split_and_join():
     assert plan.array.links[0].outputs == ("a_split0", "a_split1", "a_split2", "a_split3")
 
 
-def test_broadcast():
+def test_broadcast_is_recorded():
     """One producer, eight consumers: one channel at the producer, one at each consumer."""
     kind = tensor(64)
     a = ObjectFifo(kind, name="a")
@@ -240,7 +240,7 @@ def test_broadcast():
         (lambda full: full.split(0, 4).split(2, 8).coalesce(), lambda array: array),
     ],
 )
-def test_access_patterns(walk, expected):
+def test_access_patterns_are_recorded(walk, expected):
     array = np.arange(8 * 32).reshape(8, 32)
     pattern = walk(TensorAccessPattern.full((8, 32)))
     np.testing.assert_array_equal(indices(pattern.walk, pattern.offset), expected(array).ravel())
@@ -275,7 +275,7 @@ def test_patterns_that_are_none(make, message):
 
 
 @pytest.mark.parametrize(("depth", "most"), [(1, 1), (2, 2), (3, 3)])
-def test_pipelined_groups(depth, most):
+def test_pipelined_groups_are_recorded(depth, most):
     """A group is finished when `depth` - 1 groups after it have started, the last ones at the end."""
 
     def sequence(x, z, a, c):

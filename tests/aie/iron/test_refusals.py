@@ -189,7 +189,7 @@ def test_mixed_task_groups_are_refused():
         (lambda: ObjectFifo(np.ndarray[(4,), np.dtype[np.complex64]]), "no DMA or kernel of ours uses elements of"),
     ],
 )
-def test_options_that_are_refused(make, message):
+def test_unfit_options_are_refused(make, message):
     with pytest.raises(RecordingError, match=message):
         make()
 

@@ -140,7 +140,7 @@ def test_flow_qkv_hands_over_between_calls_exactly(kernels, rng):
 
 @pytest.mark.parametrize("d", [64, 72, 128, 256])
 @pytest.mark.parametrize("keys", [1, 17, 1023])
-def test_flow_kv(kernels, rng, d, keys):
+def test_flow_kv_equals_float64(kernels, rng, d, keys):
     check_flow_kv(kernels, make_sweep(rng, 2, 1, d, keys, 32, first_query=keys - 1))
 
 

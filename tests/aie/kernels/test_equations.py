@@ -124,13 +124,13 @@ def test_dequantised_blocks_are_gemm_operand(kernels, rng):
     assert_within(untiled(result, 8, 64), columns, tolerance)
 
 
-def test_first_values(kernels):
+def test_first_values_equal_float64(kernels):
     zeros = np.ones(64, np.float32)
     kernels.call("zero_f32", zeros, 64)
     assert not zeros.any()
 
 
-def test_plain_stores(kernels, rng):
+def test_plain_stores_equal_float64(kernels, rng):
     c, y = rng.normal(size=96).astype(np.float32), np.zeros(96, BFLOAT16)
     kernels.call("store_bf16", c, y, 96)
     np.testing.assert_array_equal(y.view(np.uint16), bf16(c).view(np.uint16))
@@ -157,7 +157,7 @@ def test_gelu_of_accumulators(kernels):
 
 
 @pytest.mark.parametrize(("kernel", "name"), [("geglu", "gelu"), ("swiglu", "silu")])
-def test_gated_activations(kernels, rng, kernel, name):
+def test_gated_activations_equal_float64(kernels, rng, kernel, name):
     gate, up, y = bf16(ARGUMENTS), bf16(rng.normal(size=496)), np.zeros(496, BFLOAT16)
     kernels.call(kernel, gate, up, y, 496)
     expected = ACTIVATIONS[name][0](wide(gate)) * wide(up)
@@ -166,7 +166,7 @@ def test_gated_activations(kernels, rng, kernel, name):
 
 
 @pytest.mark.parametrize(("m", "k"), [(32, 256), (64, 768), (40, 300), (32, 2560)])
-def test_fused_dqp(kernels, rng, m, k):
+def test_fused_dqp_equals_float64(kernels, rng, m, k):
     blocks, weight = random_weight(rng, m, k)
     rows, columns = blocks.shape[0], blocks.shape[1]
     # Beyond the last group of 32 columns any finite numbers may follow: scales and minima are 0 there.
@@ -197,7 +197,7 @@ def norm_tolerance(expected, n):
 
 
 @pytest.mark.parametrize(("rows", "n"), [(1, 64), (3, 1152), (2, 2560), (4, 128), (1, 256)])
-def test_rms_norm(kernels, rng, rows, n):
+def test_rms_norm_equals_float64(kernels, rng, rows, n):
     x, weight, y = bf16(rng.normal(size=(rows, n)) * 3), bf16(rng.normal(size=n)), np.zeros((rows, n), BFLOAT16)
     kernels.call("rms_norm", x, weight, y, rows, n, bits(1e-6))
     expected = rms(wide(x), wide(weight), 1e-6)
@@ -250,7 +250,7 @@ def test_layer_norm_of_sum(kernels, rng, rows, n, offset):
 
 @pytest.mark.parametrize(("heads", "d"), [(1, 64), (8, 128), (4, 256)])
 @pytest.mark.parametrize("kernel", ["rope", "rope_interleaved"])
-def test_rope(kernels, rng, heads, d, kernel):
+def test_rope_equals_float64(kernels, rng, heads, d, kernel):
     angle = 1023 * 10000.0 ** (-2 * np.arange(d // 2) / d)
     table = bf16(np.concatenate([np.cos(angle), np.sin(angle)]))
     x, y = bf16(rng.normal(size=(heads, d))), np.zeros((heads, d), BFLOAT16)
@@ -270,7 +270,7 @@ def test_rope(kernels, rng, heads, d, kernel):
 
 
 @pytest.mark.parametrize("n", [1, 15, 17, 96, 1023])
-def test_softmax(kernels, rng, n):
+def test_softmax_equals_float64(kernels, rng, n):
     rows, stride = 3, -(-n // 16) * 16 + 16
     x = (rng.normal(size=(rows, stride)) * 6).astype(np.float32)
     x[:, n:] = 1e9  # the kernel must not read beyond n
@@ -288,7 +288,7 @@ def test_softmax(kernels, rng, n):
     assert not wide(y[:, n:]).any()
 
 
-def test_patch_pooling(kernels, rng):
+def test_patch_pooling_equals_float64(kernels, rng):
     side, n = 16, 1152  # 16 x 16 patches to 4 x 4
     patches = bf16(rng.normal(size=(side, side, n)))
     pooled = np.zeros((side // 4, side // 4, n), BFLOAT16)

@@ -114,7 +114,7 @@ def test_shares_are_attention(kernels, rng, d, keys):
 
 
 @pytest.mark.parametrize("heads", [1, 3, 8])
-def test_grouped_heads(kernels, rng, heads):
+def test_grouped_heads_equal_float64(kernels, rng, heads):
     check_shares(kernels, [make_sweep(rng, heads, 1, 128, 100, 10, first_query=99)], 24)
 
 
@@ -132,7 +132,7 @@ def test_window_of_one_sweep_equals_float64(kernels, rng, window, first_key):
     check_shares(kernels, [sweep], 4)
 
 
-def test_large_scores(kernels, rng):
+def test_large_scores_equal_float64(kernels, rng):
     """Scores of hundreds: maxima of the shares, and of a share's objects, differ by many powers of 2."""
     for tiles in (4, 24):  # several objects a tile, then one
         check_shares(kernels, [make_sweep(rng, 2, 1, 64, 300, 20, first_query=299, scale=0.7, strength=2.0)], tiles)

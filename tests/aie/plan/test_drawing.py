@@ -31,7 +31,7 @@ def test_drawing_of_chain_names_kernels_and_fifos():
     assert {title.text for title in root.iter(f"{SVG}title")} == {f"{name}: 64xi32" for name in "abc"}
 
 
-def test_families():
+def test_design_families_are_drawn():
     assert family("w_3_0_split2") == family("w_11_0_split0") == "w_*_*_split*"
 
 

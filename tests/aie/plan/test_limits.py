@@ -58,7 +58,7 @@ def test_block_floats_are_only_in_xdna2():
     assert (8, 8, 8) in NPU2.mmul_shapes["bfp16ebs8"]
 
 
-def test_changed_limits():
+def test_changed_limits_are_used():
     changed = with_limits(NPU2, compute__locks=8, task_queue=1)
     assert (changed.compute.locks, changed.task_queue, NPU2.compute.locks) == (8, 1, 16)
 

@@ -158,7 +158,7 @@ AVX512 = "fma f16c avx2 avx512f avx512bw avx512dq avx512vl"
         ("fp asimd asimddp i8mm bf16", "i8mm"),
     ],
 )
-def test_instruction_sets(machine, flags, isa):
+def test_instruction_sets_are_listed(machine, flags, isa):
     assert cpu_isa(set(flags.split())) == isa
     machine.file("proc/cpuinfo", f"processor : 0\nmodel name : Ryzen AI 9\nflags : {flags}\nprocessor : 1\nflags :")
     described = describe_machine(machine.root)

@@ -114,11 +114,11 @@ def peer(tmp_path: Path):
     return make
 
 
-def test_spread():
+def test_spread_is_reported():
     assert Spread.of([5.0, 1.0, 3.0]) == Spread(median=3.0, minimum=1.0, maximum=5.0)
 
 
-def test_json(flownpu, model):
+def test_json_has_all_cases(flownpu, model):
     report = json.loads(flownpu("bench", model, *SMALL, "--depth", "0,64", "--repeats", 2, "--json", "-", *CPU).out)
     assert report["settings"]["repeats"] == 2
     own = report["engines"]["flownpu"]

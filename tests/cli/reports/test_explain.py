@@ -286,7 +286,7 @@ def test_why_npu_would_not_take_it(explained, flownpu, graph_file):
     assert "No tokens/s: the graph has no KV cache" in text
 
 
-def test_text(flownpu, model):
+def test_text_report_has_rows(flownpu, model):
     done = flownpu("explain", model, "--device", "cpu", "--bandwidth", 10)
     assert done.code == 0
     for text in (

@@ -65,7 +65,7 @@ def test_inspect_reads_no_weights(flownpu, model, model_copy):
     assert without["weights"] == whole["weights"]
 
 
-def test_text(flownpu, model):
+def test_text_report_has_rows(flownpu, model):
     done = flownpu("inspect", model)
     assert done.code == 0
     for text in ("ai.flownpu:Q4NXMatMul", "past_key_values.*.key (6)", "KV cache: 3.0 KiB a token", "gemma3-topics"):

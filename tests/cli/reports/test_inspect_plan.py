@@ -47,7 +47,7 @@ def test_plan_numbers_equal_plan(flownpu, plan):
     assert found["sequence"]["bytes"] == {"read": 4 * 256, "written": 4 * 256}
 
 
-def test_text(flownpu, plan):
+def test_text_report_has_rows(flownpu, plan):
     done = flownpu("inspect", plan)
     assert (done.code, done.err) == (0, "")
     for text in (

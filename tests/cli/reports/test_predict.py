@@ -42,7 +42,7 @@ def test_table_fits_80_columns(flownpu):
     assert all(len(line) <= 80 for line in done.out.splitlines() if line.startswith(" "))
 
 
-def test_json(flownpu):
+def test_json_equals_prediction(flownpu):
     done = flownpu("predict", "llama3.2-1b", "--context", "1k,100", "--json")
     document = json.loads(done.out)
     assert document["predicted"] is True
@@ -63,7 +63,7 @@ def test_json(flownpu):
     assert 0 < document["errors"]["ttft"] < 0.2
 
 
-def test_plots(flownpu, tmp_path):
+def test_plots_are_written(flownpu, tmp_path):
     done = flownpu("predict", "gemma3-1b", "--context", "100,1k", "--plot", tmp_path / "plots", "--json")
     assert done.code == 0, done.err
     for name, curves in (("decode", ["predicted", "gemma3-1b-decode", "memory roof"]), ("ttft", ["predicted"])):
@@ -99,7 +99,7 @@ def test_predict_with_unfit_arguments_is_refused(flownpu, arguments, code, messa
         ("512, 1K", [512, 1024]),
     ],
 )
-def test_lengths(text, lengths):
+def test_lengths_are_predicted(text, lengths):
     assert parse_contexts(text) == lengths
 
 

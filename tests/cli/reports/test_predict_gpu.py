@@ -86,7 +86,7 @@ def test_gpu_prediction_is_in_json(flownpu):
         (("--device", "gpu", "--context", "900k"), "expected contexts of 1 to 32768 tokens"),
     ],
 )
-def test_refusals(arguments, message, flownpu):
+def test_unfit_arguments_are_refused(arguments, message, flownpu):
     done = flownpu("predict", "gemma3-1b", *arguments)
     assert done.code != 0
     assert message in " ".join(done.err.replace("│", "").split())

@@ -38,7 +38,9 @@ from tests.convert.sources.test_gguf import blocks_of
     ],
     ids=str,
 )
-def test_logits(family: str, form: Form, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:
+def test_converted_logits_equal_transformers(
+    family: str, form: Form, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]
+) -> None:
     tiny = write_prequantised(tmp_path, family, form)
     convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
     check_logits(tmp_path / "model", tiny, ep_devices)

@@ -162,7 +162,7 @@ def test_linear_rope_scaling(tmp_path: Path, ep_devices: list[onnxruntime.OrtEpD
     check_logits(tmp_path / "model", tiny, ep_devices)
 
 
-def test_configuration(tmp_path: Path) -> None:
+def test_configuration_is_read(tmp_path: Path) -> None:
     write_model(tmp_path, "gemma3_text")
     convert(tmp_path / "model.gguf", tmp_path / "model", context_length=64)
     model = json.loads((tmp_path / "model" / "genai_config.json").read_text())["model"]
@@ -271,7 +271,7 @@ def test_damaged_gguf_header_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [3, 8, 23, 24, 100, 3000, 0.5, 0.999])
-def test_truncated_file(kept: float, tmp_path: Path) -> None:
+def test_truncated_file_is_refused(kept: float, tmp_path: Path) -> None:
     write_model(tmp_path)
     path = tmp_path / "model.gguf"
     whole = path.read_bytes()

@@ -155,7 +155,9 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[A
     ("family", "pre", "words", "bos"),
     [("llama", "llama-bpe", LLAMA3_WORDS, True), ("qwen3", "qwen2", QWEN_WORDS, False)],
 )
-def test_byte_level(family: str, pre: str, words: str, bos: bool, converted: Callable[..., tuple[Any, Any]]) -> None:
+def test_byte_level_tokenizer_is_converted(
+    family: str, pre: str, words: str, bos: bool, converted: Callable[..., tuple[Any, Any]]
+) -> None:
     original = byte_level(words, compose=pre == "qwen2")
     tokenizer, ours = converted(family, original.get_vocab_size(), edit_byte_level(original, pre))
     for text in TEXTS:
@@ -190,7 +192,9 @@ def test_named_templates_are_those_that_transformers_finds(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("family", "add_space"), [("gemma3_text", False), ("llama", True)])
-def test_sentencepiece(family: str, add_space: bool, converted: Callable[..., tuple[Any, Any]]) -> None:
+def test_sentencepiece_tokenizer_is_converted(
+    family: str, add_space: bool, converted: Callable[..., tuple[Any, Any]]
+) -> None:
     size = len(sentencepiece_vocabulary())
     tokenizer, ours = converted(family, size, edit_sentencepiece(add_space=add_space))
     for text in TEXTS:

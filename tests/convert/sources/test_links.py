@@ -97,9 +97,7 @@ def test_folder_of_links_is_converted_like_files(plain: Path, linked: Path, tmp_
     assert explain(linked / "model.onnx", {"device": "cpu"}).weight_bytes == {"float": WEIGHT.nbytes}
 
 
-def test_graphs_that_are_given_as_bytes_find_weights_behind_links(
-    converted: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_graphs_from_memory_find_weights_behind_links(converted: Callable[..., Path], tmp_path: Path) -> None:
     """ONNX Runtime then takes data of one folder only, and follows no link out of it."""
     folder = tmp_path / "snapshot"
     folder.mkdir()

@@ -90,7 +90,7 @@ def test_readable_tokenizer_settings_are_kept() -> None:
     assert readable_by_genai(files) == files
 
 
-def test_tokens_that_only_class_names_are_kept() -> None:
+def test_tokens_of_tokenizer_class_are_kept() -> None:
     """The class is CohereTokenizer, which GenAI does not know; transformers' class has these tokens."""
     given = {"tokenizer_class": "CohereTokenizerFast", "eos_token": "<end>"}
     changed = json.loads(readable_by_genai({SETTINGS: json.dumps(given).encode()})[SETTINGS])

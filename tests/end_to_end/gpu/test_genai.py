@@ -80,7 +80,9 @@ def test_int8_cache_equals_cpu(open_model: Callable[..., Any], long_prompt: Toke
             break
 
 
-def test_rewound_sequence_equals_fresh(open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
+def test_rewound_sequence_equals_fresh(
+    open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]
+) -> None:
     """Tokens that were taken back change nothing."""
     again, fresh = rewound_and_fresh(open_model(provider_options=GPU), long_prompt, 100, prompts[1], CAPACITY)
     # Only the way in which the prompt is cut into chunks differs, on which rows do not depend.
@@ -96,7 +98,7 @@ def test_batch_equals_single_sequences(open_model: Callable[..., Any], long_prom
     assert together == [batch(model, [sequence], 8)[0] for sequence in sequences]
 
 
-def test_beams_branch(open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
+def test_beams_equal_cpu(open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
     """Beams exchange rows of the cache from token to token: tickets go with them."""
     found = []
     for options in (GPU, CPU):

@@ -232,9 +232,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", [*(f"{name}, cpu" for name in REFUSED), "no memory, warn"])
-def test_refused_session_with_fallback_runs_on_cpu(
-    name: str, sessions: dict[str, Any]
-) -> None:
+def test_refused_session_with_fallback_runs_on_cpu(name: str, sessions: dict[str, Any]) -> None:
     """The placement report of such a session says why, in the words of the refusal."""
     found, fault = sessions[name], name.partition(",")[0]
     assert found["top"] == sessions["cpu"]["top"]

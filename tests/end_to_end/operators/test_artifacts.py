@@ -102,7 +102,7 @@ def call_of(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_artifacts(damage: str, tmp_path: Path, ep_devices: list[Any]) -> None:
+def test_damaged_artifacts_are_refused(damage: str, tmp_path: Path, ep_devices: list[Any]) -> None:
     """No session is made: the error says which file is damaged, what is wrong with it, and what builds it."""
     file, _ = product(tmp_path)
     harm, said = DAMAGE[damage]

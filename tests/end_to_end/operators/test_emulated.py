@@ -90,7 +90,7 @@ def test_product_takes_bias_and_residual(addends: tuple[str, ...], alone: Alone)
 
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("gating", ["geglu", "swiglu"])
-def test_gates(gating: str, rows: int, alone: Alone) -> None:
+def test_gated_product_equals_reference(gating: str, rows: int, alone: Alone) -> None:
     """The gate's and the up projection's last blocks are not full."""
     m, k = 70, 96
     parts, x = [weights(seed, m, k) for seed in (1, 2)], numbers(3, rows, k)
@@ -116,7 +116,7 @@ def test_gates(gating: str, rows: int, alone: Alone) -> None:
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "int8"])
 @pytest.mark.parametrize("activation", ["none", "gelu", "gelu_tanh"])
-def test_dense_products(kind: str, activation: str, alone: Alone) -> None:
+def test_dense_products_equal_reference(kind: str, activation: str, alone: Alone) -> None:
     """With a bias and a residual; the weight is transposed where there is no activation."""
     rows, m, k, rng = 9, 300, 80, np.random.default_rng(5)
     transposed = int(activation == "none")

@@ -21,9 +21,7 @@ Answer = state.OrtCompiledModelCompatibility
 LAYOUT = "decoder layers 2, encoder layers 1, operators 1"
 
 
-def test_compatibility_of_compiled_model_is_what_loading_it_shows(
-    ep_devices: list[Any], load: Load, tmp_path: Path
-) -> None:
+def test_compatibility_of_compiled_model_predicts_loading(ep_devices: list[Any], load: Load, tmp_path: Path) -> None:
     onnx.save(parse("g (float[N] x) => (float[N] y) { y = Add (x, x) }"), tmp_path / "model.onnx")
     load(tmp_path / "model.onnx", ep__context_enable="1")
     (text,) = (entry.value for entry in onnx.load(tmp_path / "model_ctx.onnx").metadata_props)

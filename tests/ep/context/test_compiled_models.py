@@ -65,7 +65,7 @@ def compiled(ep_devices: list[Any], tmp_path: Path) -> Any:
     return compile_it
 
 
-def test_gives_what_model_gave(compiled: Any, make_session: MakeSession) -> None:
+def test_compiled_model_gives_same_bits(compiled: Any, make_session: MakeSession) -> None:
     path = compiled()
     assert sorted(file.name for file in path.parent.iterdir()) == ["small_ctx.0.flownpu", "small_ctx.onnx"]
     model = onnx.load(path)
@@ -175,7 +175,7 @@ def test_flipped_bit_of_head_is_refused(compiled: Any, make_session: MakeSession
             make_session(path)
 
 
-def test_files_that_end_elsewhere_are_refused(compiled: Any, make_session: MakeSession) -> None:
+def test_truncated_or_longer_files_are_refused(compiled: Any, make_session: MakeSession) -> None:
     path = compiled()
     file = path.with_name("small_ctx.0.flownpu")
     content = file.read_bytes()
@@ -262,7 +262,7 @@ def test_wrong_head_with_right_checksum_is_refused(edited: Any, edit: Any, messa
         (lambda file: setattr(file.node("Gather").attributes[0], "value", 2**39), "Gather 'y': .*549755813888"),
     ],
 )
-def test_nodes_that_device_does_not_take_are_refused(edited: Any, edit: Any, message: str) -> None:
+def test_nodes_unfit_for_device_are_refused(edited: Any, edit: Any, message: str) -> None:
     with pytest.raises(Exception, match=rf"partition '.*small_ctx\.0\.flownpu': {message}.*; compile the model again"):
         edited(edit)
 

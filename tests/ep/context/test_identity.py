@@ -94,9 +94,7 @@ def test_model_without_identity_is_refused(ours: Path, load: Load) -> None:
 
 
 @pytest.mark.parametrize("from_memory", [False, True])
-def test_folder_of_external_data_is_not_model_folder(
-    ours: Path, load: Load, tmp_path: Path, from_memory: bool
-) -> None:
+def test_folder_of_external_data_is_not_model_folder(ours: Path, load: Load, tmp_path: Path, from_memory: bool) -> None:
     model = ours.read_bytes() if from_memory else ours
     elsewhere = {DATA_FOLDER: str(tmp_path / "b")}
     with pytest.raises(Exception, match=OTHERS):

@@ -42,7 +42,7 @@ def test_whole_files_are_read(damager: Damager) -> None:
         assert [text for text in refusals if "designs have no place" not in text] == [], kind
 
 
-def test_damaged_files(damager: Damager) -> None:
+def test_random_damage_gives_no_finding(damager: Damager) -> None:
     found: list[str] = []
     campaign = Campaign(damager.cases(), damager.judge, lambda _, finding: found.append(finding.text))
     campaign.run(CASES, SEED)

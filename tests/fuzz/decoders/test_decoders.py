@@ -27,7 +27,7 @@ def test_decoders_found_before_give_no_finding(path: Path, workers: Workers) -> 
     assert verdict.finding is None, verdict.finding.text
 
 
-def test_random_decoders(workers: Workers) -> None:
+def test_random_decoders_give_no_finding(workers: Workers) -> None:
     found: list[str] = []
     oracle = decoders.DecoderOracle(*workers)
     campaign = Campaign(decoders.cases(), oracle.judge, lambda _, finding: found.append(finding.text))

@@ -33,7 +33,7 @@ def test_graphs_found_before_give_no_finding(path: Path, workers: Workers) -> No
     assert verdict.finding is None, verdict.finding.text
 
 
-def test_random_graphs(workers: Workers) -> None:
+def test_random_graphs_give_no_finding(workers: Workers) -> None:
     found: list[str] = []
     campaign = Campaign(cases(), Oracle(*workers).judge, lambda _, finding: found.append(finding.text))
     campaign.run(CASES, SEED)

@@ -88,7 +88,7 @@ def nan_of(body: str, x: Any) -> int:
         ("z = Exp (x)  d = Sub (z, z)  y = Sqrt (d)", [1.0], PERHAPS),
     ],
 )
-def test_nan(body: str, x: Any, expected: int) -> None:
+def test_nan_is_followed_through_operators(body: str, x: Any, expected: int) -> None:
     assert nan_of(body.replace("n2", "x"), x) == expected
 
 

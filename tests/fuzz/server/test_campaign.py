@@ -101,7 +101,7 @@ def test_request_is_same_whatever_came_before() -> None:
     assert again == stream
 
 
-def test_request_as_bytes_has_what_it_declares() -> None:
+def test_request_bytes_have_declared_length() -> None:
     chunked = Request("x", "POST", "/x", (("Host", "a"),), b"{}", declared=-1)
     assert chunked.head() == b"POST /x HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert b"\r\nContent-Length: 9\r\n" in Request("x", "POST", "/x", body=b"{}", declared=9).head()

@@ -203,7 +203,7 @@ def test_damaged_index_is_refused(folder):
             Artifacts(str(folder))
 
 
-def test_files_that_are_not_those_that_were_built(folder):
+def test_files_other_than_built_are_refused(folder):
     artifacts = Artifacts(str(folder))
     call = artifacts.call(1)
     array, family = folder / "arrays" / "array_1.words", folder / "calls" / "array_1" / "gemm_64_32.words"

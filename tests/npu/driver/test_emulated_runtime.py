@@ -66,7 +66,7 @@ def test_results_are_emulators(target, rng, tmp_path):
     assert read(buffers["y"], case.plan, "y").tobytes() == case.check().tobytes()
 
 
-def test_calls_of_dispatch_see_what_those_before_left(bench, case):
+def test_later_call_of_dispatch_sees_earlier_results(bench, case):
     """A norm of a norm; their rows are parts of one buffer."""
     x, once, twice = 3 * BYTES + 64, 4, BYTES + 64
     state = bench.buffer(np.concatenate([np.zeros(x, np.uint8), case.inputs["x"].reshape(-1).view(np.uint8)]))
@@ -87,7 +87,7 @@ def test_calls_of_dispatch_see_what_those_before_left(bench, case):
     assert not content[twice + BYTES : x].any()
 
 
-def test_words_that_are_changed_are_read_again(bench, case):
+def test_changed_words_are_read_again(bench, case):
     """The same norm with another epsilon."""
     other = plan_of(RMSNorm("npu2", N).program(ROWS, 0.5))
     words, others = (bench.flat.flatten(plan.sequence) for plan in (case.plan, other))
@@ -248,7 +248,7 @@ def test_deadlock_ends_array(bench, case):
     bench.runtime.run(anew, [("call", anew.sequence(bench.flat.flatten(case.plan.sequence)), arguments)], 0)
 
 
-def test_calls_that_do_not_fit_are_refused_before_anything_runs(bench, case):
+def test_unfit_calls_are_refused_before_dispatch(bench, case):
     buffers = bench.buffers(case.plan, **case.inputs)
     arguments, sequence = whole(*buffers.values()), bench.sequence(case.plan)
     y = buffers["y"]
@@ -285,7 +285,7 @@ def test_words_for_another_array(bench, case, tmp_path):
         bench.array.sequence(bench.flat.flatten(case.plan.sequence)[:-1])
 
 
-def test_files_that_are_no_array(bench, tmp_path):
+def test_unfit_array_files_are_refused(bench, tmp_path):
     with device_error("artifact", "nothing.words: .* cannot be read; build the model's artifacts again"):
         bench.runtime.load(str(tmp_path / "nothing.words"))
     (tmp_path / "half.words").write_bytes(bench.flat.words.tobytes()[:-8])
@@ -308,14 +308,14 @@ def refusals(words, value, read):
             yield str(error)
 
 
-def test_numbers_of_sequence_that_mean_nothing(bench, case):
+def test_impossible_sequence_words_are_refused(bench, case):
     words = bench.flat.flatten(case.plan.sequence)
     for value in (-1, 2**62):
         said = list(refusals(words, value, bench.array.sequence))
         assert any("a walk has a dimension of" in text for text in said)
 
 
-def test_numbers_of_array_that_mean_nothing(tmp_path):
+def test_impossible_array_words_are_refused(tmp_path):
     bench = Bench(plan_of(RMSNorm("npu2", N).program(ROWS, 1e-6)), tmp_path)
 
     def load(words):

@@ -36,7 +36,7 @@ def test_repeated_call_is_slept_through(taken):
     assert len(sleeps) < 2 * PART
 
 
-def test_dispatches_that_take_less_are_learnt():
+def test_shorter_dispatches_are_learnt():
     """A call that ends in the long sleep shows only that less is to be expected: a quarter less each time."""
     expectation = npu.Expectation()
     expectation.learn(20 * MS)

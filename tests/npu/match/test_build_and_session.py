@@ -57,7 +57,7 @@ HEADS, LAYERS = 4, 3
         ("qwen3_moe", {}, "Q4NXMoE '/layers.0.mlp.experts': a mixture of experts, which the array's designs have no "),
     ],
 )
-def test_converted_decoders(
+def test_converted_decoders_match_in_build_and_session(
     name: str, options: dict[str, Any], reason: str, models: Models, ep_devices: list[Any], tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
@@ -190,7 +190,9 @@ def changed(source: Path, folder: Path, file: str, change: Change) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_changed_decoders(name: str, models: Models, ep_devices: list[Any], tmp_path: Path) -> None:
+def test_changed_decoders_match_in_build_and_session(
+    name: str, models: Models, ep_devices: list[Any], tmp_path: Path
+) -> None:
     change, reason = CHANGES[name]
     changed(models.converted("gemma3_text"), tmp_path / "model", "model.onnx", change)
     told = assert_same_decoder(tmp_path / "model", ep_devices[:1])
@@ -246,7 +248,7 @@ ENCODER_CHANGES: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", ENCODER_CHANGES)
-def test_encoders(name: str, pictures: Path, ep_devices: list[Any], tmp_path: Path) -> None:
+def test_encoders_match_in_build_and_session(name: str, pictures: Path, ep_devices: list[Any], tmp_path: Path) -> None:
     change, reason = ENCODER_CHANGES[name]
     folder = tmp_path / "model"
     changed(pictures, folder, "vision.onnx", change)
@@ -258,7 +260,9 @@ def test_encoders(name: str, pictures: Path, ep_devices: list[Any], tmp_path: Pa
     assert told_by_session(folder / "vision.onnx", ep_devices[:1]) == ({told} if told else set())
 
 
-def test_decoder_with_images_matches_in_build_and_session(pictures: Path, ep_devices: list[Any], tmp_path: Path) -> None:
+def test_decoder_with_images_matches_in_build_and_session(
+    pictures: Path, ep_devices: list[Any], tmp_path: Path
+) -> None:
     # A copy: artifacts are built into it, with which other tests' sessions would give other reasons.
     folder = Path(shutil.copytree(pictures, tmp_path / "model"))
     assert not assert_same_decoder(folder, ep_devices[:1])

@@ -109,7 +109,7 @@ def test_biases_are_packed_as_designs_read_them(name, models):
     assert len(node.packed("vectors")) == (2 * layers + 1) * line * np.dtype(BFLOAT16).itemsize
 
 
-def test_windowed_caches(models):
+def test_windowed_caches_are_matched(models):
     nodes, outputs = read_nodes(models.converted("gemma3_text", sliding_window_cache=True))
     assert decoder_of(lower(nodes, outputs)).attributes["sliding_window_cache"] == [1, 0, 1]
 
@@ -369,7 +369,7 @@ def test_head_size_unfit_for_blocks_is_refused(models):
     assert f"{first}: expected a head size in multiples of 32, got 80: the array's designs compute" in reason
 
 
-def test_blocks_that_all_layers_have(models):
+def test_blocks_of_all_layers_are_last_input(models):
     """They are the node's last input."""
     nodes, outputs = read_nodes(models.converted("gemma3_text"))
     for node in nodes:

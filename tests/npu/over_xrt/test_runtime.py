@@ -36,14 +36,14 @@ HAS_OWN_MEMORY = "separate=1" in os.environ.get(xrt.SETTINGS, "")
 own_memory = pytest.mark.skipif(not HAS_OWN_MEMORY, reason="the array and the host share memory")
 
 # What holds of the emulated runtime holds of this one: the same tests, with another bench.
-test_calls_of_a_dispatch = own_memory(emulated.test_calls_of_a_dispatch_see_what_those_before_left)
-test_threads_share_an_array = emulated.test_threads_share_an_array
-test_what_was_not_moved_to_the_array = own_memory(emulated.test_what_was_not_moved_to_the_array_is_not_there)
-test_what_was_not_moved_to_the_host = own_memory(emulated.test_what_was_not_moved_to_the_host_is_not_there)
-test_buffers_begin_on_pages = own_memory(emulated.test_buffers_begin_on_pages_and_hold_zeros)
-test_moves_outside_of_a_buffer = emulated.test_moves_outside_of_a_buffer
-test_no_buffer_is_left = emulated.test_no_buffer_is_left_when_all_are_dropped
-test_what_outlives_its_runtime = emulated.test_buffers_and_arrays_may_outlive_their_runtime
+test_later_call_of_dispatch_sees_earlier_results = own_memory(emulated.test_later_call_of_dispatch_sees_earlier_results)
+test_threads_share_array = emulated.test_threads_share_array
+test_input_not_moved_to_array_is_absent = own_memory(emulated.test_input_not_moved_to_array_is_absent)
+test_output_not_moved_to_host_is_absent = own_memory(emulated.test_output_not_moved_to_host_is_absent)
+test_buffers_begin_on_pages_and_hold_zeros = own_memory(emulated.test_buffers_begin_on_pages_and_hold_zeros)
+test_moves_outside_of_buffer = emulated.test_moves_outside_of_buffer
+test_dropped_buffers_are_freed = emulated.test_dropped_buffers_are_freed
+test_buffers_and_arrays_may_outlive_their_runtime = emulated.test_buffers_and_arrays_may_outlive_their_runtime
 
 
 # --- Results ----------------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def test_results_are_emulators(driver, target, rng, tmp_path):
     assert read(buffers["y"], case.plan, "y").tobytes() == case.check().tobytes()
 
 
-def test_words_that_are_changed_are_moved(bench, case, arguments):
+def test_changed_words_are_moved(bench, case, arguments):
     """The same norm with another epsilon; only instructions from the first to the last changed one are moved."""
     other = emulated.plan_of(RMSNorm("npu2", N).program(ROWS, 0.5))
     words, others = (xrt.halves(bench.flat.flatten(plan.sequence)) for plan in (case.plan, other))
@@ -212,7 +212,7 @@ NEEDED = (
 
 
 @pytest.mark.parametrize("fault", ["context", "submit"])
-def test_firmware_that_does_not_know_request(driver, case, tmp_path, fault):
+def test_firmware_without_request_is_named(driver, case, tmp_path, fault):
     """The driver takes the firmware; the error has its version, what is needed, and what tells more."""
     driver.use_firmware(FIRST)
     bench = xrt.XrtBench(case.plan, tmp_path)
@@ -224,7 +224,7 @@ def test_firmware_that_does_not_know_request(driver, case, tmp_path, fault):
         bench.runtime.load(bench.file) if fault == "context" else bench.run((sequence, arguments))
 
 
-def test_files_that_are_no_xclbin(bench, tmp_path):
+def test_unfit_xclbin_files_are_refused(bench, tmp_path):
     content = (tmp_path / f"{bench.flat.identity}.xclbin").read_bytes()
     for name, wrong in [("half", content[: len(content) // 2]), ("short", content[:10]), ("other", b"{}" + content)]:
         (tmp_path / name).write_bytes(wrong)
@@ -276,7 +276,7 @@ def test_too_little_memory_may_be_locked(bench, driver):
         bench.runtime.allocate(8)
 
 
-def test_heap_grows(bench):
+def test_heap_grows_beyond_64_megabytes(bench):
     """Instructions of 80 MB, where the first part of XRT's heap has 64."""
     sequences = [bench.array.sequence(MANY_WORDS) for _ in range(4)]
     assert len(sequences) == 4
@@ -443,7 +443,7 @@ def test_wrong_result_is_error(bench, case, arguments):
         bench.run((bench.sequence(case.plan), arguments[:2]))
 
 
-def test_calls_that_do_not_fit_are_refused(bench, case, arguments):
+def test_unfit_calls_are_refused(bench, case, arguments):
     sequence = bench.sequence(case.plan)
     y = arguments[2][0]
     for wrong in [(y, 4, BYTES), (y, 2**64 - 4, BYTES), (y, 2, 4), (y, 0, 0)]:
@@ -458,7 +458,7 @@ def test_calls_that_do_not_fit_are_refused(bench, case, arguments):
     bench.run((sequence, arguments))
 
 
-def test_fork_child_neither_uses_nor_frees_what_parent_made(driver, bench, case, arguments):
+def test_fork_child_leaves_buffers_of_parent(driver, bench, case, arguments):
     """A freed buffer would be the parent's, too: both have the same open file."""
     alive = driver.alive()
     made = [bench.sequence(case.plan), bench.runtime, arguments]

@@ -123,7 +123,7 @@ CONVERSATIONS: dict[str, tuple[list[int | str], tuple[int, ...]]] = {
         for name, (_, stops) in CONVERSATIONS.items()
     ],
 )
-def test_logits(rng: np.random.Generator, name: str, folder: Folder, session: Session) -> None:
+def test_logits_are_near_transformers(rng: np.random.Generator, name: str, folder: Folder, session: Session) -> None:
     """Compared with transformers, which computes in float32; the bound is that of test_decoder_layers.py.
 
     Logits with attention that is causal only would be further away than the bound.

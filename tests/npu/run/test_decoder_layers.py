@@ -95,7 +95,7 @@ def run_all(session, hidden, steps, past=None, **options):
         pytest.param("narrow", False, (7, 8), DECODE_WAYS, marks=SLOW),
     ],
 )
-def test_logits(rng, name, prompt, stops, ways, session_of, embed, models):
+def test_logits_are_near_transformers(rng, name, prompt, stops, ways, session_of, embed, models):
     """Compared with transformers, which computes in float32.
 
     The bound is twice an estimate of the errors' rms (tests/npu/rounding.py), which takes roundings for independent and
@@ -310,7 +310,7 @@ def test_batch_and_long_context_are_refused(session_of):
         session.run(hidden[:1], 1025, past)
 
 
-def test_inputs_that_do_not_fit(session_of):
+def test_unfit_inputs_are_refused(session_of):
     session = session_of("gemma3_text", sliding_window_cache=True)
     past = session.past(CONTEXT)
     hidden = np.zeros((4, session.attributes["hidden"]), np.float32)
@@ -345,7 +345,7 @@ def lowered_reason(device, nodes, **options):
 
 
 @SLOW
-def test_artifacts_that_are_not_there(models, tmp_path):
+def test_missing_artifacts_are_named(models, tmp_path):
     nodes = read_nodes(models.converted("llama"))
     assert "set the provider option artifacts" in lowered_reason(npu.NpuDevice(), nodes)
     reason = lowered_reason(npu.NpuDevice(), nodes, folder=str(tmp_path))

@@ -57,7 +57,7 @@ def lowered(device, folder):
 # --- Numbers ----------------------------------------------------------------------------------------------------------
 
 
-def test_features(rng, built, converted, checkpoint):
+def test_features_are_near_transformers(rng, built, converted, checkpoint):
     """The features of two images, against transformers, which computes in float32.
 
     The bound is twice an estimate of the errors' rms (tests/npu/rounding.py), which takes roundings for independent and
@@ -147,7 +147,7 @@ def test_panels_do_not_depend_on_layout_of_q4nx(layout, converted):
     assert found.packed("weights") == expected.packed("weights")
 
 
-def test_vectors(converted):
+def test_packed_vectors_equal_constants(converted):
     constants, tower = constants_of(converted()), "vision_tower"
     norms = [f"{tower}.encoder.layers.{layer}.layer_norm{n}" for layer in range(2) for n in (1, 2)]
     names = [f"{tower}.embeddings.position_embedding.weight"]

@@ -112,7 +112,7 @@ def rope_call(shape, line):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("qk_norm", [True, False])
-def test_norm_rope(rng, qk_norm, isa):
+def test_norm_rope_writes_new_positions_alone(rng, qk_norm, isa):
     shape = dataclasses.replace(SHAPE, qk_norm=qk_norm)
     packed = (shape.heads + 2 * shape.kv_heads) * shape.d
     arrays = rope_arrays(rng, shape, packed + PAD)
@@ -216,7 +216,7 @@ def test_transfers_are_limited_to_needed_views(rng):
     ]
 
 
-def test_bytes_that_step_is_priced_by():
+def test_step_bytes_are_counted():
     call = rope_call(SHAPE, 300)
     row = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.d
     assert call.reads == 2 * (TOKENS * (row + SHAPE.d) + 2 * SHAPE.d)

@@ -118,7 +118,7 @@ def test_rewound_cache_gives_same_output(host, share):
     assert_same(third[:, :8], second)
 
 
-def test_branches(host):
+def test_branches_keep_own_caches(host):
     """A kept past is continued twice, and each of the two branches again."""
     trunk = host.tensors(10)
     base = host.run(trunk, trunk, 0, 10)
@@ -206,7 +206,7 @@ def test_past_of_other_session_is_refused(host, rng):
         host.run(past, past, 3, 1)
 
 
-def test_tokens_that_were_not_run_are_taken_from_tensor(host, rng):
+def test_tokens_not_run_are_taken_from_tensor(host, rng):
     """Some callers sample a token and append the next turn without having run it."""
     past = host.tensors(CONTEXT)
     expected = host.run(past, past, 0, 5)

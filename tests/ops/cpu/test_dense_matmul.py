@@ -56,7 +56,9 @@ def rounded_weight(weight: np.ndarray, scale: np.ndarray | None, activations: st
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("transposed", [0, 1])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_product(isa: str, activations: str, dtype: str, transposed: int, shape: tuple[int, int, int]) -> None:
+def test_product_equals_float64(
+    isa: str, activations: str, dtype: str, transposed: int, shape: tuple[int, int, int]
+) -> None:
     rows, k, m = shape
     rng = np.random.default_rng(rows)
     weight, scale = weight_of(rng, k, m, dtype)
@@ -85,7 +87,7 @@ def test_product(isa: str, activations: str, dtype: str, transposed: int, shape:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activation", dense_matmul.ACTIVATIONS)
 @pytest.mark.parametrize("residual", ["none", "same", "broadcast", "wider"])
-def test_epilogue(isa: str, activation: str, residual: str) -> None:
+def test_epilogue_equals_float64(isa: str, activation: str, residual: str) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((1, 6, 20), dtype=np.float32)
     weight = rng.standard_normal((20, 37), dtype=np.float32)
@@ -200,7 +202,7 @@ X, W = np.zeros((2, 8), np.float32), np.zeros((8, 4), np.float32)
         ("MatMul", [X, W[:7].copy()[None]], {}, r"expected shapes \[.., S, K\] and \[.., K, M\], got"),
     ],
 )
-def test_refusals(op_type: str, inputs: list[Any], attributes: dict[str, Any], message: str) -> None:
+def test_unfit_inputs_are_refused(op_type: str, inputs: list[Any], attributes: dict[str, Any], message: str) -> None:
     domain = "ai.flownpu" if op_type == "DenseMatMul" else ""
     constants = () if op_type == "MatMul" else tuple(i for i, a in enumerate(inputs) if i > 0 and a is not None)
     with pytest.raises(ValueError, match=message):

@@ -21,7 +21,7 @@ IMAGES = RNG.standard_normal((2, 3, 13, 12), dtype=np.float32)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("width", [1, 37, 144])
 @pytest.mark.parametrize("mean", [0, 100])
-def test_layer_norm(isa: str, biased: bool, width: int, mean: float) -> None:
+def test_layer_norm_equals_reference(isa: str, biased: bool, width: int, mean: float) -> None:
     x = RNG.standard_normal((2, 3, width), dtype=np.float32) + np.float32(mean)
     weight, bias = RNG.standard_normal((2, width), dtype=np.float32)
     inputs: list[np.ndarray | None] = [x, weight, bias] if biased else [x, weight]
@@ -43,7 +43,7 @@ def test_layer_norm(isa: str, biased: bool, width: int, mean: float) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("approximate", "definition"), [("none", gelu), ("tanh", gelu_tanh)])
-def test_gelu(isa: str, approximate: str, definition: Any) -> None:
+def test_gelu_equals_reference(isa: str, approximate: str, definition: Any) -> None:
     x = np.linspace(-12, 12, 1001, dtype=np.float32)
     y = one("Gelu", [x], domain="", options={"cpu_isa": isa}, approximate=approximate)
     # erf's formula is good to 1.5e-7 (2.5 roundings of 1), and some ten operations follow one another.
@@ -52,7 +52,7 @@ def test_gelu(isa: str, approximate: str, definition: Any) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("width", [1, 5, 64, 131])
-def test_softmax(isa: str, width: int) -> None:
+def test_softmax_equals_reference(isa: str, width: int) -> None:
     x = RNG.standard_normal((3, width), dtype=np.float32) * 10
     x[0, width // 2 :] = -np.inf if width > 1 else 1
     y = one("Softmax", [x], domain="", options={"cpu_isa": isa}, axis=-1)
@@ -65,7 +65,7 @@ def test_softmax(isa: str, width: int) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("height", "width"), [(4, 4), (3, 5)])
-def test_patch_embedding(isa: str, biased: bool, height: int, width: int) -> None:
+def test_patch_embedding_equals_reference(isa: str, biased: bool, height: int, width: int) -> None:
     """Pixels on the right and below that fill no patch are left out."""
     weight = RNG.standard_normal((40, 3, height, width), dtype=np.float32)
     bias = RNG.standard_normal(40, dtype=np.float32)
@@ -88,7 +88,7 @@ def test_patch_embedding(isa: str, biased: bool, height: int, width: int) -> Non
 
 
 @pytest.mark.parametrize(("height", "width"), [(4, 4), (3, 5)])
-def test_average_pool(height: int, width: int) -> None:
+def test_average_pool_equals_reference(height: int, width: int) -> None:
     rows, columns = 13 // height, 12 // width
     windows = IMAGES[:, :, : rows * height, : columns * width].reshape(2, 3, rows, height, columns, width)
     y = one("AveragePool", [IMAGES], domain="", kernel_shape=[height, width], strides=[height, width])
@@ -101,7 +101,7 @@ def test_average_pool(height: int, width: int) -> None:
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 @pytest.mark.parametrize("axis", [0, 1, -1, None])
 @pytest.mark.parametrize("zero", [False, True])
-def test_dequantize_linear(dtype: Any, axis: int | None, zero: bool) -> None:
+def test_dequantize_linear_equals_reference(dtype: Any, axis: int | None, zero: bool) -> None:
     x = RNG.integers(np.iinfo(dtype).min, np.iinfo(dtype).max + 1, (3, 4, 5)).astype(dtype)
     count = 1 if axis is None else x.shape[axis]
     scale = RNG.uniform(0.5, 2, count).astype(np.float32)
@@ -163,6 +163,6 @@ WINDOWS = "expected windows of two axes side by side"
         ("Gelu", [IMAGES], {"approximate": "quick"}, "expected one of none.tanh, got 'quick'"),
     ],
 )
-def test_refusals(op_type: str, inputs: list[Any], attributes: dict[str, Any], message: str) -> None:
+def test_unfit_inputs_are_refused(op_type: str, inputs: list[Any], attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run(op_type, inputs, domain="", constants=(1,) if len(inputs) > 1 else (), **attributes)

@@ -27,7 +27,7 @@ def test_reduce_sum_of_ones(shape: tuple[int, ...], axes: list[int]) -> None:
     assert np.all(found == np.prod(shape) / found.size)
 
 
-def test_reduce_mean() -> None:
+def test_reduce_mean_is_within_bound() -> None:
     x = np.random.default_rng(0).uniform(1, 2, 30_000_000).astype(np.float32)
     found = one("ReduceMean", [x], domain="", keepdims=0)
     expected = x.mean(dtype=np.float64)
@@ -55,7 +55,7 @@ def test_reduce_sum_of_integers() -> None:
 
 
 @pytest.mark.parametrize(("reverse", "exclusive"), [(0, 0), (1, 1)])
-def test_cumulative_sum(reverse: int, exclusive: int) -> None:
+def test_cumulative_sum_is_within_bound(reverse: int, exclusive: int) -> None:
     x = np.full(LONG, TENTH)
     x[::2] = 1
     found = one("CumSum", [x, np.array(0)], domain="", reverse=reverse, exclusive=exclusive)
@@ -66,7 +66,7 @@ def test_cumulative_sum(reverse: int, exclusive: int) -> None:
     assert np.all(np.abs(found[:: 1 - 2 * reverse] - expected) <= (2 * LONG * DOUBLE_EPSILON + EPSILON) * expected)
 
 
-def test_average_pool() -> None:
+def test_average_pool_is_within_bound() -> None:
     x = np.full((1, 1, 2048, 2048), TENTH)
     y = one("AveragePool", [x], domain="", kernel_shape=[2048, 2048], strides=[2048, 2048])
     assert abs(y.item() - float(TENTH)) <= (x.size * DOUBLE_EPSILON + 2 * EPSILON) * float(TENTH)
@@ -82,7 +82,7 @@ def test_root_mean_square(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_layer_norm(isa: str) -> None:
+def test_layer_norm_is_within_bound(isa: str) -> None:
     x = np.full(LONG, TENTH)[None]
     x[:, ::2] = np.float32(0.3)
     y = one("LayerNormalization", [x, np.ones(LONG, np.float32)], domain="", options={"cpu_isa": isa}, epsilon=1e-9)
@@ -94,7 +94,7 @@ def test_layer_norm(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_softmax(isa: str) -> None:
+def test_softmax_is_within_bound(isa: str) -> None:
     x = np.zeros(LONG, np.float32)[None]
     x[:, 1::2] = np.log(TENTH)
     y = one("Softmax", [x], domain="", options={"cpu_isa": isa})
@@ -134,7 +134,7 @@ def test_attention_over_long_context(isa: str, tokens: int) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("rows", [1, 6])
-def test_product(isa: str, activations: str, rows: int) -> None:
+def test_product_is_within_bound(isa: str, activations: str, rows: int) -> None:
     """Ones times equal weights, which bf16 and 8-bit codes hold exactly."""
     k = 1 << 18
     weight = np.full((k, 3), np.float32(0.10009765625))

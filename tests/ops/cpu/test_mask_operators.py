@@ -78,13 +78,13 @@ COMPARISONS = ["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"]
 @pytest.mark.parametrize("shapes", PAIRS, ids=str)
 @pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("op_type", COMPARISONS)
-def test_comparisons(op_type: str, dtype: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_comparisons_equal_reference(op_type: str, dtype: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
     check(op_type, [array(*shape, dtype=dtype) for shape in shapes])
 
 
 @pytest.mark.parametrize("shapes", PAIRS, ids=str)
 @pytest.mark.parametrize("op_type", ["And", "Or", "Xor", "Equal"])
-def test_logic(op_type: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_logic_equals_reference(op_type: str, shapes: tuple[tuple[int, ...], ...]) -> None:
     check(op_type, [array(*shape, dtype=np.bool_) for shape in shapes])
 
 
@@ -96,7 +96,7 @@ def test_comparisons_of_extremes(op_type: str) -> None:
     )
 
 
-def test_not() -> None:
+def test_logical_not_equals_reference() -> None:
     check("Not", [array(3, 4, dtype=np.bool_)])
     check("Not", [array(0, dtype=np.bool_)])
 
@@ -104,7 +104,7 @@ def test_not() -> None:
 @pytest.mark.parametrize("shapes", PAIRS, ids=str)
 @pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("op_type", ["Add", "Sub", "Mul", "Min", "Max"])
-def test_arithmetic(op_type: str, dtype: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_arithmetic_equals_reference(op_type: str, dtype: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
     check(op_type, [array(*shape, dtype=dtype) for shape in shapes])
 
 
@@ -120,7 +120,7 @@ def test_integers_wrap_around() -> None:
 
 
 @pytest.mark.parametrize("exponent", [2.0, 0.5, -1.0, 3.0])
-def test_pow(exponent: float) -> None:
+def test_pow_equals_reference(exponent: float) -> None:
     x = RNG.random((3, 5), np.float32)
     (result,) = run("Pow", [x, np.array(exponent, np.float32)])
     # libm's powf is within a unit in the last place, and so is rounding the exact result.
@@ -132,7 +132,7 @@ def test_pow(exponent: float) -> None:
     ("op_type", "function"),
     [("Exp", np.exp), ("Sqrt", np.sqrt), ("Reciprocal", np.reciprocal), ("Neg", np.negative)],
 )
-def test_functions(op_type: str, function: Any) -> None:
+def test_functions_equal_reference(op_type: str, function: Any) -> None:
     x = RNG.random((3, 5), np.float32) + 0.5
     (result,) = run(op_type, [x])
     np.testing.assert_allclose(
@@ -155,7 +155,7 @@ def test_functions(op_type: str, function: Any) -> None:
     ],
     ids=str,
 )
-def test_where(dtype: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_where_operator_equals_reference(dtype: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
     condition, x, y = shapes
     inputs = [array(*condition, dtype=np.bool_), array(*x, dtype=dtype), array(*y, dtype=dtype)]
     (result,) = run("Where", inputs, outputs=(NAMES[np.dtype(dtype)],))
@@ -168,7 +168,7 @@ def test_where(dtype: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
     [((), (2, 3)), ((3, 1), (2, 3, 4)), ((2, 1, 5), (3, 1)), ((1, 4), (0, 4)), ((5,), ()), ((1, 1, 700), (2, 30, 700))],
     ids=str,
 )
-def test_expand(dtype: Any, shape: tuple[int, ...], target: tuple[int, ...]) -> None:
+def test_expand_equals_reference(dtype: Any, shape: tuple[int, ...], target: tuple[int, ...]) -> None:
     check("Expand", [array(*shape, dtype=dtype), integers(*target)])
 
 
@@ -192,7 +192,7 @@ def test_expand(dtype: Any, shape: tuple[int, ...], target: tuple[int, ...]) -> 
     ],
     ids=str,
 )
-def test_transpose(dtype: Any, shape: tuple[int, ...], permutation: tuple[int, ...]) -> None:
+def test_transpose_equals_reference(dtype: Any, shape: tuple[int, ...], permutation: tuple[int, ...]) -> None:
     x = (np.arange(np.prod(shape)) % 113).astype(dtype).reshape(shape)
     (result,) = run("Transpose", [x], outputs=(NAMES[x.dtype],), perm=list(permutation))
     np.testing.assert_array_equal(result, x.transpose(permutation), strict=True)
@@ -204,7 +204,7 @@ def test_transpose_without_permutation_turns_all_axes_round() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_concat(dtype: Any, axis: int) -> None:
+def test_concat_equals_reference(dtype: Any, axis: int) -> None:
     shapes = [[2, 3, 5], [2, 3, 5], [2, 3, 5], [2, 3, 5]]
     for shape, size in zip(shapes, [1, 4, 0, 3], strict=True):
         shape[axis] = size
@@ -212,7 +212,7 @@ def test_concat(dtype: Any, axis: int) -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_split(axis: int) -> None:
+def test_split_equals_reference(axis: int) -> None:
     shape = [2, 3, 5]
     shape[axis] = 7
     check("Split", [array(*shape), integers(3, 0, 4)], outputs=3, axis=axis)
@@ -236,7 +236,9 @@ def test_split(axis: int) -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.bool_])
-def test_slice(dtype: Any, starts: list[int], ends: list[int], axes: list[int] | None, steps: list[int] | None) -> None:
+def test_slice_equals_reference(
+    dtype: Any, starts: list[int], ends: list[int], axes: list[int] | None, steps: list[int] | None
+) -> None:
     x = array(3, 4, 6, dtype=dtype)
     given = [None if values is None else integers(*values) for values in (starts, ends, axes, steps)]
     expected = [slice(None)] * x.ndim
@@ -251,7 +253,7 @@ def test_slice(dtype: Any, starts: list[int], ends: list[int], axes: list[int] |
 @pytest.mark.parametrize("step", [-1, -2, LOWEST])
 @pytest.mark.parametrize("start", [HIGHEST, 2**31 - 1, 5, -1, -7, LOWEST])
 @pytest.mark.parametrize("end", [HIGHEST, HIGHEST - 1, 2**31 - 1, 2**31 - 2, 4, 0, -3, -7, -(2**31), LOWEST])
-def test_slice_backwards(start: int, end: int, step: int) -> None:
+def test_slice_backwards_equals_reference(start: int, end: int, step: int) -> None:
     """As in ONNX Runtime, which does not take the largest number of either type for an end."""
     inputs = [array(6, 3), integers(start), integers(end), integers(0), integers(step)]
     (expected,) = ort("Slice", inputs, ("float",), "")
@@ -265,7 +267,7 @@ def test_slice_backwards(start: int, end: int, step: int) -> None:
 @pytest.mark.parametrize(
     "numbers", [(LOWEST, HIGHEST, 1), (HIGHEST, LOWEST, 1), (1, HIGHEST, HIGHEST), (-2, LOWEST, 2)]
 )
-def test_slice_forwards(numbers: tuple[int, int, int]) -> None:
+def test_slice_forwards_equals_reference(numbers: tuple[int, int, int]) -> None:
     start, end, step = numbers
     inputs = [array(6, 3), integers(start), integers(end), integers(0), integers(step)]
     (expected,) = ort("Slice", inputs, ("float",), "")
@@ -281,7 +283,7 @@ def test_slice_of_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("numbers", [(0, 7, 1), (3, 10, 4), (5, -4, -2), (5, 5, 1), (5, 4, 1), (-2, 3, 2)])
-def test_range(dtype: Any, numbers: tuple[int, int, int]) -> None:
+def test_range_equals_reference(dtype: Any, numbers: tuple[int, int, int]) -> None:
     check("Range", [np.array(number, dtype) for number in numbers])
 
 
@@ -305,7 +307,7 @@ def test_constant_of_shape(value: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, 3, -1, -3])
-def test_flatten(axis: int) -> None:
+def test_flatten_equals_reference(axis: int) -> None:
     check("Flatten", [array(2, 3, 4)], axis=axis)
 
 
@@ -321,12 +323,12 @@ def test_squeeze_and_unsqueeze() -> None:
 @pytest.mark.parametrize("axes", [(0,), (-1,), (1, 2), (0, 2), (0, 1, 2), None], ids=str)
 @pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("op_type", ["ReduceSum", "ReduceMax", "ReduceMin"])
-def test_reduce(op_type: str, dtype: Any, axes: tuple[int, ...] | None, keepdims: int) -> None:
+def test_reduce_equals_reference(op_type: str, dtype: Any, axes: tuple[int, ...] | None, keepdims: int) -> None:
     given = [] if axes is None else [integers(*axes)]
     check(op_type, [array(3, 4, 5, dtype=dtype), *given], keepdims=keepdims)  # sums of small integers are exact
 
 
-def test_mean() -> None:
+def test_mean_equals_reference() -> None:
     x = RNG.standard_normal((3, 64), np.float32)
     (result,) = run("ReduceMean", [x, integers(-1)])
     # Each of 63 sums is rounded, by half a unit of at most the sum of all sizes; and the quotient.
@@ -342,7 +344,7 @@ def test_reductions_of_nothing() -> None:
 @pytest.mark.parametrize("last", [0, 1])
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("dtype", NUMBERS)
-def test_argmax(dtype: Any, axis: int, last: int) -> None:
+def test_argmax_equals_reference(dtype: Any, axis: int, last: int) -> None:
     check("ArgMax", [array(5, 6, 7, dtype=dtype)], axis=axis, select_last_index=last, keepdims=last)
 
 
@@ -352,7 +354,7 @@ DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 @pytest.mark.parametrize("source", CASTS)
 @pytest.mark.parametrize("target", CASTS)
-def test_cast(source: str, target: str) -> None:
+def test_cast_equals_reference(source: str, target: str) -> None:
     numbers = [0, 1, 3, 77, 100, 1.00390625, 1.01171875]
     if not {"int8", "uint8"} & {source, target}:
         numbers += [-1, 300, 1000.5, 30000]
@@ -421,7 +423,9 @@ YES = array(2, 3, dtype=np.bool_)
         ("ArgMax", [array(2, 0)], "int64", {"axis": 1}, "expected elements along axis 1"),
     ],
 )  # fmt: skip
-def test_refusals(op_type: str, inputs: list[Any], output: str, attributes: dict[str, Any], message: str) -> None:
+def test_unfit_inputs_are_refused(
+    op_type: str, inputs: list[Any], output: str, attributes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         run(op_type, inputs, outputs=(output,), **attributes)
 
@@ -430,7 +434,7 @@ def test_refusals(op_type: str, inputs: list[Any], output: str, attributes: dict
 @pytest.mark.parametrize("reverse", [0, 1])
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("dtype", NUMBERS)
-def test_cumsum(dtype: Any, axis: int, reverse: int, exclusive: int) -> None:
+def test_cumsum_equals_reference(dtype: Any, axis: int, reverse: int, exclusive: int) -> None:
     """The array's numbers are integers, so that sums of floats are exact."""
     check("CumSum", [array(3, 5, 4, dtype=dtype), np.array(axis)], reverse=reverse, exclusive=exclusive)
 

@@ -58,7 +58,7 @@ def test_matrix_units_have_bits_of_vectors_for_rows_1_to_300(layout: q4nx.Layout
 
 
 @pytest.mark.parametrize("tokens", [16, 17, 32, 50])
-def test_gated(tokens: int) -> None:
+def test_gated_pair_has_bits_of_vectors(tokens: int) -> None:
     rng = np.random.default_rng(tokens)
     blocks = np.concatenate([weight(70, 320, q4nx.NARROW, rng) for _ in range(2)])
     x = rng.standard_normal((tokens, 320), dtype=np.float32) / 1000

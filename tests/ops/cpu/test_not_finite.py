@@ -38,7 +38,7 @@ def pairs() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("op_type", ["Max", "Min", "Add", "Sub", "Mul", "Div"])
-def test_arithmetic(op_type: str) -> None:
+def test_arithmetic_keeps_nan_and_infinity(op_type: str) -> None:
     for inputs in ([*pairs()], [SPECIAL, SPECIAL[:1]], [SPECIAL[1:2], SPECIAL]):
         (expected,) = ort(op_type, inputs, ("float",), "")
         np.testing.assert_array_equal(standard(op_type, inputs), expected)
@@ -46,7 +46,7 @@ def test_arithmetic(op_type: str) -> None:
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("op_type", ["ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean"])
-def test_reductions(op_type: str, axis: int) -> None:
+def test_reductions_keep_nan(op_type: str, axis: int) -> None:
     """NaN is the result wherever it stands, as in numpy; in ONNX Runtime a maximum is NaN where the first one is."""
     function = {"ReduceMax": np.max, "ReduceMin": np.min, "ReduceSum": np.sum, "ReduceMean": np.mean}[op_type]
     for place in range(5):
@@ -58,7 +58,7 @@ def test_reductions(op_type: str, axis: int) -> None:
 
 
 @pytest.mark.parametrize("last", [0, 1])
-def test_arg_max(last: int) -> None:
+def test_arg_max_takes_nan(last: int) -> None:
     """NaN is the largest where it is the first, as in ONNX Runtime."""
     for place in range(5):
         x = np.array([[3, 1, 3, 2, 0], [-INF, -INF, INF, INF, 1]], np.float32)
@@ -70,7 +70,7 @@ def test_arg_max(last: int) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("columns", [4, 33])
-def test_softmax(isa: str, columns: int) -> None:
+def test_softmax_keeps_nan(isa: str, columns: int) -> None:
     rows = [np.arange(columns), *(np.full(columns, value) for value in SPECIAL)]
     for value in (*SPECIAL, np.finfo(np.float32).min):
         for place in (0, columns // 2, columns - 1):
@@ -89,7 +89,7 @@ def test_softmax(isa: str, columns: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_exponential(isa: str) -> None:
+def test_exponential_keeps_nan(isa: str) -> None:
     """The softmax of 0 and x is 1 and e^x, over 1 + e^x: over all x whose e^x is a normal number, and beyond."""
     x = np.linspace(-100, 0, 40_001, dtype=np.float32)
     found = standard("Softmax", [np.stack([np.zeros_like(x), x], 1)], isa=isa)[:, 1]
@@ -101,7 +101,7 @@ def test_exponential(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gelu(isa: str, approximate: str) -> None:
+def test_gelu_keeps_nan(isa: str, approximate: str) -> None:
     # Around where e^x becomes 0 and infinite, and all magnitudes.
     magnitudes = np.geomspace(1, 3.4e38, 999).astype(np.float32)
     x = np.concatenate([SPECIAL, np.linspace(-100, 100, 4001, dtype=np.float32), magnitudes, -magnitudes])
@@ -129,7 +129,7 @@ def test_is_nan_equals_numpy_for_other_payloads_and_signs() -> None:
 
 
 @pytest.mark.parametrize("op_type", ["Sigmoid", "Tanh", "Exp", "Sqrt", "Reciprocal", "Neg", "Erf"])
-def test_functions(op_type: str) -> None:
+def test_functions_keep_nan(op_type: str) -> None:
     x = np.concatenate([SPECIAL, np.array([-90, -20, 20, 90, -0.0], np.float32)])
     (expected,) = ort(op_type, [x], ("float",), "")
     # ONNX Runtime's own functions are approximations, to some ulps of 1.
@@ -138,7 +138,7 @@ def test_functions(op_type: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("op_type", ["SimplifiedLayerNormalization", "LayerNormalization"])
-def test_norms(isa: str, op_type: str) -> None:
+def test_norms_keep_nan(isa: str, op_type: str) -> None:
     columns = 37
     rows = np.random.default_rng(0).standard_normal((4 * len(SPECIAL), columns), dtype=np.float32)
     rows[np.arange(len(rows)), np.arange(len(rows))] = np.repeat(SPECIAL, 4)
@@ -180,7 +180,7 @@ def product(
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("gating", ["none", "geglu", "swiglu"])
 @pytest.mark.parametrize("tokens", [1, 4, 13, 33])
-def test_q4nx_activations(isa: str, activations: str, gating: str, tokens: int) -> None:
+def test_q4nx_activations_keep_nan(isa: str, activations: str, gating: str, tokens: int) -> None:
     """NaN makes NaN of its row, an infinity NaN or an infinity (a gate may close on it), and of no other row."""
     m, k = 40, 300
     x = np.random.default_rng(0).standard_normal((tokens, k), dtype=np.float32)
@@ -204,7 +204,7 @@ def test_q4nx_activations(isa: str, activations: str, gating: str, tokens: int) 
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("gating", ["geglu", "swiglu"])
 @pytest.mark.parametrize("tokens", [1, 13, 33])
-def test_closed_gates(isa: str, activations: str, gating: str, tokens: int) -> None:
+def test_closed_gates_keep_nan(isa: str, activations: str, gating: str, tokens: int) -> None:
     """A closed gate gives 0, however large the value that it holds back."""
     weights = np.zeros((64, 32), np.float32)
     weights[:32, 0], weights[32:, 0] = -1, 1
@@ -218,7 +218,7 @@ def test_closed_gates(isa: str, activations: str, gating: str, tokens: int) -> N
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("tokens", [1, 13, 33])
 @pytest.mark.parametrize("field", ["scale", "minimum"])
-def test_q4nx_weights(isa: str, activations: str, tokens: int, field: str) -> None:
+def test_q4nx_weights_keep_nan(isa: str, activations: str, tokens: int, field: str) -> None:
     """A scale or minimum that is not finite makes its row's outputs not finite, and no other row's."""
     m, k = 40, 600
     x = np.random.default_rng(0).standard_normal((tokens, k), dtype=np.float32)
@@ -238,7 +238,7 @@ def test_q4nx_weights(isa: str, activations: str, tokens: int, field: str) -> No
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("tokens", [1, 13, 33])
-def test_negligible_activations(isa: str, tokens: int) -> None:
+def test_negligible_activations_are_finite(isa: str, tokens: int) -> None:
     """An int8 step so small that its inverse is no float."""
     x = np.full((tokens, 64), 1e-37, np.float32)
     y = product(x, weight_blocks(32, 64), isa, "int8", 32)
@@ -321,7 +321,7 @@ def random_attention(tokens: int) -> tuple[np.ndarray, list[np.ndarray]]:
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("tokens", NEW.values(), ids=NEW)
 @pytest.mark.parametrize("window", [-1, 20])
-def test_attention(isa: str, cache: str, tokens: int, window: int) -> None:
+def test_attention_keeps_nan(isa: str, cache: str, tokens: int, window: int) -> None:
     """A NaN in a key makes NaN of every query of its group that sees the key, one in a query of its own output; a value
     that is not finite makes only its element of them not finite. Queries that do not see it, for a mask or a window,
     are as without it. A row of an int8 cache is NaN if one of its elements is not finite."""
@@ -365,7 +365,7 @@ def test_attention(isa: str, cache: str, tokens: int, window: int) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("tokens", NEW.values(), ids=NEW)
-def test_attention_bias(isa: str, cache: str, tokens: int) -> None:
+def test_attention_bias_keeps_nan(isa: str, cache: str, tokens: int) -> None:
     """A NaN bias makes NaN of a query that sees its key; a query whose keys all have minus infinity gives 0."""
     query, caches = random_attention(tokens)
     plain = attend(isa, cache, query, caches, np.zeros((1, 1, tokens, PAST + tokens), np.float32))

@@ -295,7 +295,7 @@ def test_weights_of_equal_and_of_falling_rows_are_exact_in_panels() -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("gating", ["geglu", "swiglu"])
 @pytest.mark.parametrize("tokens", [1, 9])
-def test_gated(isa: str, gating: str, tokens: int) -> None:
+def test_gated_pair_is_within_bound(isa: str, gating: str, tokens: int) -> None:
     rng = np.random.default_rng(2)
     rows, columns = 70, 320
     gate, up = blocks_of(rows, columns, rng), blocks_of(rows, columns, rng)
@@ -351,7 +351,7 @@ def test_fused_dqp_is_product_for_one_row() -> None:
 @pytest.mark.parametrize("rows", [1, 4, 5, 256, 257, 1023, 99451])
 @pytest.mark.parametrize("row_blocks", [1, 15, 216, 8192])
 @pytest.mark.parametrize("threads", [1, 2, 12])
-def test_tasks(rows: int, row_blocks: int, threads: int) -> None:
+def test_tasks_cover_all_rows(rows: int, row_blocks: int, threads: int) -> None:
     """No task has more rows than its buffers hold, nor so few that they would be multiplied as in a decode step; and
     every thread has a task if there are enough rows of blocks."""
     row_parts, block_parts = testing.matmul_plan(rows, row_blocks, threads)
@@ -361,7 +361,7 @@ def test_tasks(rows: int, row_blocks: int, threads: int) -> None:
     assert min(threads, row_blocks) <= block_parts <= row_blocks
 
 
-def test_zero_rows() -> None:
+def test_zero_rows_give_empty_output() -> None:
     rng = np.random.default_rng(5)
     (y,) = run("Q4NXMatMul", [np.zeros((0, 256), np.float32), blocks_of(32, 256, rng)], constants=(1,), M=32, K=256)
     assert y is not None
@@ -389,7 +389,7 @@ def test_weight_with_unfit_attributes_is_refused(
         Node("Q4NXMatMul", [x, blocks], constants=constants, **attributes)
 
 
-def test_activations_that_do_not_fit_are_refused() -> None:
+def test_unfit_activations_are_refused() -> None:
     blocks = blocks_of(32, 256, np.random.default_rng(7))
     x = np.zeros((1, 256), np.float32)
     node = Node("Q4NXMatMul", [x, blocks], constants=(1,), M=32, K=256)
@@ -405,7 +405,7 @@ def test_unknown_instruction_set_lists_those_there_are() -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("layout", [q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC], ids=str)
-def test_gather(isa: str, layout: q4nx.Layout) -> None:
+def test_gather_equals_reference(isa: str, layout: q4nx.Layout) -> None:
     rng = np.random.default_rng(9)
     weight = symmetric_weight(100, 300, rng)
     indices = rng.integers(0, 100, (2, 7))
@@ -421,7 +421,7 @@ def test_gather(isa: str, layout: q4nx.Layout) -> None:
         (q4nx.SYMMETRIC, r"expected weight 'input1' of shape \[1,10,576\], got \[1,8,576\]"),
     ],
 )
-def test_narrow_blocks_that_do_not_fit_are_refused(layout: q4nx.Layout, message: str) -> None:
+def test_unfit_narrow_blocks_are_refused(layout: q4nx.Layout, message: str) -> None:
     blocks = q4nx.pack(*symmetric_weight(32, 256, np.random.default_rng(12)), layout)
     with pytest.raises(ValueError, match=message):
         Node("Q4NXMatMul", [np.zeros((1, 300), np.float32), blocks], constants=(1,), M=32, K=300)

@@ -85,7 +85,7 @@ TYPE_NAMES = {np.dtype(dtype): name for name, dtype in NAMES.items()}
 
 
 @pytest.mark.parametrize(("op_type", "inputs", "attributes"), EXACT, ids=[f"{i}-{c[0]}" for i, c in enumerate(EXACT)])
-def test_exact(op_type: str, inputs: list[np.ndarray], attributes: dict[str, Any]) -> None:
+def test_exact_operators_equal_numpy(op_type: str, inputs: list[np.ndarray], attributes: dict[str, Any]) -> None:
     name = "int64" if op_type == "Shape" else TYPE_NAMES[inputs[0].dtype]
     (expected,) = ort(op_type, inputs, (name,), "", **attributes)
     (result,) = run(op_type, inputs, outputs=(name,), domain="", **attributes)
@@ -96,7 +96,7 @@ def test_exact(op_type: str, inputs: list[np.ndarray], attributes: dict[str, Any
     ("op_type", "domain", "attributes"),
     [("Tanh", "", {}), ("Sigmoid", "", {}), ("Erf", "", {}), ("Gelu", "", {"approximate": "tanh"}), ("Gelu", "", {})],
 )
-def test_activations(op_type: str, domain: str, attributes: dict[str, Any]) -> None:
+def test_activations_equal_float64(op_type: str, domain: str, attributes: dict[str, Any]) -> None:
     x = np.linspace(-12, 12, 1001, dtype=np.float32)
     (expected,) = ort(op_type, [x], ("float",), domain, **attributes)
     (result,) = run(op_type, [x], domain=domain, **attributes)
@@ -107,7 +107,7 @@ def test_activations(op_type: str, domain: str, attributes: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("op_type", ["SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"])
-def test_rms_norm(isa: str, op_type: str) -> None:
+def test_rms_norm_equals_float64(isa: str, op_type: str) -> None:
     skip = op_type.startswith("Skip")
     domain = "com.microsoft" if skip else ""
     inputs = [X, Y, WEIGHT] if skip else [X, WEIGHT]
@@ -131,6 +131,8 @@ def test_rms_norm(isa: str, op_type: str) -> None:
         ("Einsum", [X], {}, "the cpu device has no ai.onnx::Einsum"),
     ],
 )
-def test_refusals(op_type: str, inputs: list[np.ndarray], attributes: dict[str, Any], message: str) -> None:
+def test_unfit_inputs_are_refused(
+    op_type: str, inputs: list[np.ndarray], attributes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         run(op_type, inputs, outputs=(TYPE_NAMES[inputs[0].dtype],), domain="", **attributes)

@@ -33,7 +33,7 @@ def weight_and_rows(tokens: int, columns: int = COLUMNS) -> tuple[np.ndarray, np
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 13])
-def test_products(tokens: int) -> None:
+def test_products_equal_operator(tokens: int) -> None:
     """The bound is that of float32 accumulation over activations rounded to bf16."""
     blocks, x = weight_and_rows(tokens)
     exact = rounded(x, "bf16")
@@ -75,7 +75,7 @@ def test_bias_residual_and_gating() -> None:
         assert ops.q4nx_matmul(x, pair, gating=gating).shape == (2, 64)
 
 
-def test_gather() -> None:
+def test_gather_equals_operator() -> None:
     blocks, _ = weight_and_rows(1)
     indices = np.array([[3, 39], [0, 3]], np.int32)
     expected = q4nx.gather(blocks, indices, ROWS, COLUMNS)
@@ -86,7 +86,7 @@ def test_gather() -> None:
 
 
 @pytest.mark.parametrize("cache", ["float", "bfloat16", "float16"])
-def test_attention(cache: str) -> None:
+def test_attention_equals_operator(cache: str) -> None:
     """A prompt, tokens one by one, and a second turn; the bounds are those of the operator's own tests."""
     talk = Conversation(capacity=0, cache=cache, norm=True, batch=2)
     for tokens in (37, 1, 9, 1):

@@ -138,7 +138,7 @@ def test_refusals_of_attention(changed: dict[str, Any], reason: str) -> None:
         ({"x": np.zeros((1, 1 << 20), np.float32)}, "weight"),
     ],
 )
-def test_refusals(changed: dict[str, Any], reason: str) -> None:
+def test_unfit_calls_are_refused(changed: dict[str, Any], reason: str) -> None:
     arguments = {"x": _row(96), "weight": q4nx.pack(*_weights(40, 96, 1)[0]), "rows": 40, "device": "emulate"}
     with pytest.raises(ValueError, match=rf"\[fused_dqp\] .*{reason}"):
         ops.fused_dqp(**(arguments | changed))

@@ -19,7 +19,7 @@ def exact(x):
     return x.astype(np.float64) @ q4nx.dequantize(BLOCKS, 77, 345).T.astype(np.float64)
 
 
-def test_fused_dqp():
+def test_fused_dqp_equals_cpu():
     """Nothing is rounded but the sum: 345 terms, less than 60 additions of any one (selftest/gpu/products.py)."""
     y = ops.fused_dqp(X, BLOCKS, rows=77, device="gpu")
     bound = 60 * 2.0**-24 * (np.abs(X) @ (2 * np.abs(WEIGHT).max(axis=1, keepdims=True) + np.abs(WEIGHT)).T)
@@ -40,7 +40,7 @@ def test_q4nx_matmul_rounds_as_cpu_does():
     assert np.abs(y - exact(x)).max() < 1e-4
 
 
-def test_q4nx_gather():
+def test_q4nx_gather_equals_cpu():
     y = ops.q4nx_gather(BLOCKS, np.array([[3, 76]]), rows=77, columns=345, device="gpu")
     # A product and a sum of numbers below 8, which the device may contract.
     np.testing.assert_allclose(y, q4nx.dequantize(BLOCKS, 77, 345)[[[3, 76]]], rtol=0, atol=2 * 8 * 2.0**-24)

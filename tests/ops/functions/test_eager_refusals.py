@@ -101,7 +101,7 @@ def test_call_with_unfit_arguments_is_refused(
 
 
 @pytest.mark.parametrize("changed", [{"past_value": np.float16}, {"seqlens_k": np.int64}, {"past_key": np.uint8}])
-def test_types_of_cache_that_do_not_fit_are_refused(changed: dict[str, Any]) -> None:
+def test_unfit_types_of_cache_are_refused(changed: dict[str, Any]) -> None:
     call = attention_call(np.float32)
     call |= {name: call[name].astype(dtype) for name, dtype in changed.items()}
     with pytest.raises((TypeError, ValueError), match=rf"{next(iter(changed))}.*, got"):
@@ -109,6 +109,6 @@ def test_types_of_cache_that_do_not_fit_are_refused(changed: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("total", [0, -1, 2**31 - 1, 2**40])
-def test_lengths_that_do_not_fit_are_refused(total: int) -> None:
+def test_unfit_lengths_are_refused(total: int) -> None:
     with pytest.raises(ValueError, match=r"\[(FlowKVAttention|flow_kv_attention).*got"):
         ops.flow_kv_attention(**attention_call(np.float32) | {"total_sequence_length": total})

@@ -68,7 +68,7 @@ def pack_by_the_description(quantized: q4nx.Quantized, layout: q4nx.Layout) -> n
     return blocks
 
 
-def test_golden_bytes() -> None:
+def test_packed_bytes_equal_golden_ones() -> None:
     codes = np.zeros((18, 34), np.uint8)
     codes[0, 0], codes[1, 0], codes[17, 33], codes[16, 33] = 3, 10, 15, 1
     scale, minimum = np.zeros((2, 18, 2), BFLOAT16)
@@ -118,9 +118,7 @@ def test_golden_bytes_of_narrow_blocks() -> None:
 @each_layout
 @given(shape=shapes, seed=st.integers(0, 2**32))
 @settings(deadline=None, max_examples=15)
-def test_pack_follows_description_and_unpack_inverts_it(
-    layout: q4nx.Layout, shape: tuple[int, int], seed: int
-) -> None:
+def test_pack_follows_description_and_unpack_inverts_it(layout: q4nx.Layout, shape: tuple[int, int], seed: int) -> None:
     quantized = random_quantized(*shape, seed, layout)
     blocks = q4nx.pack(*quantized, layout)
     assert blocks.shape == q4nx.blocks_shape(*shape, layout)
@@ -359,7 +357,7 @@ def test_gated_pair_unpacks_to_both_weights(layout: q4nx.Layout) -> None:
     assert_same(q4nx.unpack(blocks[2:], 40, 96), up)
 
 
-def test_relative_error() -> None:
+def test_relative_error_equals_numpy() -> None:
     weight = np.array([[3.0, 4.0]], np.float32)
     assert q4nx.relative_error(weight, weight) == 0
     assert q4nx.relative_error(weight, 0 * weight) == 1
@@ -384,7 +382,7 @@ def with_value(value: float) -> np.ndarray:
         (with_value(np.finfo(np.float32).max), "at most 1.70141e.38, got 3.40282e.38 in row 37, column 5"),
     ],
 )
-def test_quantize_refuses(weight: np.ndarray, message: str) -> None:
+def test_quantize_refuses_unfit_weights(weight: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         q4nx.quantize(weight)
 

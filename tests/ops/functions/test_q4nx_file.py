@@ -259,9 +259,7 @@ def test_random_header_is_read_or_refused(tmp_path_factory: pytest.TempPathFacto
 
 @given(st.data())
 @settings(deadline=None, max_examples=150)
-def test_random_damage_is_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_random_damage_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.getbasetemp() / "flipped.q4nx"
     q4nx_file.write(path, {"a": np.zeros((1, 2, 5120), np.uint8), "b": np.ones(4, BFLOAT16)}, force=True)
     content = bytearray(path.read_bytes())

@@ -39,7 +39,7 @@ def session(made, pocl):
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_logits(name, made, session, rng):
+def test_logits_equal_cpu(name, made, session, rng):
     """Those of transformers in float32; with causal attention they are further away than the tolerance."""
     runs, stops = CONVERSATIONS[name]
     blocks, model = numbered(*runs)[: stops[-1]], made[1]

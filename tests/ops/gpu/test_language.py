@@ -42,7 +42,7 @@ def test_constants_are_written_as_numbers():
     assert abs(float.fromhex(number[1].removesuffix("f")) - 0.1) < 2.0**-27  # the nearest float32
 
 
-def test_reads_nest():
+def test_reads_may_nest():
     made = source(
         "float a = args.x.Read(args.ids.Read(i));", Tensor("x", "float", [9]), Tensor("ids", "int32", [4])
     )  # fmt: skip

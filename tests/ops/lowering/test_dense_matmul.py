@@ -113,7 +113,7 @@ def test_gemm_of_two_axes_takes_residual(
     assert found == expected
 
 
-def test_unknown_sizes(ep_devices: list[Any], tmp_path: Path) -> None:
+def test_unknown_sizes_stay_apart(ep_devices: list[Any], tmp_path: Path) -> None:
     """Two sizes that are not known, and a residual that turns out to be broadcast."""
     lines: Lines = [
         ("MatMul", ["x", "first"], "a", {}),

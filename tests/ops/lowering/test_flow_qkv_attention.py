@@ -74,7 +74,9 @@ def _feeds(*, packed: bool, new: int, past: int, capacity: int) -> dict[str, tes
         {"do_rotary": "0"},
     ],
 )
-def test_flow_qkv_attention_equals_group_query_attention(packed: bool, new: int, past: int, capacity: int, attributes: dict[str, Any]) -> None:
+def test_flow_qkv_attention_equals_group_query_attention(
+    packed: bool, new: int, past: int, capacity: int, attributes: dict[str, Any]
+) -> None:
     _check_same(_model(packed=packed, **attributes), _feeds(packed=packed, new=new, past=past, capacity=capacity))
 
 
@@ -89,7 +91,7 @@ def test_flow_qkv_attention_equals_group_query_attention(packed: bool, new: int,
     ],
     ids=["sink", "smooth softmax", "both"],
 )
-def test_sink(model: Any, new: int, past: int) -> None:
+def test_head_sink_is_kept(model: Any, new: int, past: int) -> None:
     _check_same(model, _feeds(packed=False, new=new, past=past, capacity=24))
 
 
@@ -144,7 +146,7 @@ def test_norm_weights_of_attention_are_kept() -> None:
         (_model(width=66), "the head size is not known from the query's last axis"),
     ],
 )
-def test_miss(model: Any, reason: str) -> None:
+def test_unmatched_graph_reports_miss(model: Any, reason: str) -> None:
     model, misses = testing.rewritten(model, "flow_qkv_attention")
     assert testing.operator_names(model) == ["GroupQueryAttention"]
     rule = "signature" if "is not known:" in misses[0].reason else "flow_qkv_attention"

@@ -87,7 +87,7 @@ def test_gate_and_up_become_one(activation: str, gating: str, factors: str) -> N
         (_model(also=", float up"), "something else reads gate, up or the activation"),
     ],
 )
-def test_miss(model: ir.Model, reason: str) -> None:
+def test_unmatched_graph_reports_miss(model: ir.Model, reason: str) -> None:
     model.graph[0].name = "gate_projection"
     misses: list[Any] = []
     assert testing.apply("gated_projection", model, misses) == 0

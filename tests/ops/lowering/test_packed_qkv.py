@@ -160,7 +160,7 @@ def test_three_projections_become_packed_one(heads: int, groups: int, size: int,
         (_model(key_input="other"), "Q, K and V are products of different values"),
     ],
 )
-def test_miss(model: ir.Model, reason: str) -> None:
+def test_unmatched_graph_reports_miss(model: ir.Model, reason: str) -> None:
     model.graph[0].name = "query_projection"
     misses: list[Any] = []
     assert testing.apply("packed_qkv", model, misses) == 0

@@ -132,7 +132,7 @@ def test_rows_with_zero_points() -> None:
         ),
     ],
 )
-def test_miss(model: ir.Model, reason: str) -> None:
+def test_unmatched_graph_reports_miss(model: ir.Model, reason: str) -> None:
     model, misses = testing.rewritten(model, "q4nx_gather")
     assert testing.operator_names(model) == ["GatherBlockQuantized"]
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("q4nx_gather", reason)]

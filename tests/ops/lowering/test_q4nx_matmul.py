@@ -79,7 +79,9 @@ class Case:
     ("rows", "columns", "block_size"),
     [(32, 256, 32), (40, 96, 32), (33, 320, 64), (20, 384, 128), (7, 80, 32), (7, 80, 64)],
 )
-def test_q4nx_matmul_equals_matmul_nbits(rows: int, columns: int, block_size: int, zero_points: str, bias: bool) -> None:
+def test_q4nx_matmul_equals_matmul_nbits(
+    rows: int, columns: int, block_size: int, zero_points: str, bias: bool
+) -> None:
     case = Case(rows, columns, block_size, zero_points, bias=bias)
     model, misses = testing.rewritten(case.model, "q4nx_matmul")
 
@@ -185,7 +187,7 @@ def test_weight_is_packed_when_it_is_read() -> None:
         ),
     ],
 )
-def test_miss(changed: dict[str, Any], reason: str) -> None:
+def test_unmatched_graph_reports_miss(changed: dict[str, Any], reason: str) -> None:
     model, misses = testing.rewritten(Case(**changed).model, "q4nx_matmul")
     assert testing.operator_names(model) == ["MatMulNBits"]
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("q4nx_matmul", reason)]

@@ -126,7 +126,7 @@ def test_gate_above_up() -> None:
     np.testing.assert_array_equal(*results)
 
 
-def test_zero_points() -> None:
+def test_zero_points_are_folded() -> None:
     case = Case(zero_points=True)
     model, misses = testing.rewritten(case.model, "q4nx_moe")
     assert misses == []

@@ -116,7 +116,7 @@ def test_norm_without_epsilon_takes_default() -> None:
         (_model(also=", float q1"), "something else reads Q or K on the way to the attention"),
     ],
 )
-def test_miss(model: ir.Model, reason: str) -> None:
+def test_unmatched_graph_reports_miss(model: ir.Model, reason: str) -> None:
     misses: list[Any] = []
     assert testing.apply("qk_norm", model, misses) == 0
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("qk_norm", reason)]

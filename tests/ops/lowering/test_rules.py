@@ -188,7 +188,7 @@ ATTENTIONS: dict[str, tuple[ir.Model, int, dict[str, int]]] = {
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_attention(ep_devices: list[Any], tmp_path: Path, name: str) -> None:
+def test_attention_becomes_flow_qkv(ep_devices: list[Any], tmp_path: Path, name: str) -> None:
     model, d, expected = ATTENTIONS[name]
     assert check(ep_devices, model, prompt(d), tmp_path) == expected
 
@@ -241,7 +241,9 @@ def gated(activation: str = FAST_GELU, up_x: str = "x", also: str = "", bias: st
         ),
     ],
 )
-def test_feed_forward(ep_devices: list[Any], tmp_path: Path, model: ir.Model, expected: dict[str, int]) -> None:
+def test_feed_forward_becomes_products(
+    ep_devices: list[Any], tmp_path: Path, model: ir.Model, expected: dict[str, int]
+) -> None:
     feeds = {"x": activations(1, 3, 96), "other": activations(1, 3, 96)[..., ::-1].copy()}
     assert check(ep_devices, model, feeds, tmp_path) == expected
 

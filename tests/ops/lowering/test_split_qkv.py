@@ -62,7 +62,7 @@ def test_attention_reads_packed_projection(axis: str) -> None:
         (_model(axis="1"), "Split along axis 1, expected the last one"),
     ],
 )
-def test_miss(model: ir.Model, reason: str) -> None:
+def test_unmatched_graph_reports_miss(model: ir.Model, reason: str) -> None:
     misses: list[Any] = []
     assert testing.apply("split_qkv", model, misses) == 0
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("split_qkv", reason)]

@@ -185,7 +185,7 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("client", "scenario"), cases())
-def test_client_gets_what_it_asks_for(
+def test_client_gets_expected_answers(
     play: Callable[[Client], dict[str, Any]], written: str, client: Client, scenario: str
 ) -> None:
     results = play(client)
@@ -210,7 +210,7 @@ def test_client_gets_what_it_asks_for(
 
 @pytest.mark.parametrize(("host", "code"), [("192.0.2.1", 3), ("example.invalid", 3), ("127.0.0.1", 1)])
 @pytest.mark.parametrize("language", ["Python", "JavaScript"])
-def test_client_that_reaches_for_another_host_is_ended(language: str, host: str, code: int) -> None:
+def test_client_reaching_other_host_is_ended(language: str, host: str, code: int) -> None:
     """This machine may be asked, though nobody listens on the port."""
     if language == "Python":
         hooked = "import sys; from tests.serve.clients.loopback import only_loopback; sys.addaudithook(only_loopback)"

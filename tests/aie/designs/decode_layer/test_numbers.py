@@ -16,7 +16,7 @@ from tests.aie.host_kernels import bf16
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize(("position", "window"), [(0, WINDOW), (40, WINDOW), (200, WINDOW), (255, None)])
-def test_numbers(rng, name, position, window, way):
+def test_decode_layer_equals_reference(rng, name, position, window, way):
     """The first token, one that sees all before it, one beyond the window, and the cache's last without a window."""
     call = random_call(SMALL[name], rng, position, [Layer(window)], way=way)
     case_of(call, rng).check()

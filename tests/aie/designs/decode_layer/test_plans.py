@@ -19,7 +19,7 @@ from tests.aie.mlir.test_module import called, needs_mlir_opt, opt
 @pytest.mark.parametrize(
     ("position", "capacity", "window"), [(0, 1024, None), (16, 1024, 512), (1022, 1024, 512), (32767, 32768, None)]
 )
-def test_passes_checker(name, position, capacity, window, way):
+def test_plan_passes_checker(name, position, capacity, window, way):
     plan = DecodeLayer(SHAPES[name], way).program(position, capacity, layers=[Layer(window)]).resolve_program("layer")
     assert [str(violation) for violation in check(plan)] == []
 

@@ -55,7 +55,7 @@ def test_blocks_change_nothing_where_all_is_seen() -> None:
     talk.turn(19, blocks=blocks_of([(1, 9), (0, 10)]))
 
 
-def test_blocks_that_do_not_fit_are_refused() -> None:
+def test_unfit_blocks_are_refused() -> None:
     query = np.zeros((1, 4, (H + 2 * G) * D), np.float32)
     for blocks, message in (
         (blocks_of([(2, 1), (1, 3)]), "to grow from block to block, got 1 after 2 in row 0"),

@@ -44,7 +44,7 @@ def test_window_sized_cache_of_ragged_batch_equals_float64() -> None:
 
 
 @pytest.mark.parametrize("cache", ["float", "int8"])
-def test_rewind(cache: str) -> None:
+def test_rewound_cache_equals_float64(cache: str) -> None:
     """Fewer tokens so far than before: what lies behind them in the shared cache no longer counts."""
     talk = Conversation(capacity=64, cache=cache)
     talk.turn(30)

@@ -72,7 +72,7 @@ def test_long_prompt_equals_float64(isa: str, cache: str, window: int) -> None:
     talk.turn(1200)
 
 
-def test_parts_are_merged_in_one_order_whoever_does_them() -> None:
+def test_parts_are_merged_in_one_order() -> None:
     """7 parts of 128 KB or more of each head, on more threads than some machines have."""
     rng = np.random.default_rng(5)
     past = rng.standard_normal((2, 1, G, 2000, D), dtype=np.float32)
@@ -144,7 +144,7 @@ def test_rounding_of_queries_and_weights_is_within_bounds(isa: str, cache: str, 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
 @pytest.mark.parametrize("attributes", [{"softcap": 5.0}, {"scale": 0.5}, {"rotary_interleaved": 1}, {"causal": 0}])
-def test_variants(isa: str, cache: str, attributes: dict[str, Any]) -> None:
+def test_variants_equal_float64(isa: str, cache: str, attributes: dict[str, Any]) -> None:
     talk = Conversation(capacity=0, isa=isa, cache=cache, **attributes)
     for tokens in (19, 1):
         talk.turn(tokens)

@@ -187,7 +187,7 @@ def check_caches(pool: Pool, expected: list[np.ndarray]) -> None:
 )
 @pytest.mark.parametrize("cache", POOL_TYPES)
 @pytest.mark.parametrize("isa", ISAS)
-def test_mixed_calls(isa: str, cache: str, attributes: dict[str, Any]) -> None:
+def test_mixed_calls_equal_float64(isa: str, cache: str, attributes: dict[str, Any]) -> None:
     """A prompt, a part of one and a single token in one call, after calls that left a past."""
     pool = Pool(cache, isa, norm=True, attributes=attributes)
     a, b, c = Sequence(150, 1), Sequence(140, 2), Sequence(40, 3)
@@ -239,7 +239,7 @@ def test_shared_prefix_blocks_give_same_bits() -> None:
     np.testing.assert_array_equal(pool.run([(second, 28)])[0], alone[32:])
 
 
-def test_numbers_that_are_not_finite_stay_in_their_sequence() -> None:
+def test_nan_stays_in_its_sequence() -> None:
     """In it, tokens before the one that has them do not change either."""
     clean, broken = Sequence(40, 1), Sequence(40, 2)
     alone = Pool().run([(clean, 40)])[0]

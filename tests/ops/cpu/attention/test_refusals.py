@@ -72,7 +72,7 @@ def infer(inputs: list[np.ndarray | None], **attributes: int) -> list[list[int]]
         ({"counted_prompt": 2}, "counted_prompt.* 0 (or|to) 1, got 2"),
     ],
 )
-def test_attributes_that_do_not_fit_are_refused(attributes: dict[str, int], message: str) -> None:
+def test_unfit_attributes_are_refused(attributes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Node("FlowQKVAttention", [zeros(1, 1, WIDTH)], ("float",), **(SIZES | attributes))
 
@@ -121,7 +121,7 @@ def test_attributes_that_do_not_fit_are_refused(attributes: dict[str, int], mess
         ({"head_sink": zeros(H, dtype=np.float16)}, "float", "head_sink.* float, got float16"),
     ],
 )
-def test_types_that_do_not_fit_are_refused(changed: Inputs, outputs: str, message: str) -> None:
+def test_unfit_types_are_refused(changed: Inputs, outputs: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Node("FlowQKVAttention", call(**changed), ("float", outputs, outputs), do_rotary=1, **SIZES)
 
@@ -211,7 +211,7 @@ SHAPES: dict[str, tuple[Inputs, str]] = {
 
 
 @pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
-def test_shapes_that_do_not_fit_are_refused(case: tuple[Inputs, str]) -> None:
+def test_unfit_shapes_are_refused(case: tuple[Inputs, str]) -> None:
     changed, message = case
     with pytest.raises(ValueError, match=message):
         infer(call(**changed))
@@ -237,7 +237,7 @@ LEAST, MOST = -(2**31), 2**31 - 1
         (3, [-2, 2], r"expected seqlens_k \+ 1 of row 0 to be at least 0, got -1"),
     ],
 )
-def test_lengths_that_do_not_fit_are_refused(total: int, lengths: list[int], message: str) -> None:
+def test_unfit_lengths_are_refused(total: int, lengths: list[int], message: str) -> None:
     changed = {"total_sequence_length": np.array(total, np.int32), "seqlens_k": np.array(lengths, np.int32)}
     with pytest.raises(ValueError, match=message):
         infer(call(**changed, attention_bias=None))
@@ -255,7 +255,7 @@ def test_positions_without_angles_are_refused(position: int, counted: int, total
         infer(call(**changed), counted_prompt=counted)
 
 
-def test_positions_that_count_beyond_angles_are_refused() -> None:
+def test_positions_beyond_angles_are_refused() -> None:
     first_prompt = {"total_sequence_length": np.array(S, np.int32), "seqlens_k": np.array([S - 1] * B, np.int32)}
     with pytest.raises(ValueError, match=r"expected positions below 10, .*, got 10: shorten the context"):
         infer(call(**first_prompt, position_ids=np.full((B, S), 8), attention_bias=None), counted_prompt=1)

@@ -107,7 +107,7 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-
 # What may show what only the sanitizers find, memory and undefined behaviour of C++; not the tests marked slow, which run
 # more of the same C++, nor those marked opencl, which run others' compilers. Of tests/aie those that each look at another
 # part of it: kernels, aie/host/, the emulator. The rest runs plans, which is Python, or the same C++ many times over.
-SANITIZED := tests/ops tests/npu tests/ep graph_rewrites $(addprefix tests/aie/,host kernels/test_equations.py kernels/test_attention_becomes_flow_qkv.py \
+SANITIZED := tests/ops tests/npu tests/ep graph_rewrites $(addprefix tests/aie/,host kernels/test_equations.py kernels/test_attention.py \
 	kernels/test_decode_layer.py emulator/test_runs.py emulator/test_deadlocks.py iron/test_conformance.py)
 # What runs no C++ of ours, but for the quantiser of tests/ops/functions/test_q4nx.py: definitions in stock ONNX Runtime,
 # files in Python, the search for a loader, XRT's own tool.

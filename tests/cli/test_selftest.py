@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu selftest`: the ladder on the emulator, rungs that are made to fail, and parameters found from times."""
+"""`flownpu selftest`: the stages on the emulator, stages that are made to fail, and parameters found from times."""
 
 import dataclasses
 import json
@@ -18,11 +18,12 @@ from flownpu.aie.cost.kernels import published_cycles
 from flownpu.aie.cost.parameters import TABLE, VALUES
 from flownpu.aie.plan.limits import NPU2
 from flownpu.aie.programs.call import ArtifactCall
-from flownpu.selftest import climb, rungs
-from flownpu.selftest.climb import Climber, Outcome, Result
+from flownpu.selftest import runner, stages
 from flownpu.selftest.decoder import SHAPE
 from flownpu.selftest.measures import MEASURES, measure
+from flownpu.selftest.outcome import Outcome
 from flownpu.selftest.report import SelftestReport
+from flownpu.selftest.runner import StageResult, StageRunner
 from flownpu.selftest.worker import Run
 
 THREE = ("--only", "copy", "--only", "kernel geglu", "--only", "rms_norm")
@@ -33,42 +34,44 @@ def report_of(folder, device="emulate"):
 
 
 def outcomes(report):
-    return {rung["rung"]: rung["outcome"] for rung in report["rungs"]}
+    return {stage["rung"]: stage["outcome"] for stage in report["rungs"]}
 
 
-# --- The ladder -------------------------------------------------------------------------------------------------------
+# --- The stages -------------------------------------------------------------------------------------------------------
 
 
-def changed_ladder(monkeypatch, change):
-    """Replaces each rung of the ladder by what `change` makes of it."""
-    known = rungs.ladder
-    monkeypatch.setattr(rungs, "ladder", lambda target, *, many: [change(rung) for rung in known(target, many=many)])
+def changed_stages(monkeypatch, change):
+    """Replaces each stage of the self-test by what `change` makes of it."""
+    known = stages.selftest_stages
+    monkeypatch.setattr(
+        stages, "selftest_stages", lambda target, *, many: [change(stage) for stage in known(target, many=many)]
+    )
 
 
 def test_rungs_all_pass_on_emulator(flownpu, tmp_path, monkeypatch):
-    """Every kernel that kernels.h declares is called by a rung, too."""
-    expected, called = [rung.name for rung in rungs.ladder("npu2", many=False)], set()
+    """Every kernel that kernels.h declares is called by a stage, too."""
+    expected, called = [stage.name for stage in stages.selftest_stages("npu2", many=False)], set()
 
-    def watched(rung):
+    def watched(stage):
         def make(rng):
-            trial = rung.make(rng)
+            trial = stage.make(rng)
             calls = [step.call for step in trial.program.steps if isinstance(step.call, ArtifactCall)]
             called.update(kernel.entry for call in calls for kernel in call.last_plan.array.kernels)
             return trial
 
-        return dataclasses.replace(rung, make=make)
+        return dataclasses.replace(stage, make=make)
 
-    changed_ladder(monkeypatch, watched)
+    changed_stages(monkeypatch, watched)
     done = flownpu("selftest", "--output", tmp_path)
     assert done.code == 0, done.err
     report = report_of(tmp_path)
     assert set(outcomes(report).values()) == {"passed"}
     assert list(outcomes(report)) == expected
-    assert all(0 <= rung["share"] <= 1 for rung in report["rungs"])
+    assert all(0 <= stage["share"] <= 1 for stage in report["rungs"])
     assert report["measured"] == {}
     assert report["measurements"] == []
     assert "Nothing of it was measured" in done.out
-    assert f"{len(expected)} of {len(expected)} rungs passed" in done.out
+    assert f"{len(expected)} of {len(expected)} stages passed" in done.out
     entries = set(re.findall(r"^void (\w+)\(", (KERNELS / "kernels.h").read_text(), re.MULTILINE))
     assert entries == called
 
@@ -85,24 +88,24 @@ def test_rungs_for_xdna(flownpu, tmp_path):
     assert report == report_of(tmp_path)
 
 
-# --- Rungs that fail --------------------------------------------------------------------------------------------------
+# --- Stages that fail -------------------------------------------------------------------------------------------------
 
 
 def planted(monkeypatch, name, change):
-    """Changes a rung's trial."""
+    """Changes a stage's trial."""
 
-    def changed(rung):
-        return dataclasses.replace(rung, make=lambda rng: change(rung.make(rng))) if rung.name == name else rung
+    def changed(stage):
+        return dataclasses.replace(stage, make=lambda rng: change(stage.make(rng))) if stage.name == name else stage
 
-    changed_ladder(monkeypatch, changed)
+    changed_stages(monkeypatch, changed)
 
 
 def damaged(trial):
     """Flips one bit of one constant, of which the reference does not know."""
-    name, content = next(iter(trial.given.items()))
+    name, content = next(iter(trial.inputs.items()))
     content = content.copy()
     content.view(np.uint8).reshape(-1)[1] ^= 0x40
-    return dataclasses.replace(trial, given={**trial.given, name: content})
+    return dataclasses.replace(trial, inputs={**trial.inputs, name: content})
 
 
 def with_step(trial, **changes):
@@ -160,22 +163,22 @@ def test_wrong_rung_fails_alone(flownpu, tmp_path, monkeypatch, name, change, me
     expected = dict.fromkeys(("copy", "kernel geglu", "rms_norm"), "passed") | {name: "wrong"}
     assert outcomes(report_of(tmp_path)) == expected
     assert re.search(f"{name}: wrong: {message}", done.err)
-    assert "2 of 3 rungs passed" in done.out
+    assert "2 of 3 stages passed" in done.out
 
 
 def with_another_process(monkeypatch, name, script):
-    """Runs a script in place of a rung's worker."""
-    known = climb.worker_command
+    """Runs a script in place of a stage's worker."""
+    known = runner.worker_command
     monkeypatch.setattr(
-        climb, "worker_command",
+        runner, "worker_command",
         lambda folder: [sys.executable, "-c", script] if folder.name == name else known(folder),
     )  # fmt: skip
 
 
 def test_hanging_rung_ends_at_time_limit(flownpu, tmp_path, monkeypatch):
     with_another_process(monkeypatch, "kernel-geglu", "import time; time.sleep(600)")
-    changed_ladder(
-        monkeypatch, lambda rung: dataclasses.replace(rung, seconds=0.5 if rung.name == "kernel geglu" else 60)
+    changed_stages(
+        monkeypatch, lambda stage: dataclasses.replace(stage, seconds=0.5 if stage.name == "kernel geglu" else 60)
     )
     done = flownpu("selftest", *THREE, "--output", tmp_path)
     assert done.code == 1
@@ -183,7 +186,7 @@ def test_hanging_rung_ends_at_time_limit(flownpu, tmp_path, monkeypatch):
     assert "expected it to end within 0.5 s, and it did not" in done.err
 
 
-def test_seconds_bound_every_rung(flownpu, tmp_path):
+def test_seconds_bound_every_stage(flownpu, tmp_path):
     done = flownpu("selftest", "--only", "copy", "--seconds", 0.01, "--output", tmp_path)
     assert done.code == 1
     assert outcomes(report_of(tmp_path)) == {"copy": "timed out"}
@@ -252,12 +255,12 @@ def test_missing_npu_fails_all_rungs(flownpu, tmp_path):
     assert done.code == 1
     report = report_of(tmp_path, "npu")
     assert outcomes(report) == {"copy": "failed", "rms_norm": "failed"}
-    assert all("[FlowNPU]" in rung["text"] for rung in report["rungs"])
+    assert all("[FlowNPU]" in stage["text"] for stage in report["rungs"])
     stand_ins = {"aiecc": "aiecc 1.0", "peano": "clang++ 1.0", "xclbinutil": "XRT Build Version: 2.25.00"}
     assert report["toolchain"] == stand_ins
     assert report["measured"] == {}
-    assert {found["reason"] for found in report["measurements"]} > {"rung 'copy' did not pass"}
-    assert f"Please send {tmp_path / 'npu' / 'report.json'} and {tmp_path / 'npu' / 'rungs'}" in done.out
+    assert {found["reason"] for found in report["measurements"]} > {"stage 'copy' did not pass"}
+    assert f"Please send {tmp_path / 'npu' / 'report.json'} and {tmp_path / 'npu' / 'stages'}" in done.out
 
 
 # --- What times tell --------------------------------------------------------------------------------------------------
@@ -270,10 +273,10 @@ ASSUMED = {
 }  # fmt: skip
 
 
-def made_up(rung):
-    """The seconds that a rung takes if parameters are ASSUMED: the cost of its work, and a dispatch."""
-    p, work = ASSUMED, rung.work
-    name = rung.name.removesuffix(", more")
+def made_up(stage):
+    """The seconds that a stage takes if parameters are ASSUMED: the cost of its work, and a dispatch."""
+    p, work = ASSUMED, stage.work
+    name = stage.name.removesuffix(", more")
     if name == "copy":
         return work / p["channel_read"] + p["dispatch"] - 32768 / p["channel_read"]
     if name in {"decode_layer", "decode_layer, two layers"}:
@@ -300,18 +303,18 @@ def made_up(rung):
 
 
 def results_of(seconds):
-    """Results of all rungs as if each had taken `seconds(rung)`; the first of three runs is slower."""
+    """Results of all stages as if each had taken `seconds(stage)`; the first of three runs is slower."""
     found = []
-    for rung in rungs.ladder("npu2", many=True):
-        took = seconds(rung)
+    for stage in stages.selftest_stages("npu2", many=True):
+        took = seconds(stage)
         run = Run("npu2", [1.0, took, took], [2e-9 * 4096 * 1024] * 3, 4096 * 1024)
-        found.append(Result(rung.name, Outcome.PASSED, share=0.5, error=0.1, work=rung.work, run=run))
-    alone = {result.rung: result.seconds for result in found}
+        found.append(StageResult(stage.name, Outcome.PASSED, share=0.5, error=0.1, work=stage.work, run=run))
+    alone = {result.name: result.seconds for result in found}
     calls = alone["dequant_engine bf16"] + alone["gemm bf16"]
     turns = 8 * calls + 16 * ASSUMED["array_change"]
     return [
         dataclasses.replace(result, run=dataclasses.replace(result.run, seconds=[1.0, turns]))
-        if result.rung == "arrays in turn"
+        if result.name == "arrays in turn"
         else result
         for result in found
     ]
@@ -336,29 +339,29 @@ def test_report_has_measured_parameters():
 
 
 def test_failed_or_noisy_times_give_no_parameter():
-    """Rungs that failed, and times that are noise, give no parameter but the reason why not."""
+    """Stages that failed, and times that are noise, give no parameter but the reason why not."""
     results = [
-        dataclasses.replace(result, outcome=Outcome.WRONG) if result.rung == "copy" else result
-        for result in results_of(lambda _rung: 50e-6)
+        dataclasses.replace(result, outcome=Outcome.WRONG) if result.name == "copy" else result
+        for result in results_of(lambda _stage: 50e-6)
     ]
     found = {each.name: each for each in measure(results, "npu2")}
     assert all(each.value is None for name, each in found.items() if name not in {"own_host_per_logit", "array_change"})
-    assert found["dispatch"].reason == "rung 'copy' did not pass"
+    assert found["dispatch"].reason == "stage 'copy' did not pass"
     assert "noise" in found["dqp_block"].reason
     assert "noise" in found["memory_read"].reason
 
 
 def test_infinite_error_is_null_in_json():
-    result = Result("copy", Outcome.WRONG, "y_0: nan", math.inf, math.inf)
+    result = StageResult("copy", Outcome.WRONG, "y_0: nan", math.inf, math.inf)
     (record,) = SelftestReport("emulate", "npu2", {}, [result]).document()["rungs"]
     assert record["share"] is None
     json.dumps(record, allow_nan=False)
 
 
 def test_rung_inputs_do_not_depend_on_selection(tmp_path):
-    """A rung that failed can be tried again alone, with the inputs that it had."""
-    chosen = [rung for rung in rungs.ladder("npu2", many=False) if rung.name in {"copy", "rms_norm"}]
-    list(Climber("npu2", tmp_path / "all").climb(chosen))
-    list(Climber("npu2", tmp_path / "one").climb(chosen[-1:]))
-    first, second = (tmp_path / part / "rungs" / "rms_norm" / "given.npz" for part in ("all", "one"))
+    """A stage that failed can be tried again alone, with the inputs that it had."""
+    chosen = [stage for stage in stages.selftest_stages("npu2", many=False) if stage.name in {"copy", "rms_norm"}]
+    list(StageRunner("npu2", tmp_path / "all").run(chosen))
+    list(StageRunner("npu2", tmp_path / "one").run(chosen[-1:]))
+    first, second = (tmp_path / part / "stages" / "rms_norm" / "inputs.npz" for part in ("all", "one"))
     assert first.read_bytes() == second.read_bytes()

@@ -13,7 +13,7 @@ import pytest
 
 from flownpu import _native
 from flownpu.cli import main, selftest
-from flownpu.selftest import climb
+from flownpu.selftest import runner
 from flownpu.selftest.measures import MEASURES
 from tests.npu import xrt
 from tests.npu.machine import Machine, require
@@ -41,11 +41,11 @@ def npu_of_the_driver(tmp_path, monkeypatch):
     (tmp_path / xrt.PLUGIN.name).symlink_to(xrt.PLUGIN.resolve())
     toolchain = SimpleNamespace(versions={"aiecc": "a double"})
     monkeypatch.setattr(selftest, "find_toolchain", lambda: (toolchain, []))
-    monkeypatch.setattr(climb, "write_compiled", lambda folder, programs: write_for_xdna_driver(folder.path, programs))
+    monkeypatch.setattr(runner, "write_compiled", lambda folder, programs: write_for_xdna_driver(folder.path, programs))
     machine = Machine(tmp_path)
     command = ["env", *(f"{name}={value}" for name, value in machine.variables().items())]
     command += machine.command("-c", WORKER)
-    monkeypatch.setattr(climb, "worker_command", lambda folder: [*command, str(folder), str(native)])
+    monkeypatch.setattr(runner, "worker_command", lambda folder: [*command, str(folder), str(native)])
 
 
 @pytest.mark.usefixtures("npu_of_the_driver")
@@ -56,13 +56,13 @@ def test_rungs_run_and_are_timed(tmp_path, capfd):
     captured = capfd.readouterr()
     assert code == 0, captured.err
     report = json.loads((tmp_path / "npu" / "report.json").read_text())
-    assert {rung["outcome"] for rung in report["rungs"]} == {"passed"}
+    assert {stage["outcome"] for stage in report["rungs"]} == {"passed"}
     assert "NPU Strix, firmware 255.0.5.35, XRT 2.25" in report["runtime"]
-    assert all(len(rung["run"]["seconds"]) == 20 for rung in report["rungs"])
+    assert all(len(stage["run"]["seconds"]) == 20 for stage in report["rungs"])
     # The values that a double measures mean nothing; the test asks only that they are there.
     found = {each["name"]: each for each in report["measurements"]}
     assert set(found) == {each.name for each in MEASURES}
     assert {"dispatch", "own_host_per_logit"} <= set(report["measured"])
-    assert "rung 'streams, more' did not pass" in found["memory_read"]["reason"]
+    assert "stage 'streams, more' did not pass" in found["memory_read"]["reason"]
     assert "measured" in captured.out
     assert f"--measured {tmp_path / 'npu' / 'report.json'}" in captured.out

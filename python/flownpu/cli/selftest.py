@@ -5,7 +5,7 @@ import json
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -20,24 +20,16 @@ from flownpu.errors import FlowNPUError
 if TYPE_CHECKING:
     from flownpu import _native
     from flownpu.aie.artifacts.toolchain import Toolchain
-    from flownpu.selftest.climb import Climber, Result
-    from flownpu.selftest.gpu.trials import Result as KernelResult
+    from flownpu.selftest.gpu.trials import KernelResult
+    from flownpu.selftest.outcome import Result
     from flownpu.selftest.report import SelftestReport
-    from flownpu.selftest.rung import Rung
+    from flownpu.selftest.runner import StageResult, StageRunner
+    from flownpu.selftest.stage import Stage
 
 _COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-_RUNS = 20  # of a rung on an NPU, of which the median counts
+_RUNS = 20  # of a stage on an NPU, of which the median counts
 _GPU_RUNS = 5  # of a kernel, of which the median counts
 _MICROSECONDS = 1e6
-_Justify = Literal["left", "right"]
-_GPU_COLUMNS: tuple[tuple[str, _Justify], ...] = (
-    ("kernel", "left"),
-    ("result", "left"),
-    ("error, of its bound", "right"),
-    ("us", "right"),
-    ("GB/s read", "right"),
-    ("GOP/s", "right"),
-)
 
 
 class TriedDevice(StrEnum):
@@ -56,13 +48,13 @@ def selftest(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            "--only", metavar="PATTERN", help="Rungs, or kernels, whose names match, such as *gemm*; may be repeated."
+            "--only", metavar="PATTERN", help="Stages, or kernels, whose names match, such as *gemm*; may be repeated."
         ),
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
-            "--seconds", min=0.01, metavar="NUMBER", help="Time limit of a rung. (default: 60, for a prompt 120)"
+            "--seconds", min=0.01, metavar="NUMBER", help="Time limit of a stage. (default: 60, for a prompt 120)"
         ),
     ] = None,
     output: Annotated[
@@ -75,7 +67,7 @@ def selftest(
 ) -> None:
     """Try an NPU, or its emulator, step by step: a copy, each kernel, each design, a layer, a token, a prompt.
 
-    Each rung of the ladder is compared with a reference in float64 within a derived bound, and runs in a process of
+    Each stage is compared with a reference in float64 within a derived bound, and runs in a process of
     its own for a bounded time; after a failure the others go on. On an NPU, which needs AMD's toolchain as `flownpu
     build` does, times give parameters of the cost model. DIR/DEVICE/report.json has all results: send it with a report.
 
@@ -84,22 +76,22 @@ def selftest(
     if device is TriedDevice.GPU:
         _try_gpu(only or [], output / device.value, as_json)
         return
-    from flownpu.selftest.climb import Climber  # noqa: PLC0415 other commands need not read the designs
     from flownpu.selftest.report import SelftestReport  # noqa: PLC0415
-    from flownpu.selftest.rungs import ladder  # noqa: PLC0415
+    from flownpu.selftest.runner import StageRunner  # noqa: PLC0415 other commands need not read the designs
+    from flownpu.selftest.stages import selftest_stages  # noqa: PLC0415
 
     on_npu = device is TriedDevice.NPU
-    rungs = _chosen(ladder(target.value, many=on_npu), only or [])
+    stages = _chosen(selftest_stages(target.value, many=on_npu), only or [])
     toolchain: Toolchain | None = None
     if on_npu:
         toolchain, missing = find_toolchain()
         if toolchain is None:
-            say_missing("The ladder for an NPU has to be compiled", missing)
+            say_missing("The stages for an NPU have to be compiled", missing)
             raise typer.Exit(1)
     folder = output / device.value
-    climber = Climber(target.value, folder.absolute(), toolchain, seconds, _RUNS if on_npu else 1)
+    runner = StageRunner(target.value, folder.absolute(), toolchain, seconds, _RUNS if on_npu else 1)
     versions = {} if toolchain is None else toolchain.versions
-    report = SelftestReport(device.value, target.value, versions, _climb(climber, rungs))
+    report = SelftestReport(device.value, target.value, versions, _run(runner, stages))
     if _write(report.document(), folder, as_json):
         _show(report, folder)
     if not report.passed:
@@ -144,29 +136,22 @@ def _try_gpu(patterns: list[str], folder: Path, as_json: str | None) -> None:
 
 def _show_gpu(device: "_native.GpuDevice", results: "list[KernelResult]", folder: Path) -> None:
     """The table of kernels, and what to do next."""
-    software = device.facts.kind == "cpu"
     table = Table(title=device.description, title_justify="left")
-    for heading, justify in _GPU_COLUMNS:
-        table.add_column(heading, justify=justify)
+    for heading in ("kernel", "result"):
+        table.add_column(heading)
+    for heading in ("error, of its bound", "us", "GB/s read", "GOP/s"):
+        table.add_column(heading, justify="right")
     for result in results:
-        rates = [
-            "" if not amount or not result.seconds else f"{amount / result.seconds / 1e9:.2f}"
-            for amount in (result.read, result.operations)
-        ]
-        table.add_row(
-            result.variant,
-            _outcome_text(result),
-            _share_text(result.share),
-            "" if result.seconds is None else f"{result.seconds * _MICROSECONDS:.1f}",
-            *rates,
-        )
+        amounts = (result.read, result.operations)
+        rates = (f"{each / result.seconds / 1e9:.2f}" if each and result.seconds else "" for each in amounts)
+        table.add_row(*_cells(result, result.seconds), *rates)
     console.print(table)
     console.print(f"{sum(result.passed for result in results)} of {len(results)} kernels passed.", markup=False)
     console.print(f"Decoders store activations as {device.stored_type()}.", markup=False)
     if device.cache_problem:
         console.print(f"Compiled kernels are not kept: {device.cache_problem}", markup=False)
     path = folder / "report.json"
-    if software:
+    if device.facts.kind == "cpu":
         console.print(f"Report: {path}. A CPU computed: its times say nothing of a GPU's.", markup=False)
     else:
         console.print(f"Please send {path}.", markup=False)
@@ -177,35 +162,35 @@ class _Named(Protocol):
 
     @property
     def name(self) -> str:
-        """A rung's, or a kernel's."""
+        """A stage's, or a kernel's."""
 
 
 _Tried = TypeVar("_Tried", bound=_Named)
 
 
-def _chosen(rungs: list[_Tried], patterns: list[str]) -> list[_Tried]:
-    """The rungs, or kernels, that patterns name.
+def _chosen(stages: list[_Tried], patterns: list[str]) -> list[_Tried]:
+    """The stages, or kernels, that patterns name.
 
     Raises:
         typer.BadParameter: a pattern names none.
     """
     for pattern in patterns:
-        if not any(fnmatchcase(rung.name, pattern) for rung in rungs):
-            names = ", ".join(f"'{rung.name}'" for rung in rungs)
+        if not any(fnmatchcase(stage.name, pattern) for stage in stages):
+            names = ", ".join(f"'{stage.name}'" for stage in stages)
             raise typer.BadParameter(f"expected a pattern of one of {names}, got {pattern!r}", param_hint="--only")
-    return [rung for rung in rungs if not patterns or any(fnmatchcase(rung.name, pattern) for pattern in patterns)]
+    return [stage for stage in stages if not patterns or any(fnmatchcase(stage.name, pattern) for pattern in patterns)]
 
 
-def _climb(climber: "Climber", rungs: "list[Rung]") -> "list[Result]":
+def _run(runner: "StageRunner", stages: "list[Stage]") -> "list[StageResult]":
     """All results; failures are said when they come."""
     results = []
     with progress_bar(*_COLUMNS) as bar:
-        task = bar.add_task("rungs", total=len(rungs))
-        for result in climber.climb(rungs, lambda what, rung: bar.update(task, description=f"{what} {rung}")):
+        task = bar.add_task("rungs", total=len(stages))
+        for result in runner.run(stages, lambda action, stage: bar.update(task, description=f"{action} {stage}")):
             results.append(result)
             bar.advance(task)
             if not result.passed:
-                status(f"{result.rung}: {result.outcome}: {result.text}")
+                status(f"{result.name}: {result.outcome}: {result.text}")
     return results
 
 
@@ -213,35 +198,29 @@ def _show(report: "SelftestReport", folder: Path) -> None:
     """The tables, and what to do next."""
     emulated = report.device == "emulate"
     table = Table(title=f"{report.device}, {report.target}", title_justify="left")
-    table.add_column("rung")
-    table.add_column("result")
-    table.add_column("error, of its bound", justify="right")
-    table.add_column("us, emulated: no speed" if emulated else "us", justify="right")
+    for heading in ("stage", "result"):
+        table.add_column(heading)
+    for heading in ("error, of its bound", "us, emulated: no speed" if emulated else "us"):
+        table.add_column(heading, justify="right")
     for result in report.results:
-        table.add_row(
-            result.rung,
-            _outcome_text(result),
-            _share_text(result.share),
-            "" if result.seconds is None else f"{result.seconds * _MICROSECONDS:.1f}",
-        )
+        table.add_row(*_cells(result, result.seconds))
     console.print(table)
     passed = sum(result.passed for result in report.results)
-    console.print(f"{passed} of {len(report.results)} rungs passed.", markup=False)
+    console.print(f"{passed} of {len(report.results)} stages passed.", markup=False)
     path = folder / "report.json"
     if emulated:
         console.print(f"Report: {path}. Nothing of it was measured: time on the emulator means nothing.", markup=False)
         return
     _show_measurements(report)
-    console.print(f"Please send {path}" + ("" if report.passed else f" and {folder / 'rungs'}") + ".", markup=False)
+    console.print(f"Please send {path}" + ("" if report.passed else f" and {folder / 'stages'}") + ".", markup=False)
     console.print(f"Next: flownpu predict gemma3-1b --measured {path}", markup=False)
 
 
-def _outcome_text(result: "Result | KernelResult") -> str:
-    return f"[green]{result.outcome}[/]" if result.passed else f"[red]{result.outcome.upper()}[/]"
-
-
-def _share_text(share: float | None) -> str:
-    return "" if share is None else "exact" if share == 0 else f"{share:.2f}"
+def _cells(result: "Result", seconds: float | None) -> tuple[str, str, str, str]:
+    """A table's cells for a result: name, outcome, error, microseconds."""
+    outcome = f"[green]{result.outcome}[/]" if result.passed else f"[red]{result.outcome.upper()}[/]"
+    error = "" if result.share is None else "exact" if result.share == 0 else f"{result.share:.2f}"
+    return result.name, outcome, error, "" if seconds is None else f"{seconds * _MICROSECONDS:.1f}"
 
 
 def _show_measurements(report: "SelftestReport") -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ladder's upper rungs: decoder layers, a token and a prompt of a small decoder with random weights.
+"""The last stages of the self-test: decoder layers, a token and a prompt of a small decoder with random weights.
 
 The programs of the token and of the prompt are those that `flownpu build` writes for a model (aie/programs/).
 """
@@ -29,8 +29,8 @@ from flownpu.selftest.reference.layer import (
 )
 from flownpu.selftest.reference.numbers import BFLOAT16, bf16
 from flownpu.selftest.reference.prompt import PrefillModel
-from flownpu.selftest.rung import Check, Rung, Trial
-from flownpu.selftest.worker import MADE
+from flownpu.selftest.stage import Check, Stage, Trial
+from flownpu.selftest.worker import RESULT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     Rng = np.random.Generator
 
-__all__ = ["SHAPE", "decoder_rungs"]
+__all__ = ["SHAPE", "decoder_stages"]
 
 SHAPE = LayerShape(256, 4, 2, 64, 512, "geglu", post_norms=True, qk_norm=True)
 _LAYERS = [Layer(64, 0), Layer(None, 1), Layer(40, 0)]
@@ -50,32 +50,32 @@ _POSITION, _SPLIT_POSITION = 100, 550  # at 550 every tile has some of the split
 _TOKENS, _CHUNK = 50, 64  # tokens of the prompt, and of the chunk, whose rest is empty
 
 
-def decoder_rungs(target: str) -> Iterator[Rung]:
-    """The rungs; none on npu1, which the decode layer does not fit. `work` of the layers' rungs: number of layers."""
+def decoder_stages(target: str) -> Iterator[Stage]:
+    """The stages; none on npu1, which the decode layer does not fit. `work` of the layers' stages: number of layers."""
     if target != "npu2":
         return
     for name, layers in (("decode_layer", 1), ("decode_layer, two layers", 2)):
-        yield Rung(name, "decode_layer", partial(_layers, name, "pairs", layers, _CONTEXT, _POSITION), layers)
+        yield Stage(name, "decode_layer", partial(_layers, name, "pairs", layers, _CONTEXT, _POSITION), layers)
     name = "decode_layer, split keys"
-    yield Rung(name, name, partial(_layers, name, "split", 1, _SPLIT_CONTEXT, _SPLIT_POSITION), 1)
-    yield Rung("token", "token", _token, 1)
-    yield Rung("prompt", "prompt", partial(_prompt, target), _TOKENS, 120)
+    yield Stage(name, name, partial(_layers, name, "split", 1, _SPLIT_CONTEXT, _SPLIT_POSITION), 1)
+    yield Stage("token", "token", _token, 1)
+    yield Stage("prompt", "prompt", partial(_prompt, target), _TOKENS, 120)
 
 
 def _layers(name: str, way: str, count: int, context: int, position: int, rng: Rng) -> Trial:
     """Layers of a token, in one call; `way` is how attention is shared among tiles ("pairs", "split")."""
     call = random_call(SHAPE, rng, position, [Layer()] * count, context, way=way)
-    made = fixed_call("decode_layer", f"decode_layer-{way}", f"layers{count}", call.program)
-    given = {f"{made.name} {buffer}": content for buffer, content in call.buffers().items()}
-    program = program_of([made], kind=name, constants=given, same={"cache_bytes": "cache"})
-    wanted = tuple(f"{made.name} {buffer}" for buffer in ("state", "cache"))
+    fixed = fixed_call("decode_layer", f"decode_layer-{way}", f"layers{count}", call.program)
+    inputs = {f"{fixed.name} {buffer}": content for buffer, content in call.buffers().items()}
+    program = program_of([fixed], kind=name, constants=inputs, same={"cache_bytes": "cache"})
+    outputs = tuple(f"{fixed.name} {buffer}" for buffer in ("state", "cache"))
 
-    def outcome(what: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
-        by_name = {name.rpartition(" ")[2]: content.view(BFLOAT16) for name, content in found.items()}
-        return call.outcome(by_name)[what]
+    def select(name: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
+        by_name = {buffer.rpartition(" ")[2]: content.view(BFLOAT16) for buffer, content in found.items()}
+        return call.outcome(by_name)[name]
 
-    checks = tuple(Check(what, partial(outcome, what), *numbers) for what, numbers in expectation(call, rng).items())
-    return Trial(program, given, wanted, checks)
+    checks = tuple(Check(name, partial(select, name), *numbers) for name, numbers in expectation(call, rng).items())
+    return Trial(program, inputs, outputs, checks)
 
 
 def _token(rng: Rng) -> Trial:
@@ -86,27 +86,27 @@ def _token(rng: Rng) -> Trial:
         head=random_projection(rng, _VOCABULARY, SHAPE.hidden),
         final_norms=bf16(rng.uniform(0.5, 1.5, (SHAPE.entry_norms, SHAPE.hidden))),
     )  # fmt: skip
-    given = call.buffers()
-    del given["state"]  # the host writes it before the run, as in a session
+    inputs = call.buffers()
+    del inputs["state"]  # the host writes it before the run, as in a session
     choice = decode_program(_decoder(), "npu2", _CONTEXT, ways=[call.design.way])
     program = replace(choice.program, kind="token", attributes={})
     expected = expectation(call, rng)
     checks = (
-        Check("logits", lambda found: found[MADE], *expected["logits"]),
-        *(Check(what, partial(_of_cache, call, what), *expected[what]) for what in ("position", "other positions")),
+        Check("logits", lambda found: found[RESULT], *expected["logits"]),
+        *(Check(part, partial(_of_cache, call, part), *expected[part]) for part in ("position", "other positions")),
     )
-    return Trial(program, given, ("cache",), checks, _POSITION, call.hidden.astype(np.float32))
+    return Trial(program, inputs, ("cache",), checks, _POSITION, call.hidden.astype(np.float32))
 
 
-def _of_cache(call: LayerInputs, what: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
+def _of_cache(call: LayerInputs, part: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
     """From the cache, the keys and values of the token's position, or those of all other positions."""
     cache = found["cache"].view(BFLOAT16).reshape(call.cache.shape)
-    part = cache[:, call.position] if what == "position" else np.delete(cache, call.position, axis=1)
-    return np.asarray(part.reshape(-1))
+    values = cache[:, call.position] if part == "position" else np.delete(cache, call.position, axis=1)
+    return np.asarray(values.reshape(-1))
 
 
 def _prompt(target: str, rng: Rng) -> Trial:
-    """A prompt that does not fill its chunk; compared are the keys and values of all layers."""
+    """A prompt that does not fill its chunk; the keys and values of all layers are compared."""
     weights = [random_layer(SHAPE, rng) for _ in _LAYERS]
     rotary = np.stack([rotary_table(_CONTEXT, SHAPE.d, base) for base in (1e4, 1e6)])
     hidden = bf16(rng.normal(size=(_TOKENS, SHAPE.hidden)) * 3)
@@ -115,7 +115,7 @@ def _prompt(target: str, rng: Rng) -> Trial:
         pass  # its steps are not compared here: the last layer's keys and values depend on all of them
     # Zeros for what only a token's program reads behind the layers' weights: the LM head's and the final norms.
     head, norms = Projection(_VOCABULARY, SHAPE.hidden).bytes, SHAPE.entry_norms * SHAPE.line
-    given = {
+    inputs = {
         "weights": np.concatenate([*(layer.blocks() for layer in weights), np.zeros(head, np.uint8)]),
         "vectors": np.concatenate([*(layer.vectors(SHAPE) for layer in weights), np.zeros(norms, BFLOAT16)]),
         "rotary": rotary,
@@ -127,7 +127,7 @@ def _prompt(target: str, rng: Rng) -> Trial:
         lambda found: found["cache"].view(BFLOAT16).reshape(size)[:, :_TOKENS],
         *model.outcome(0, _TOKENS),
     )
-    return Trial(program, given, ("cache",), (check,), 0, hidden.astype(np.float32).reshape(-1))
+    return Trial(program, inputs, ("cache",), (check,), 0, hidden.astype(np.float32).reshape(-1))
 
 
 def _decoder() -> DecoderShape:

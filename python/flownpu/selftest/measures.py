@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derives the cost model's parameters (aie/cost/parameters.py) from the rungs' times.
+"""Derives the cost model's parameters (aie/cost/parameters.py) from the stages' times.
 
-Two rungs of one array, NAME and "NAME, more", that differ only in `work` give the cost of a unit of work without the
+Two stages of one array, NAME and "NAME, more", that differ only in `work` give the cost of a unit of work without the
 dispatch: the difference of their seconds divided by the difference of their work. Cycles are those of the highest clock
 (aie/plan/limits.py), as in the model. The emulator's times mean nothing, so nothing is derived from them.
 """
@@ -22,61 +22,61 @@ from flownpu.selftest.decoder import SHAPE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from flownpu.selftest.climb import Result
+    from flownpu.selftest.runner import StageResult
 
 __all__ = ["MEASURES", "Measure", "Measurement", "Times", "measure"]
 
 _VECTORS = ("rms_norm", "rope", "geglu", "swiglu")
-_ATTENTION = DecodeLayer(SHAPE).attention  # of the decode_layer rungs, from which "wait" is derived
-_DECODE_STREAMS = STREAMS * _ATTENTION.columns  # streams of weights in these rungs
+_ATTENTION = DecodeLayer(SHAPE).attention  # of the decode_layer stages, from which "wait" is derived
+_DECODE_STREAMS = STREAMS * _ATTENTION.columns  # streams of weights in these stages
 
 
 class Times:
-    """The times of the rungs that passed."""
+    """The times of the stages that passed."""
 
-    def __init__(self, results: Iterable[Result], target: str) -> None:
-        self._results = {result.rung: result for result in results if result.passed}
+    def __init__(self, results: Iterable[StageResult], target: str) -> None:
+        self._results = {result.name: result for result in results if result.passed}
         self.target = target
         self.clock = LIMITS[target].clock_megahertz * 1e6
         self.cores = LIMITS[target].columns * TILES
 
-    def seconds(self, rung: str) -> float:
-        """Time of a run of the rung. Raises KeyError if the rung has not passed."""
-        seconds = self._results[rung].seconds
+    def seconds(self, stage: str) -> float:
+        """Time of a run of the stage. Raises KeyError if the stage has not passed."""
+        seconds = self._results[stage].seconds
         if seconds is None:
-            raise KeyError(rung)
+            raise KeyError(stage)
         return seconds
 
-    def work(self, rung: str) -> float:
-        """Work of a run of the rung. Raises KeyError if the rung has not passed."""
-        return self._results[rung].work
+    def work(self, stage: str) -> float:
+        """Work of a run of the stage. Raises KeyError if the stage has not passed."""
+        return self._results[stage].work
 
-    def cost(self, rung: str) -> float:
-        """Seconds per unit of the rung's work. Raises KeyError if it or its "more" has not passed."""
-        more = f"{rung}, more"
-        return (self.seconds(more) - self.seconds(rung)) / (self.work(more) - self.work(rung))
+    def cost(self, stage: str) -> float:
+        """Seconds per unit of the stage's work. Raises KeyError if it or its "more" has not passed."""
+        more = f"{stage}, more"
+        return (self.seconds(more) - self.seconds(stage)) / (self.work(more) - self.work(stage))
 
-    def cycles(self, rung: str) -> float:
-        """Cycles of one core per unit of the rung's work. Raises KeyError like `cost`."""
-        return self.clock * self.cost(rung)
+    def cycles(self, stage: str) -> float:
+        """Cycles of one core per unit of the stage's work. Raises KeyError like `cost`."""
+        return self.clock * self.cost(stage)
 
-    def reading(self, rung: str) -> float:
-        """Seconds per value of the result, to read it and compare it. Raises KeyError if the rung has not passed."""
-        result = self._results[rung]
+    def reading(self, stage: str) -> float:
+        """Seconds per value of the result, to read it and compare it. Raises KeyError if the stage has not passed."""
+        result = self._results[stage]
         if result.run is None or result.read_seconds is None:
-            raise KeyError(rung)
+            raise KeyError(stage)
         return result.read_seconds / result.run.values
 
 
 class Measure(NamedTuple):
-    """How a parameter is computed from the rungs.
+    """How a parameter is computed from the stages.
 
     Attributes:
         name: the parameter's name; the cost model may not have it.
         unit: its unit.
-        formula: the formula for people. T(rung) is a run's seconds; d is the difference between "more" and the rung
+        formula: the formula for people. T(stage) is a run's seconds; d is the difference between "more" and the stage
             without it.
-        value: computes the value. Raises KeyError for a rung that did not pass.
+        value: computes the value. Raises KeyError for a stage that did not pass.
     """
 
     name: str
@@ -106,8 +106,8 @@ class Measurement:
     reason: str = ""
 
 
-def measure(results: Iterable[Result], target: str) -> list[Measurement]:
-    """All parameters, measured as far as their rungs passed."""
+def measure(results: Iterable[StageResult], target: str) -> list[Measurement]:
+    """All parameters, measured as far as their stages passed."""
     times = Times(results, target)
     return [_measured(each, times) for each in MEASURES]
 
@@ -118,7 +118,7 @@ def _measured(each: Measure, times: Times) -> Measurement:
     try:
         value = each.value(times)
     except KeyError as missing:
-        return replace(found, reason=f"rung {missing} did not pass")
+        return replace(found, reason=f"stage {missing} did not pass")
     except ZeroDivisionError:
         value = math.inf
     if not 0 < value < math.inf:

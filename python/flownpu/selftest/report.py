@@ -13,13 +13,12 @@ from flownpu.doctor.npu import diagnose_npu
 from flownpu.doctor.xrt import load_plugin
 from flownpu.machine import describe_machine
 from flownpu.selftest.measures import measure
-from flownpu.selftest.outcome import finite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flownpu.selftest.climb import Result
     from flownpu.selftest.measures import Measurement
+    from flownpu.selftest.runner import StageResult
 
 __all__ = ["SelftestReport"]
 
@@ -28,28 +27,28 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class SelftestReport:
-    """The results of the ladder.
+    """The results of the stages.
 
     Attributes:
         device: emulate or npu.
         target: npu1 or npu2.
         toolchain: versions of the compilers; empty for the emulator.
-        results: the rungs' results.
+        results: the stages' results.
     """
 
     device: str
     target: str
     toolchain: dict[str, str]
-    results: Sequence[Result]
+    results: Sequence[StageResult]
 
     @property
     def passed(self) -> bool:
-        """Whether every rung passed."""
+        """Whether every stage passed."""
         return all(result.passed for result in self.results)
 
     @property
     def measurements(self) -> list[Measurement]:
-        """The parameters derived from the rungs' times; none on the emulator, whose times mean nothing."""
+        """The parameters derived from the stages' times; none on the emulator, whose times mean nothing."""
         return [] if self.device == "emulate" else measure(self.results, self.target)
 
     def document(self) -> dict[str, Any]:
@@ -66,7 +65,7 @@ class SelftestReport:
             "toolchain": self.toolchain,
             "machine": asdict(describe_machine()),
             "npu": [asdict(check) for check in diagnose_npu(Host(load_plugin=load_plugin))],
-            "rungs": [finite(asdict(result) | {"seconds": result.seconds}) for result in self.results],
+            "rungs": [result.record("rung") | {"seconds": result.seconds} for result in self.results],
             "measured": {found.name: found.value for found in measurements if found.value and found.name in TABLE},
             "measurements": [asdict(found) for found in measurements],
         }

@@ -17,8 +17,9 @@ from flownpu.predict.published import CONTEXTS, TABLES, Role, watts
 from flownpu.predict.published.implementation import image_seconds, prompt_seconds, token_seconds
 from flownpu.predict.target import known, target
 from flownpu.predict.validation import ERRORS, summary, validate
-from flownpu.selftest.climb import Outcome, Result
+from flownpu.selftest.outcome import Outcome
 from flownpu.selftest.report import SelftestReport
+from flownpu.selftest.runner import StageResult
 
 DEVICE = DEVICES["kraken-350"]
 
@@ -130,7 +131,7 @@ def test_measured_parameters_of_selftest_are_used(flownpu, tmp_path):
     """The report's "measured" is taken; the emulator's is empty, and so published parameters stay."""
     measured = {"channel_read": VALUES["channel_read"] / 2}
     for device, found in (("npu", measured), ("emulate", {})):
-        results = [Result("copy", Outcome.PASSED)]
+        results = [StageResult("copy", Outcome.PASSED)]
         document = SelftestReport(device, "npu2", {}, results).document() | {"measured": found}
         (tmp_path / "report.json").write_text(json.dumps(document))
         done = flownpu("predict", "gemma3-1b", "--context", "1k", "--json", "--measured", tmp_path / "report.json")

@@ -69,18 +69,18 @@ class PreparedCase:
 
     def __init__(self, case: Case, device: _native.Device) -> None:
         self.case = case
-        self._given = [as_pair(array) for array in case.inputs]
+        self._inputs = [as_pair(array) for array in case.inputs]
         self._node = _native.PreparedNode(
-            device, case.name, case.domain, case.op_type, dict(case.attributes), self._given,
+            device, case.name, case.domain, case.op_type, dict(case.attributes), self._inputs,
             [], list(case.constants), list(case.outputs), 0,
         )  # fmt: skip
 
     def run(self) -> list[np.ndarray | None]:
         """The outputs; an element that was not written is NaN, or 0 in an integer output."""
         outputs = []
-        for shape, name in zip(self._node.infer(self._given), self.case.outputs, strict=True):
+        for shape, name in zip(self._node.infer(self._inputs), self.case.outputs, strict=True):
             dtype = DTYPES.get(name)
             fill = 0 if dtype is None or dtype.kind in "iu" else np.nan
             outputs.append(None if dtype is None else np.full(shape, fill, dtype))
-        self._node.run(self._given, [as_pair(output) for output in outputs])
+        self._node.run(self._inputs, [as_pair(output) for output in outputs])
         return outputs

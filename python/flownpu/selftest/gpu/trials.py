@@ -19,7 +19,7 @@ from flownpu.selftest.gpu.case import PreparedCase
 from flownpu.selftest.gpu.dense import dense_products
 from flownpu.selftest.gpu.products import large_products, products, products_of_images
 from flownpu.selftest.gpu.rows import rows
-from flownpu.selftest.outcome import Outcome, finite
+from flownpu.selftest.outcome import Outcome, Result
 from flownpu.selftest.reference.case import compare
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from flownpu.selftest.gpu.case import Case
 
-__all__ = ["Devices", "Result", "Variant", "document", "facts_of", "run_variant", "variants"]
+__all__ = ["Devices", "KernelResult", "Variant", "document", "facts_of", "run_variant", "variants"]
 
 _FORMAT = 1
 
@@ -50,35 +50,20 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Result:
+class KernelResult(Result):
     """The result of a variant.
 
     Attributes:
-        variant: the variant's name.
-        outcome: how it ended.
-        text: what went wrong; "": nothing.
-        share: the largest error as a multiple of its tolerance; None: nothing was compared.
-        error: the largest error.
         seconds: the sum of `kernels`; None: it did not run.
         kernels: seconds of each kernel by the device's clock, the median of the runs.
         read: bytes that a run must read.
         operations: operations of a run.
     """
 
-    variant: str
-    outcome: Outcome
-    text: str = ""
-    share: float | None = None
-    error: float | None = None
     seconds: float | None = None
     kernels: dict[str, float] = field(default_factory=dict)
     read: int = 0
     operations: int = 0
-
-    @property
-    def passed(self) -> bool:
-        """Whether its numbers are right."""
-        return self.outcome is Outcome.PASSED
 
 
 class Devices:
@@ -118,7 +103,7 @@ def variants(*, large: bool = True, images: bool = True) -> list[Variant]:
     return [Variant(name, make) for part in parts for name, make in part]
 
 
-def run_variant(variant: Variant, devices: Devices, runs: int = 1) -> Result:
+def run_variant(variant: Variant, devices: Devices, runs: int = 1) -> KernelResult:
     """Runs and compares a variant. Errors are put into its result, so that other variants can be tried."""
     try:
         case = variant.case()
@@ -131,26 +116,26 @@ def run_variant(variant: Variant, devices: Devices, runs: int = 1) -> Result:
             prepared.run()
             times.append(device.take_times())
     except (RuntimeError, ValueError) as error:
-        return Result(variant.name, Outcome.FAILED, str(error))
+        return KernelResult(variant.name, Outcome.FAILED, str(error))
     return _compared(case, found, times)
 
 
-def _compared(case: Case, found: Sequence[np.ndarray | None], times: Sequence[list[tuple[str, float]]]) -> Result:
-    deviations = {
-        number: compare(np.asarray(found[number]), expected.values, expected.tolerance)
-        for number, expected in case.expected.items()
-    }
-    wrong = [f"output {number}: {each.text}" for number, each in deviations.items() if each.beyond]
+def _compared(case: Case, found: Sequence[np.ndarray | None], times: Sequence[list[tuple[str, float]]]) -> KernelResult:
     by_kernel = defaultdict(list)
     for run in times:
         for kernel, seconds in run:
             by_kernel[kernel].append(seconds)
     kernels = {kernel: median(seconds) for kernel, seconds in by_kernel.items()}
-    return Result(
-        case.name, Outcome.WRONG if wrong else Outcome.PASSED, "; ".join(wrong),
-        share=max(each.share for each in deviations.values()), error=max(each.error for each in deviations.values()),
-        seconds=sum(kernels.values()), kernels=kernels, read=case.read, operations=case.operations,
+    result = KernelResult(
+        case.name, Outcome.PASSED, seconds=sum(kernels.values()), kernels=kernels, read=case.read,
+        operations=case.operations,
     )  # fmt: skip
+    return result.compared(
+        {
+            f"output {number}": compare(np.asarray(found[number]), expected.values, expected.tolerance)
+            for number, expected in case.expected.items()
+        }
+    )
 
 
 def facts_of(facts: _native.OpenClFacts) -> dict[str, Any]:
@@ -158,7 +143,7 @@ def facts_of(facts: _native.OpenClFacts) -> dict[str, Any]:
     return {name: getattr(facts, name) for name in dir(facts) if not name.startswith("_")}
 
 
-def document(device: _native.GpuDevice, results: Sequence[Result]) -> dict[str, Any]:
+def document(device: _native.GpuDevice, results: Sequence[KernelResult]) -> dict[str, Any]:
     """The report as a JSON document, which users can send."""
     return {
         "format": _FORMAT,
@@ -171,5 +156,5 @@ def document(device: _native.GpuDevice, results: Sequence[Result]) -> dict[str, 
         "counts": device.counts(),
         "cache_problem": device.cache_problem,
         "machine": asdict(describe_machine()),
-        "variants": [finite(asdict(result)) for result in results],
+        "variants": [result.record("variant") for result in results],
     }

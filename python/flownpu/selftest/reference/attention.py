@@ -54,7 +54,7 @@ class Sweep:
 
     @property
     def factor(self) -> float:
-        """What scores are multiplied by."""
+        """The factor of scores."""
         return float(self.scale or self.d**-0.5)
 
     @property

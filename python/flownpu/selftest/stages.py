@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ladder's lower rungs: a copy, each kernel, each design; decoder.py has the upper ones.
+"""The stages of the self-test before those of a decoder (decoder.py): a copy, each kernel, each design.
 
-A rung called "NAME, more" is the rung NAME with more work; measures.py derives parameters from the difference of their
-times. On an NPU it has enough work for a time that stands out from a dispatch's 50 us, on the emulator, whose times
-mean nothing, only a little.
+A stage called "NAME, more" is the stage NAME with more work; measures.py derives parameters from the difference of
+their times. On an NPU it has enough work for its time to stand out from a dispatch's 50 us; on the emulator, whose
+times mean nothing, it has only a little.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from flownpu.aie.designs.one_tile import KERNELS, ROW, ROW_HEADS, OneTile
 from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.designs.vector_operators import ResidualLayerNorm, ResidualRMSNorm, RMSNorm, RotaryEmbedding, Softmax
 from flownpu.aie.programs.alone import program_of
-from flownpu.selftest.decoder import decoder_rungs
+from flownpu.selftest.decoder import decoder_stages
 from flownpu.selftest.reference import attention, projections, rows
-from flownpu.selftest.rung import Rung, Trial, call_of_case, check_of_case, given_of_case, trial_of_cases
+from flownpu.selftest.stage import Stage, Trial, call_of_case, check_of_case, inputs_of_case, trial_of_cases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     # Cases of one call: one for each output that is compared.
     _Cases = Callable[[Rng], "list[Case]"]
 
-__all__ = ["ladder"]
+__all__ = ["selftest_stages"]
 
-_CHANGES = 16  # changes of array in the rung `arrays in turn`
+_CHANGES = 16  # changes of array in the stage `arrays in turn`
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Work of the "more" rungs: rows copied, rows read, calls of a kernel, keys before a prompt, a GEMM's m, k, n."""
+    """Work of the "more" stages: rows copied, rows read, calls of a kernel, keys before a prompt, a GEMM's m, k, n."""
 
     copied: int
     read: int
@@ -63,32 +63,32 @@ _MANY = _Sizes(4096, 2048, 2001, 2048, (1024, 2048, 1024))
 _FEW = _Sizes(256, 128, 5, 128, (256, 512, 1024))
 
 
-def ladder(target: str, *, many: bool) -> list[Rung]:
-    """All rungs for a target, the simplest first.
+def selftest_stages(target: str, *, many: bool) -> list[Stage]:
+    """All stages for a target, the simplest first.
 
     Args:
         target: npu1 or npu2.
-        many: whether the "more" rungs have enough work to be timed.
+        many: whether the "more" stages have enough work to be timed.
 
     Raises:
         ValueError: there is no such target.
     """
     limits_of(target)
-    return list(_Ladder(target, _MANY if many else _FEW).rungs())
+    return list(_Stages(target, _MANY if many else _FEW).stages())
 
 
 @dataclass(frozen=True)
-class _Ladder:
+class _Stages:
     target: str
     sizes: _Sizes
 
-    def rungs(self) -> Iterator[Rung]:
+    def stages(self) -> Iterator[Stage]:
         yield from self._copies()
         yield from self._kernels()
         yield from self._rows()
         yield from self._projections()
         yield from self._attention()
-        yield from decoder_rungs(self.target)
+        yield from decoder_stages(self.target)
 
     @property
     def _columns(self) -> int:
@@ -100,7 +100,7 @@ class _Ladder:
 
     # --- Copies -------------------------------------------------------------------------------------------------------
 
-    def _copies(self) -> Iterator[Rung]:
+    def _copies(self) -> Iterator[Stage]:
         """Copies; their `work` is the bytes that are read."""
         one, all_of_them = Copy(self.target, 1024, 1024), Copy(self.target, 2048, 16, self._columns, 2)
         for name, design, count in (
@@ -111,11 +111,13 @@ class _Ladder:
         ):
             group = name.removesuffix(", more")
             cases = partial(rows.copy_cases, design, count)
-            yield _rung(name, group, cases, work=2 * count * design.n * design.streams, made=name == "copy, more")
+            yield _stage(
+                name, group, cases, work=2 * count * design.n * design.streams, has_result=name == "copy, more"
+            )
 
     # --- Kernels ------------------------------------------------------------------------------------------------------
 
-    def _kernels(self) -> Iterator[Rung]:
+    def _kernels(self) -> Iterator[Stage]:
         """Kernels on one tile; their `work` is the calls or, if the parameter is per element, the elements."""
         for kernel, operands in KERNELS.items():
             if kernel.endswith("bfp16") and "bfp16" not in self._weights:
@@ -123,7 +125,7 @@ class _Ladder:
             design = OneTile(self.target, kernel)
             for name, calls in ((f"kernel {kernel}", 1), (f"kernel {kernel}, more", self.sizes.calls)):
                 cases = partial(self._alone, design, calls)
-                yield _rung(name, f"kernel {kernel}", cases, work=calls * (operands.elements or 1))
+                yield _stage(name, f"kernel {kernel}", cases, work=calls * (operands.elements or 1))
 
     def _alone(self, design: OneTile, calls: int, rng: Rng) -> list[Case]:
         """The case of a kernel on one tile: after any number of equal calls, the result is that of one call."""
@@ -147,7 +149,7 @@ class _Ladder:
 
     # --- Operators on rows --------------------------------------------------------------------------------------------
 
-    def _rows(self) -> Iterator[Rung]:
+    def _rows(self) -> Iterator[Stage]:
         """Kernels with three operands on one tile, then operators on all columns."""
         target, cores = self.target, self._columns
 
@@ -171,77 +173,79 @@ class _Ladder:
             ("norm_rope", one(turned, NormRope(target, 4, 1, 256, True, cores), 64, 17)),
             ("patch_pooling", one(rows.patch_pooling_case, PatchPooling(target, 1152, cores=cores), 32)),
         ):
-            yield _rung(name, name, cases)
+            yield _stage(name, name, cases)
 
     # --- Projections --------------------------------------------------------------------------------------------------
 
-    def _projections(self) -> Iterator[Rung]:
+    def _projections(self) -> Iterator[Stage]:
         """Projections; `work` of "gemm bf16" is operations, of "arrays in turn" changes of array."""
         target, (m, k, n) = self.target, self.sizes.gemm
         tiles = 4 * self._columns
         for epilogue in ("none", "geglu", "swiglu"):
             vector = FusedDQP(target, 512, tiles, epilogue)
             make = partial(projections.fused_dqp_case, vector, 1056, 300)
-            yield _rung(f"fused_dqp {epilogue}", f"fused_dqp {epilogue}", _alone(make))
+            yield _stage(f"fused_dqp {epilogue}", f"fused_dqp {epilogue}", _alone(make))
         for weights in self._weights:
             group = f"gemm {weights}"
             dequantised = partial(projections.dequant_engine_case, DequantEngine(target, weights), 256, 512)
-            yield _rung(f"dequant_engine {weights}", group, _alone(dequantised), array="dequant_engine")
+            yield _stage(f"dequant_engine {weights}", group, _alone(dequantised), array="dequant_engine")
             design = Gemm(target, weights)
             small = partial(projections.gemm_case, design, 17, 256, design.width)
             work = 2 * design.padded(17, 256)[0] * 256 * design.width
-            yield _rung(f"gemm {weights}", group, _alone(small), array="gemm", work=work)
+            yield _stage(f"gemm {weights}", group, _alone(small), array="gemm", work=work)
             large = partial(projections.gemm_case, design, m, k, n)
-            yield _rung(f"gemm {weights}, more", group, _alone(large), array="gemm", work=2 * m * k * n)
+            yield _stage(f"gemm {weights}, more", group, _alone(large), array="gemm", work=2 * m * k * n)
             if weights == "bf16":
-                yield Rung("arrays in turn", group, partial(_in_turn, dequantised, small), _CHANGES)
+                yield Stage("arrays in turn", group, partial(_in_turn, dequantised, small), _CHANGES)
         for epilogue in ("gelu", "geglu", "swiglu"):
             fused = Gemm(target, self._weights[-1], epilogue)
             make_case = projections.gemm_case if epilogue == "gelu" else projections.gated_gemm_case
             make = partial(make_case, fused, 17, 300, fused.width)
-            yield _rung(f"gemm {epilogue}", f"gemm {epilogue}", _alone(make))
+            yield _stage(f"gemm {epilogue}", f"gemm {epilogue}", _alone(make))
 
     # --- Attention ----------------------------------------------------------------------------------------------------
 
-    def _attention(self) -> Iterator[Rung]:
+    def _attention(self) -> Iterator[Stage]:
         """Attention; `work` of "nca" (non-causal attention) is multiply-adds."""
         target, columns = self.target, self._columns
         decode = FlowKV(target, 8, 4, 64)
         for name, window in (("flow_kv", None), ("flow_kv window", 40)):
             make = partial(attention.flow_kv_case, decode, 100, 256, window=window)
-            yield _rung(name, "flow_kv", _alone(make))
+            yield _stage(name, "flow_kv", _alone(make))
         prompt = FlowQKV(target, columns, columns, 64)
         for name, window in (("flow_qkv", None), ("flow_qkv window", 40)):
             make = partial(attention.flow_qkv_case, prompt, 17, 100, 128, window=window)
-            yield _rung(name, "flow_qkv", _alone(make))
+            yield _stage(name, "flow_qkv", _alone(make))
         for name, design in (("flow_qkv nca", prompt), ("flow_qkv nca, d 128", FlowQKV(target, columns, columns, 128))):
             tokens = 4 * design.queries
             for more, past in (("", 0), (", more", self.sizes.past)):
                 make = partial(attention.flow_qkv_case, design, tokens, past, past + tokens, causal=False)
                 work = 2 * design.heads * design.d * tokens * (past + tokens)
                 group = "flow_qkv" if design is prompt else name
-                yield _rung(name + more, group, _alone(make), work=work)
+                yield _stage(name + more, group, _alone(make), work=work)
 
 
 def _alone(make: Callable[..., Case]) -> _Cases:
     return lambda rng: [make(rng=rng)]
 
 
-def _rung(name: str, group: str, cases: _Cases, *, array: str = "", work: float = 0, made: bool = False) -> Rung:
-    """A rung of one call."""
+def _stage(
+    name: str, group: str, cases: _Cases, *, array: str = "", work: float = 0, has_result: bool = False
+) -> Stage:
+    """A stage of one call."""
     array = re.sub(r"\W+", "-", array or group)
 
     def make(rng: Rng) -> Trial:
-        return trial_of_cases(cases(rng), name, array, made=made)
+        return trial_of_cases(cases(rng), name, array, has_result=has_result)
 
-    return Rung(name, group, make, work)
+    return Stage(name, group, make, work)
 
 
 def _in_turn(first: Callable[..., Case], second: Callable[..., Case], rng: Rng) -> Trial:
     """Calls of two arrays in turn, so that each call changes the array."""
     cases = {"dequant_engine": first(rng=rng), "gemm": second(rng=rng)}
     pairs = [(case, call_of_case(case, array, f"in turn {array}")) for array, case in cases.items()]
-    given = {name: content for pair in pairs for name, content in given_of_case(*pair).items()}
-    program = program_of([call for _, call in pairs] * (_CHANGES // 2), kind="arrays in turn", constants=given)
-    wanted = tuple(f"{call.name} {case.output}" for case, call in pairs)
-    return Trial(program, given, wanted, tuple(check_of_case(*pair) for pair in pairs))
+    inputs = {name: content for pair in pairs for name, content in inputs_of_case(*pair).items()}
+    program = program_of([call for _, call in pairs] * (_CHANGES // 2), kind="arrays in turn", constants=inputs)
+    outputs = tuple(f"{call.name} {case.output}" for case, call in pairs)
+    return Trial(program, inputs, outputs, tuple(check_of_case(*pair) for pair in pairs))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rung of the ladder: a program, its inputs, and its expected results."""
+"""A stage of the self-test: a program, its inputs, and its expected results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Rng = np.random.Generator
 
-__all__ = ["Check", "Rung", "Trial", "call_of_case", "check_of_case", "given_of_case", "trial_of_cases"]
+__all__ = ["Check", "Stage", "Trial", "call_of_case", "check_of_case", "inputs_of_case", "trial_of_cases"]
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Check:
     """A comparison with an expected result.
 
     Attributes:
-        what: name of what is compared, for people.
-        select: picks it from the run's results: bytes by buffer, and under worker.MADE the f32 that the host reads.
+        name: the name of the compared output, for people.
+        select: picks it from the run's results: bytes by buffer, and under worker.RESULT the f32 that the host reads.
         expected: float64.
         tolerance: absolute tolerance of each element.
     """
 
-    what: str
+    name: str
     select: Callable[[Mapping[str, np.ndarray]], np.ndarray]
     expected: np.ndarray
     tolerance: np.ndarray | float
@@ -50,32 +50,32 @@ class Check:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a rung runs and compares.
+    """The program that a stage runs, and the comparisons of its results.
 
     Attributes:
-        program: the program that is run; its kind is the rung's name.
-        given: initial contents of its buffers, by name.
-        wanted: buffers that are read afterwards.
+        program: the program that is run; its kind is the stage's name.
+        inputs: initial contents of its buffers, by name.
+        outputs: buffers that are read afterwards.
         checks: the comparisons.
         position: position of the first token.
         rows: activations that the host writes before each run, f32; None: none.
     """
 
     program: Program
-    given: Mapping[str, np.ndarray]
-    wanted: tuple[str, ...]
+    inputs: Mapping[str, np.ndarray]
+    outputs: tuple[str, ...]
     checks: tuple[Check, ...]
     position: int = 0
     rows: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
-class Rung:
-    """A rung of the ladder.
+class Stage:
+    """A stage of the self-test.
 
     Attributes:
-        name: name of the rung and of its program.
-        group: rungs of one group follow one another, and are built into one folder: they share arrays.
+        name: name of the stage and of its program.
+        group: stages of one group follow one another, and are built into one folder: they share arrays.
         make: makes its trial from random numbers.
         work: the amount of work in a run, in units of its own: bytes, calls, operations; see measures.py.
         seconds: time limit of all its runs together.
@@ -89,28 +89,28 @@ class Rung:
 
 
 def call_of_case(case: Case, array: str, name: str) -> ArtifactCall:
-    """A case's call, which is the same at all positions; `name` is the rung's."""
+    """A case's call, which is the same at all positions; `name` is the stage's."""
     return fixed_call(array, array, re.sub(r"\W+", "-", name), case.program)
 
 
-def trial_of_cases(cases: Sequence[Case], name: str, array: str, *, made: bool = False) -> Trial:
+def trial_of_cases(cases: Sequence[Case], name: str, array: str, *, has_result: bool = False) -> Trial:
     """A trial of one call.
 
     Args:
         cases: cases of this call, at least one; each compares one output.
-        name: name of the rung.
+        name: name of the stage.
         array: name of its array.
-        made: whether the host reads the first case's output as it reads a model's logits.
+        has_result: whether the host reads the first case's output as it reads a model's logits.
     """
     first = cases[0]
     call = call_of_case(first, array, name)
-    given = given_of_case(first, call)
-    program = program_of([call], kind=name, constants=given, made=first.output if made else "")
-    wanted = tuple(f"{call.name} {case.output}" for case in cases)
-    return Trial(program, given, wanted, tuple(check_of_case(case, call) for case in cases))
+    inputs = inputs_of_case(first, call)
+    program = program_of([call], kind=name, constants=inputs, made=first.output if has_result else "")
+    outputs = tuple(f"{call.name} {case.output}" for case in cases)
+    return Trial(program, inputs, outputs, tuple(check_of_case(case, call) for case in cases))
 
 
-def given_of_case(case: Case, call: ArtifactCall) -> dict[str, np.ndarray]:
+def inputs_of_case(case: Case, call: ArtifactCall) -> dict[str, np.ndarray]:
     """A case's inputs, by the names that `program_of` gives the buffers."""
     return {f"{call.name} {buffer}": content for buffer, content in case.inputs.items()}
 

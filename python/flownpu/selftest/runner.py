@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Climbs the ladder: builds each group of rungs, runs each rung in a process of its own, and compares its results."""
+"""Builds each group of stages, runs each stage in a process of its own, and compares its results."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from flownpu import __version__
 from flownpu.aie.artifacts.compiled import write_compiled
 from flownpu.aie.artifacts.emulated import write_emulated
 from flownpu.aie.artifacts.folder import ArtifactFolder
-from flownpu.selftest.outcome import Outcome
-from flownpu.selftest.worker import FOUND, Request, Run, write_request
+from flownpu.selftest.outcome import Outcome, Result
+from flownpu.selftest.worker import OUTPUTS, Request, Run, write_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from flownpu.aie.artifacts.toolchain import Toolchain
-    from flownpu.selftest.reference.case import Deviation
-    from flownpu.selftest.rung import Rung, Trial
+    from flownpu.selftest.stage import Stage, Trial
 
-__all__ = ["Climber", "Outcome", "Result"]
+__all__ = ["StageResult", "StageRunner"]
 
 _LOG = "log.txt"
 _SHOWN = 2000  # characters of a failed process's output, from its end, in a result's text
@@ -39,33 +38,18 @@ _ENDED = 5  # seconds that a killed process may take to end
 
 
 @dataclass(frozen=True)
-class Result:
-    """The result of a rung.
+class StageResult(Result):
+    """The result of a stage.
 
     Attributes:
-        rung: the rung's name.
-        outcome: how it ended.
-        text: what went wrong; "": nothing.
-        share: the largest error as a multiple of its tolerance; None: nothing was compared.
-        error: the largest error.
-        work: see `Rung`.
+        work: see `Stage`.
         run: the run's times; None: it did not end.
         folder: the folder to send with a report if it went wrong.
     """
 
-    rung: str
-    outcome: Outcome
-    text: str = ""
-    share: float | None = None
-    error: float | None = None
     work: float = 0
     run: Run | None = None
     folder: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """Whether its numbers are right."""
-        return self.outcome is Outcome.PASSED
 
     @property
     def seconds(self) -> float | None:
@@ -79,15 +63,15 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Climber:
-    """Runs the rungs of a ladder.
+class StageRunner:
+    """Runs stages.
 
     Attributes:
         target: npu1 or npu2.
         output: folder for artifacts and results.
         toolchain: compiles for an NPU; None: the emulator runs the programs.
-        seconds: time limit of all runs of a rung; None: the rung's own.
-        runs: runs of each rung.
+        seconds: time limit of all runs of a stage; None: the stage's own.
+        runs: runs of each stage.
         seed: seed of the random inputs.
     """
 
@@ -98,29 +82,29 @@ class Climber:
     runs: int = 1
     seed: int = 0
 
-    def climb(
-        self, rungs: Sequence[Rung], report: Callable[[str, str], None] = lambda _what, _rung: None
-    ) -> Iterator[Result]:
-        """Yields the result of each rung; `report` is called with "build" or "run" and the rung's name."""
-        for group, members in groupby(rungs, lambda rung: rung.group):
+    def run(
+        self, stages: Sequence[Stage], report: Callable[[str, str], None] = lambda _action, _stage: None
+    ) -> Iterator[StageResult]:
+        """Yields the result of each stage; `report` is called with "build" or "run" and the stage's name."""
+        for group, members in groupby(stages, lambda stage: stage.group):
             yield from self._group(group, list(members), report)
 
-    def _group(self, group: str, rungs: list[Rung], report: Callable[[str, str], None]) -> Iterator[Result]:
+    def _group(self, group: str, stages: list[Stage], report: Callable[[str, str], None]) -> Iterator[StageResult]:
         folder = self.output / "artifacts" / _file_name(group)
         try:
             trials = []
-            for rung in rungs:
-                report("build", rung.name)
-                # Seeded with its name, so that a rung's inputs do not depend on which other rungs are chosen.
-                trials.append(rung.make(np.random.default_rng([self.seed, zlib.crc32(rung.name.encode())])))
+            for stage in stages:
+                report("build", stage.name)
+                # Seeded with its name, so that a stage's inputs do not depend on which other stages are chosen.
+                trials.append(stage.make(np.random.default_rng([self.seed, zlib.crc32(stage.name.encode())])))
             self._build(folder, trials)
-        except Exception as error:  # noqa: BLE001 (whatever is wrong with one group, the others are to be climbed)
+        except Exception as error:  # noqa: BLE001 whatever is wrong with one group, the others are run
             text = f"{type(error).__name__}: {error}"
-            yield from (Result(rung.name, Outcome.NOT_BUILT, text, folder=str(folder)) for rung in rungs)
+            yield from (StageResult(stage.name, Outcome.NOT_BUILT, text, folder=str(folder)) for stage in stages)
             return
-        for rung, trial in zip(rungs, trials, strict=True):
-            report("run", rung.name)
-            yield self._run(rung, trial, folder)
+        for stage, trial in zip(stages, trials, strict=True):
+            report("run", stage.name)
+            yield self._run(stage, trial, folder)
 
     def _build(self, folder: Path, trials: list[Trial]) -> None:
         programs = [trial.program for trial in trials]
@@ -130,17 +114,17 @@ class Climber:
         else:
             write_compiled(ArtifactFolder(folder, self.target, self.toolchain, versions=versions), programs)
 
-    def _run(self, rung: Rung, trial: Trial, artifacts: Path) -> Result:
+    def _run(self, stage: Stage, trial: Trial, artifacts: Path) -> StageResult:
         """Runs a trial in a process of its own, and compares its results."""
-        folder = self.output / "rungs" / _file_name(rung.name)
+        folder = self.output / "stages" / _file_name(stage.name)
         shutil.rmtree(folder, ignore_errors=True)
         request = Request(
-            str(artifacts), self.toolchain is None, trial.program.kind, trial.position, list(trial.wanted),
+            str(artifacts), self.toolchain is None, trial.program.kind, trial.position, list(trial.outputs),
             trial.program.made is not None, self.runs,
         )  # fmt: skip
-        write_request(folder, request, dict(trial.given), trial.rows)
-        result = Result(rung.name, Outcome.PASSED, work=rung.work, folder=str(folder))
-        seconds = rung.seconds if self.seconds is None else self.seconds
+        write_request(folder, request, dict(trial.inputs), trial.rows)
+        result = StageResult(stage.name, Outcome.PASSED, work=stage.work, folder=str(folder))
+        seconds = stage.seconds if self.seconds is None else self.seconds
         with (folder / _LOG).open("wb") as log:
             process = subprocess.Popen(worker_command(folder), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             try:
@@ -151,14 +135,14 @@ class Climber:
                 process.kill()
                 raise
         if code != 0:
-            said = (folder / _LOG).read_text(encoding="utf-8", errors="replace").strip()[-_SHOWN:]
+            text = (folder / _LOG).read_text(encoding="utf-8", errors="replace").strip()[-_SHOWN:]
             how = f"its process ended with signal {-code}" if code < 0 else f"its process ended with exit code {code}"
-            return replace(result, outcome=Outcome.FAILED, text=said if code == 1 and said else f"{how}: {said}")
+            return replace(result, outcome=Outcome.FAILED, text=text if code == 1 and text else f"{how}: {text}")
         return _compared(result, trial, folder)
 
 
 def worker_command(folder: Path) -> list[str]:
-    """The command that runs a rung's process."""
+    """The command that runs a stage's process."""
     return [sys.executable, "-m", "flownpu.selftest.worker", str(folder)]
 
 
@@ -173,18 +157,12 @@ def _end(process: subprocess.Popen[bytes], seconds: float) -> str:
     return text
 
 
-def _compared(result: Result, trial: Trial, folder: Path) -> Result:
+def _compared(result: StageResult, trial: Trial, folder: Path) -> StageResult:
     """Compares the buffers that a run left with the expected ones."""
-    run = Run(**json.loads((folder / f"{FOUND}.json").read_text(encoding="utf-8")))
-    with np.load(folder / f"{FOUND}.npz") as file:
+    run = Run(**json.loads((folder / f"{OUTPUTS}.json").read_text(encoding="utf-8")))
+    with np.load(folder / f"{OUTPUTS}.npz") as file:
         found = {name: file[name] for name in file.files}
-    deviations = {check.what: check.compare(found) for check in trial.checks}
-    wrong = [f"{what}: {deviation.text}" for what, deviation in deviations.items() if deviation.beyond]
-    worst: Deviation = max(deviations.values(), key=lambda deviation: deviation.share)
-    return replace(
-        result, outcome=Outcome.WRONG if wrong else Outcome.PASSED, text="; ".join(wrong), share=worst.share,
-        error=max(deviation.error for deviation in deviations.values()), run=run,
-    )  # fmt: skip
+    return replace(result, run=run).compared({check.name: check.compare(found) for check in trial.checks})
 
 
 def _file_name(name: str) -> str:

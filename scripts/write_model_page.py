@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.chips import CHIPS
 from flownpu.aie.cost.gemm_kernel import PRECISIONS, macs_per_cycle, peak_macs, single_core_kernel
 from flownpu.aie.cost.gemm_model import predict_gemm
 from flownpu.aie.cost.gemm_parameters import GEMM
@@ -27,7 +27,7 @@ from flownpu.predict.validation import ERRORS, summary, validate
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "model.md"
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
-_DEVICE = DEVICES["kraken-350"]
+_DEVICE = CHIPS["kraken-350"]
 _AIM = 1.15  # the aim, as a factor of the speeds in the papers' tables
 _DECODERS = [name for name, model in MODELS.items() if isinstance(model, Decoder)]
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from flownpu.aie.artifacts.folder import write_bytes
 from flownpu.aie.artifacts.index import Index
-from flownpu.aie.artifacts.instruction_pieces import PiecedWords, PieceError
+from flownpu.aie.artifacts.instruction_pieces import InstructionPieces, PieceError
 from flownpu.aie.plan.instructions import WORD_BYTES, blank
 from flownpu.aie.plan.limits import LIMITS
 from flownpu.aie.programs.program import calls_of
@@ -43,7 +43,7 @@ _SECONDS = 5.5
 
 
 class BuildCost(NamedTuple):
-    """What there is to compile if nothing is up to date.
+    """The numbers of files to compile if nothing is up to date.
 
     Attributes:
         arrays: how many xclbins.
@@ -137,13 +137,15 @@ def _family(folder: ArtifactFolder, call: ArtifactCall, say: Callable[[str], Non
         return call.family(instructions, checks=1, lone_chunks=False)
 
 
-def _pieced_family(call: ArtifactCall, compiler: Callable[[int], NDArray[np.int64]]) -> tuple[CallFamily, PiecedWords]:
+def _pieced_family(
+    call: ArtifactCall, compiler: Callable[[int], NDArray[np.int64]]
+) -> tuple[CallFamily, InstructionPieces]:
     """The family, derived from a few compiled positions, and its words with the list of these positions.
 
     Raises:
         PieceError: the compiler's words are not made of pieces that are known.
     """
-    words = PiecedWords(call.last_plan.array, lambda position: call.sequence(position).steps, compiler)
+    words = InstructionPieces(call.last_plan.array, lambda position: call.sequence(position).steps, compiler)
     words.compile(call.last)
     family = call.family(words, checks=1, lone_chunks=False)
     left = [position for position in range(call.positions.count) if position not in set(words.compiled)]

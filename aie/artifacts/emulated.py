@@ -108,7 +108,7 @@ class _EmulatedFolder:
         self._calls[call.family_file] = {**call.record(), "inputs": inputs, "sha256": digest(content)}
 
     def _kept(self, file: str, inputs: str) -> bytes | None:
-        """What a call's file in the earlier folder holds, if it was made of these inputs and has not changed since."""
+        """A call's file in the earlier folder, if it was made of these inputs and has not changed since."""
         old, path = self._old.get(file, {}), self._folder / file
         if old.get("inputs") != inputs or not path.is_file():
             return None
@@ -144,7 +144,7 @@ def _array_file(array: str) -> str:
 
 
 def _records(folder: Path) -> dict[str, Any]:
-    """What the manifest of an earlier folder says of each call's file; empty if there is none, or of an older format.
+    """Each call's record in the manifest of an earlier folder; empty if there is none, or of an older format.
 
     Raises:
         ValueError: the folder is not one that `write_emulated` made.

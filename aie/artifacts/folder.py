@@ -195,7 +195,7 @@ class ArtifactFolder:
         return file
 
     def _kernel_inputs(self, kernel: Kernel, old: dict[str, Any]) -> dict[str, str]:
-        """What an object is made of; all headers count, whichever a source includes."""
+        """The inputs of an object file; all headers count, whichever a source includes."""
         folder = self._include_root / "aie" / "kernels"
         headers = "".join(file.read_text(encoding="utf-8") for file in sorted(folder.rglob("*.h")))
         return {

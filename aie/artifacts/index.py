@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from flownpu.aie.artifacts.folder import digest, write_bytes
 from flownpu.aie.programs.call import ArtifactCall
 from flownpu.aie.programs.program import attribute_words, calls_of, host_calls_of
-from flownpu.aie.words.writer import INDEX, Words
+from flownpu.aie.words.writer import INDEX, WordWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ class Index:
         contents = {file: (self.folder / file).read_bytes() for file in files}
         arrays = {name: number for number, name in enumerate(self.array_files)}
         programs = self._programs(calls)
-        words = Words()
+        words = WordWriter()
         words.text(self.target)
         words.add(int(self.emulated))
         sums = "".join(f"{file} {digest(contents[file])}\n" for file in files)
@@ -87,9 +87,9 @@ class Index:
         words.append(programs)
         write_bytes(self.folder / _FILE, words.finish(INDEX, words.identity).tobytes())
 
-    def _programs(self, calls: Sequence[ArtifactCall]) -> Words:
+    def _programs(self, calls: Sequence[ArtifactCall]) -> WordWriter:
         """The words of the host's calls, and of the programs."""
-        words, host_calls = Words(), host_calls_of(self.programs)
+        words, host_calls = WordWriter(), host_calls_of(self.programs)
         words.add(len(host_calls))
         for call in host_calls:
             words.text(call.operator)
@@ -109,7 +109,7 @@ class Index:
         return words
 
 
-def _write_buffers(words: Words, call: ArtifactCall | HostCall) -> None:
+def _write_buffers(words: WordWriter, call: ArtifactCall | HostCall) -> None:
     words.add(len(call.buffers))
     for buffer in call.buffers:
         words.text(buffer.name)

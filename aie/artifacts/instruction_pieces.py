@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-__all__ = ["PieceError", "PiecedWords"]
+__all__ = ["InstructionPieces", "PieceError"]
 
 
 class PieceError(ValueError):
@@ -61,7 +61,7 @@ class _Piece(NamedTuple):
     codes: tuple[int, ...]
 
 
-class PiecedWords:
+class InstructionPieces:
     """The instructions of a call at any position.
 
     Attributes:
@@ -209,7 +209,7 @@ def _difference(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...
 
 
 class _Rule:
-    """What is known of M: by how much words change with numbers, for combinations of differences that were seen.
+    """The known part of M: by how much words change with numbers, for combinations of differences that were seen.
 
     Differences are kept in echelon form: each has a number, its pivot, that is 1 in it and 0 in those after it.
     """
@@ -243,7 +243,7 @@ class _Rule:
         return True
 
     def _reduced(self, numbers: tuple[int, ...]) -> tuple[list[Fraction], NDArray[np.object_]]:
-        """What is left of `numbers` when multiples of the rows are subtracted, and the words of these multiples."""
+        """The rest of `numbers` when multiples of the rows are subtracted, and the words of these multiples."""
         left = [Fraction(number) for number in numbers]
         words: NDArray[np.object_] = np.array([Fraction(0)], object)
         for pivot, row, change in self._rows:

@@ -67,7 +67,7 @@ def pack_xclbin(xclbinutil: Path, pdi: Path, xclbin: Path, *, target: str, buffe
 
 
 def sections(pdi: Path, target: str, buffers: int) -> Mapping[str, Any]:
-    """What xclbinutil gets, as JSON: the sections by their names, the kernel by the option `--add-kernel`.
+    """The input of xclbinutil, as JSON: the sections by their names, the kernel by the option `--add-kernel`.
 
     Raises:
         ValueError: there are more buffers than a kernel may have.

@@ -30,7 +30,7 @@ from flownpu.aie.plan.data import (
 )
 
 if TYPE_CHECKING:
-    from flownpu.aie.plan.data import Array, Barrier, Buffer, Core, Fifo, Kernel, Link, Plan
+    from flownpu.aie.plan.data import Array, Barrier, Core, Fifo, Kernel, Link, Plan, TileBuffer
     from flownpu.aie.plan.limits import Limits
 
 __all__ = ["check_cores"]
@@ -57,13 +57,13 @@ def _of_array(array: Array, limits: Limits) -> tuple[Violation, ...]:
 
 
 class _Surroundings:
-    """What an array has besides its cores, by name."""
+    """The parts of an array besides its cores, by name."""
 
     def __init__(
         self,
         fifos: tuple[Fifo, ...],
         links: tuple[Link, ...],
-        buffers: tuple[Buffer, ...],
+        buffers: tuple[TileBuffer, ...],
         kernels: tuple[Kernel, ...],
         barriers: tuple[Barrier, ...],
     ) -> None:

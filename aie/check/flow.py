@@ -92,7 +92,7 @@ def _moved_in_a_pass(body: tuple[Statement, ...], parameters: tuple[tuple[tuple[
 
 
 class _Program(NamedTuple):
-    """What a core's program names."""
+    """The names in a core's program."""
 
     loaded: frozenset[str]  # the buffers that it loads run-time parameters from
     waits: tuple[BarrierWait, ...]
@@ -164,7 +164,7 @@ class _Flow:
                     self.known[fifo.name, end.tile, port] = Fraction(moved[fifo.name])
 
     def _passes(self, core: Core, wait: BarrierWait) -> Ends:
-        """What a core moves in all the passes that the sequence starts."""
+        """The objects that a core moves in all the passes that the sequence starts."""
         parameters, loaded = self._initial(core), _program(core).loaded
         moved: Ends = Counter()
         passes = 0

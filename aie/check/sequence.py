@@ -21,7 +21,7 @@ from flownpu.aie.plan.instructions import WORD_BYTES, words_of_steps
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from flownpu.aie.plan.data import Array, Buffer, Dimension, Fifo, HostBuffer, Plan, Step, Tap, Tile
+    from flownpu.aie.plan.data import Array, Dimension, Fifo, HostBuffer, Plan, Step, Tap, Tile, TileBuffer
     from flownpu.aie.plan.limits import Limits
 
 __all__ = ["check_sequence", "contiguous", "descriptor", "downstream", "iteration_stride"]
@@ -69,7 +69,7 @@ def contiguous(walk: tuple[Dimension, ...]) -> bool:
     return True
 
 
-def _step(step: object, plan: Plan, limits: Limits, buffers: Mapping[str, Buffer]) -> Iterator[Violation]:
+def _step(step: object, plan: Plan, limits: Limits, buffers: Mapping[str, TileBuffer]) -> Iterator[Violation]:
     array = plan.array
     if isinstance(step, Transfer):
         yield from _transfer(step, plan, limits)
@@ -139,7 +139,7 @@ def _tap(place: str, tap: Tap, buffer: HostBuffer, limits: Limits) -> Iterator[V
 
 
 class _Streams:
-    """What the sequences of an array are checked against: its fifos, where the host's ends are, and what reaches what.
+    """The streams of an array, for checking its sequences: fifos, the host's ends, and which end feeds which.
 
     Attributes:
         fifos: all fifos, by name.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checker reports."""
+"""A violation of the hardware's limits, as the checker reports it."""
 
 from __future__ import annotations
 

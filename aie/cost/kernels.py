@@ -10,7 +10,7 @@ from flownpu.aie.cost.gemm_kernel import KernelSize, call_cycles, precision_of
 from flownpu.aie.cost.gemm_parameters import gemm_parameters
 
 if TYPE_CHECKING:
-    from flownpu.aie.cost.device import Device
+    from flownpu.aie.cost.chips import Chip
     from flownpu.aie.cost.parameters import Values
 
 __all__ = ["priced_by_integers", "published_cycles"]
@@ -38,7 +38,7 @@ def priced_by_integers(kernel: str) -> bool:
     return kernel in _VECTORS or kernel in _GEMM or kernel in _FLOW_QKV or kernel in _FLOW_KV
 
 
-def published_cycles(device: Device, values: Values, kernel: str, integers: list[int], buffer_bytes: int) -> float:
+def published_cycles(chip: Chip, values: Values, kernel: str, integers: list[int], buffer_bytes: int) -> float:
     """The cycles of a call with these integer arguments, whose buffers have `buffer_bytes` bytes together.
 
     Kernels of which nothing was published are taken to pass once over their buffers.
@@ -46,15 +46,15 @@ def published_cycles(device: Device, values: Values, kernel: str, integers: list
     if kernel in _BLOCKS:
         cycles = values[_BLOCKS[kernel]]
     elif kernel in _GEMM:
-        known = gemm_parameters(device.limits.name)
+        known = gemm_parameters(chip.limits.name)
         cycles = call_cycles(known, precision_of(known.target, _GEMM[kernel]), KernelSize(*integers)) + known["call"]
     elif kernel in _FLOW_QKV:
         rows, keys, d = (size // _SIDE for size in integers)
         of_block = _FLOW_QKV[kernel]
         blocks = rows // 2 * of_block(values, 2, keys, d) + rows % 2 * of_block(values, 1, keys, d)
-        cycles = blocks + gemm_parameters(device.limits.name)["call"]
+        cycles = blocks + gemm_parameters(chip.limits.name)["call"]
     elif kernel in _FLOW_KV:
-        cycles = _flow_kv_cycles(device, values, kernel, integers)
+        cycles = _flow_kv_cycles(chip, values, kernel, integers)
     elif kernel in _VECTORS:
         cycles = math.prod(integers[: _VECTORS[kernel]]) * values["vector_element"]
     else:
@@ -93,9 +93,9 @@ def _value_block(values: Values, rows: int, keys: int, d: int) -> float:
 _FLOW_QKV = {"flow_qkv_scores": _score_block, "flow_qkv_values": _value_block}
 
 
-def _flow_kv_cycles(device: Device, values: Values, kernel: str, integers: list[int]) -> float:
+def _flow_kv_cycles(chip: Chip, values: Values, kernel: str, integers: list[int]) -> float:
     """Cycles of the products, and of the softmax where there are scores."""
-    rate = device.limits.macs_per_cycle["bf16"]
+    rate = chip.limits.macs_per_cycle["bf16"]
     if kernel == "flow_kv_split":  # a Q4NX block's bytes of keys and values: 1280 products a row for each
         *_, rows, d = integers
         return rows * (2 * 1280 / rate + values["softmax_score"] * 1280 / d)

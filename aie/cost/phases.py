@@ -33,7 +33,7 @@ from flownpu.aie.plan.instructions import words_of_step, words_of_steps
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Mapping
 
-    from flownpu.aie.cost.device import Device
+    from flownpu.aie.cost.chips import Chip
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.plan.data import Array, Plan, Statement, Tile
 
@@ -44,7 +44,7 @@ KERNELS, WAITS, ARRAY, CONTROLLER = "kernels", "waits", "streams of the array", 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a call, a program or several take.
+    """The cost of a call, of a program or of several.
 
     Attributes:
         seconds: by what takes them: for a call "kernels", "waits", "streams of the array", "controller", or the host
@@ -53,7 +53,7 @@ class Cost:
         written_bytes: bytes of main memory that the array writes.
         words: 32-bit words of instructions, as mlir-aie writes them.
         changes: changes of array.
-        dispatches: dispatches to the device.
+        dispatches: dispatches to the chip.
         host_bytes: bytes that steps of the host read and write.
     """
 
@@ -85,7 +85,7 @@ _SUMS = [each.name for each in fields(Cost)][1:]
 
 @dataclass
 class _Phase:
-    """What a phase moves from and to main memory, and its instructions.
+    """The bytes that a phase moves from and to main memory, and its instructions.
 
     Attributes:
         moved: bytes, by fifo.
@@ -134,52 +134,52 @@ class _Kinds:
         return total
 
 
-def call_cost(plan: Plan, device: Device, values: Values = VALUES) -> Cost:
+def call_cost(plan: Plan, chip: Chip, values: Values = VALUES) -> Cost:
     """The cost of a valid plan (`check.require_valid`)."""
-    phases = list(_phases(plan, device, values))
+    phases = list(_phases(plan, chip, values))
     moved = sum((phase.moved for phase in phases), Counter[str]())
     cost = defaultdict[str, float](float)
     for phase in phases:
         for name, size in phase.cost.items():
             cost[name] += size
     flow = array_flow(plan.array, moved)
-    of_streams = stream_seconds(plan.array, flow, cost, device, values)
-    of_cores = {_name(tile): cycles / device.clock for tile, cycles in core_cycles(plan, flow, device, values).items()}
-    ends = _stream_kinds(plan.array, device)
+    of_streams = stream_seconds(plan.array, flow, chip)
+    of_cores = {_name(tile): cycles / chip.clock for tile, cycles in core_cycles(plan, flow, chip, values).items()}
+    ends = _stream_kinds(plan.array, chip)
     streams = _Kinds({name: ends[name] for name in moved}, of_streams, cost)
     streams.share_memory(cost, {name for name in moved if ends[name][0]}, values)
     cores = _Kinds(
-        {_name(core.tile): _kernels(core.body) for core in plan.array.cores}, of_cores, _given(plan.array, flow)
+        {_name(core.tile): _kernels(core.body) for core in plan.array.cores}, of_cores, _core_bytes(plan.array, flow)
     )
 
     seconds = defaultdict[str, float](float)
-    given: dict[tuple[object, ...], Mapping[str, float]] = {}
+    of_phases: dict[tuple[object, ...], Mapping[str, float]] = {}
     for phase in phases:
         key = tuple(sorted(phase.moved.items()))
-        if key not in given:
-            given[key] = _given(plan.array, array_flow(plan.array, phase.moved))
-        busy = cores.seconds(given[key])
+        if key not in of_phases:
+            of_phases[key] = _core_bytes(plan.array, array_flow(plan.array, phase.moved))
+        busy = cores.seconds(of_phases[key])
         moving = max(streams.seconds(phase.cost), sum(phase.cost.values()) / values["memory_read"])
-        ahead, told = (words * values["instruction_word"] for words in (phase.ahead, phase.words))
+        ahead, control = (words * values["instruction_word"] for words in (phase.ahead, phase.words))
         name = KERNELS if busy > moving else max(phase.buffers, key=phase.buffers.__getitem__, default=KERNELS)
-        seconds[CONTROLLER if told > max(busy, moving) else name] += max(busy, moving, told)
+        seconds[CONTROLLER if control > max(busy, moving) else name] += max(busy, moving, control)
         seconds[CONTROLLER] += ahead
         seconds[WAITS] += phase.waits * values["wait"]
     inside = max(of_streams.values(), default=0.0) - sum(seconds.values())
     if inside > 0:
         seconds[ARRAY] = inside
-    read = sum(moved[fifo.name] for fifo in plan.array.fifos if from_shim(fifo, device))
+    read = sum(moved[fifo.name] for fifo in plan.array.fifos if from_shim(fifo, chip))
     return Cost(dict(seconds), read, sum(moved.values()) - read, words_of_steps(plan.sequence.steps))
 
 
-def _phases(plan: Plan, device: Device, values: Values) -> Iterator[_Phase]:
+def _phases(plan: Plan, chip: Chip, values: Values) -> Iterator[_Phase]:
     fifos = {fifo.name: fifo for fifo in plan.array.fifos}
     efficiency: dict[tuple[object, ...], float] = {}  # apart from their offsets, a call has few different taps
     started: dict[str, Transfer] = {}
     pending, written = Counter[str](), set[str]()
     phase = _Phase()
     for step in plan.sequence.steps:
-        if isinstance(step, Transfer) and from_shim(fifos[step.fifo], device) and step.buffer in written:
+        if isinstance(step, Transfer) and from_shim(fifos[step.fifo], chip) and step.buffer in written:
             if phase.moved:
                 yield replace(phase, waits=True)
                 phase = _Phase()
@@ -202,7 +202,7 @@ def _phases(plan: Plan, device: Device, values: Values) -> Iterator[_Phase]:
         elif isinstance(step, Await):
             fifo = fifos[started[step.transfer].fifo]
             pending[fifo.name] -= 1
-            if from_shim(fifo, device):
+            if from_shim(fifo, chip):
                 continue
             written.add(started[step.transfer].buffer)
             if not pending[fifo.name] and phase.moved:
@@ -228,7 +228,7 @@ def _kernels(body: tuple[Statement, ...], port: str = "consume") -> frozenset[st
     )
 
 
-def _stream_kinds(array: Array, device: Device) -> dict[str, tuple[bool, frozenset[str]]]:
+def _stream_kinds(array: Array, chip: Chip) -> dict[str, tuple[bool, frozenset[str]]]:
     """The kind of each fifo from or to main memory: its direction, and the kernels at its other end."""
     taking, giving = ({c.tile: _kernels(c.body, port) for c in array.cores} for port in ("consume", "produce"))
     further: dict[str, tuple[str, ...]] = {}
@@ -246,15 +246,15 @@ def _stream_kinds(array: Array, device: Device) -> dict[str, tuple[bool, frozens
         here = giving.get(fifos[name].producer.tile, frozenset())
         return here.union(*(out_of(other) for other in before.get(name, ())))
 
-    shim = {name: from_shim(fifo, device) for name, fifo in fifos.items()}
+    shim = {name: from_shim(fifo, chip) for name, fifo in fifos.items()}
     return {name: (reads, into(name) if reads else out_of(name)) for name, reads in shim.items()}
 
 
-def _given(array: Array, through: Mapping[str, float]) -> dict[str, float]:
-    """Bytes that each core is given from main memory; for a core that only other cores feed, those that it gives."""
-    given, made = defaultdict[object, float](float), defaultdict[object, float](float)
+def _core_bytes(array: Array, through: Mapping[str, float]) -> dict[str, float]:
+    """Bytes that each core consumes of main memory's; for a core that only other cores feed, those that it produces."""
+    consumed, produced = defaultdict[object, float](float), defaultdict[object, float](float)
     for fifo in array.fifos:
         for end in fifo.consumers:
-            given[end.tile] += through[fifo.name]
-        made[fifo.producer.tile] += through[fifo.name]
-    return {_name(core.tile): given[core.tile] or made[core.tile] for core in array.cores}
+            consumed[end.tile] += through[fifo.name]
+        produced[fifo.producer.tile] += through[fifo.name]
+    return {_name(core.tile): consumed[core.tile] or produced[core.tile] for core in array.cores}

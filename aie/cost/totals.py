@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan asks of cores and streams, counted without following it: no loop is run more than once.
+"""The load of a plan's cores and streams, counted without following it: no loop is run more than once.
 
-Long sequences take no longer to count than short ones. phases.py says what waits for what.
+Long sequences take no longer to count than short ones. phases.py has the order in which they wait for one another.
 """
 
 from __future__ import annotations
@@ -31,34 +31,26 @@ from flownpu.aie.plan.resources import link_ranges, shared_memory
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flownpu.aie.cost.device import Device
+    from flownpu.aie.cost.chips import Chip
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.plan.data import Array, Fifo, Plan, Statement
 
 __all__ = ["array_flow", "core_cycles", "from_shim", "stream_seconds"]
 
 
-def stream_seconds(
-    array: Array, through: Mapping[str, float], cost: Mapping[str, float], device: Device, values: Values
-) -> dict[str, float]:
-    """Seconds of each fifo's stream: `through` bytes at 32 bits a cycle; from main memory, also `cost` at its rate.
-
-    `through`: bytes of each fifo; `cost`: those with what short runs cost more.
-    """
-    seconds = {}
+def stream_seconds(array: Array, through: Mapping[str, float], chip: Chip) -> dict[str, float]:
+    """Seconds of each fifo's stream on the array: `through`, its bytes, at 32 bits a cycle."""
     linked = {name for link in array.links for name in (*link.inputs, *link.outputs)}
-    for fifo in array.fifos:
-        if shared_memory(fifo, fifo.name in linked, device.limits) is not None:
-            continue  # no stream, but memory that two cores share
-        seconds[fifo.name] = through[fifo.name] * 8 / device.limits.stream_bits / device.clock
-        if from_shim(fifo, device):
-            seconds[fifo.name] = max(seconds[fifo.name], cost[fifo.name] / values["channel_read"])
-    return seconds
+    return {
+        fifo.name: through[fifo.name] * 8 / chip.limits.stream_bits / chip.clock
+        for fifo in array.fifos
+        if shared_memory(fifo, fifo.name in linked, chip.limits) is None  # else memory that two cores share
+    }
 
 
-def from_shim(fifo: Fifo, device: Device) -> bool:
+def from_shim(fifo: Fifo, chip: Chip) -> bool:
     """Whether a fifo comes from main memory."""
-    return device.limits.kind(fifo.producer.tile.column, fifo.producer.tile.row) == "shim"
+    return chip.limits.kind(fifo.producer.tile.column, fifo.producer.tile.row) == "shim"
 
 
 def array_flow(array: Array, moved: Mapping[str, int]) -> dict[str, float]:
@@ -89,9 +81,9 @@ def array_flow(array: Array, moved: Mapping[str, int]) -> dict[str, float]:
 # --- Cores ------------------------------------------------------------------------------------------------------------
 
 
-def core_cycles(plan: Plan, through: Mapping[str, float], device: Device, values: Values) -> dict[Tile, float]:
+def core_cycles(plan: Plan, through: Mapping[str, float], chip: Chip, values: Values) -> dict[Tile, float]:
     """Cycles of each core's kernels, over all passes of a call."""
-    passes = [_Passes(plan, core, device, values) for core in plan.array.cores]
+    passes = [_Passes(plan, core, chip, values) for core in plan.array.cores]
     initial = {(b.name, i): int(v) for b in plan.array.buffers for i, v in enumerate(b.initial_value)}
     words, cycles = dict(initial), defaultdict[Tile, float](float)
     started = set[Tile]()
@@ -114,8 +106,8 @@ def core_cycles(plan: Plan, through: Mapping[str, float], device: Device, values
 class _Passes:
     """Prices a core's passes: in a loop, a kernel takes the same time in every turn."""
 
-    def __init__(self, plan: Plan, core: Core, device: Device, values: Values) -> None:
-        self.core, self._device, self._values = core, device, values
+    def __init__(self, plan: Plan, core: Core, chip: Chip, values: Values) -> None:
+        self.core, self._chip, self._values = core, chip, values
         self.barriers = {s.barrier for s in core.statements if isinstance(s, BarrierWait)}
         self._loaded = {s.buffer for s in core.statements if isinstance(s, (Load, Store))}
         fifos = {s.fifo for s in core.statements if isinstance(s, Acquire)}
@@ -131,12 +123,12 @@ class _Passes:
         words.update(of_pass.stored)
         cycles = 0.0
         for (kernel, integers, size), turns in of_pass.calls.items():
-            cycles += turns * published_cycles(self._device, self._values, kernel, list(integers), size)
+            cycles += turns * published_cycles(self._chip, self._values, kernel, list(integers), size)
         return cycles, of_pass.released
 
 
 class _Pass(NamedTuple):
-    """What a core does in a pass.
+    """The work of a core in a pass.
 
     Attributes:
         calls: how often each (kernel, integers if its price depends on them, buffers' bytes) is called.

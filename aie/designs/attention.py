@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the two attention designs share: the KV cache as the array reads it, and the words of a sweep.
+"""Parts of the two attention designs: the KV cache as the array reads it, and the words of a sweep.
 
 **The KV cache** is [capacity][KV heads][2][d]: for each position, for each head, its key, then its value. So the
 strides of a chunk do not grow with the context (a shim's stride reaches 2^20 words, and one head's cache in the usual
@@ -56,7 +56,7 @@ class Sweep:
 def sweep(
     first_query: int, queries: int, total: int, keys: int, *, window: int | None, causal: bool, scale: float
 ) -> Sweep:
-    """What queries at first_query .. first_query + queries see of `total` keys, in chunks of `keys` positions.
+    """The part of `total` keys that queries at first_query .. first_query + queries see, in chunks of `keys` positions.
 
     `window`: keys that a query sees, its own included; None: all.
     """

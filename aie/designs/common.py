@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What designs share: types, kernels, run-time parameters, and tasks in a bounded window."""
+"""Helpers of all designs: types, kernels, run-time parameters, and tasks in a bounded window."""
 
 from __future__ import annotations
 

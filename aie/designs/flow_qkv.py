@@ -75,7 +75,7 @@ def _add_in_turns(windows: list[Window], starts: list[Any], buffer: Any, taps: l
 
 
 class _Array(NamedTuple):
-    """What a sequence needs of the array; ends: of queries, keys and values, and outputs; parameters: by column."""
+    """The parts of the array for a sequence; ends: of queries, keys and values, and outputs; parameters: by column."""
 
     workers: list[Worker]
     ends: list[list[ObjectFifoHandle]]

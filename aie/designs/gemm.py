@@ -84,7 +84,7 @@ _FASTEST = {
 
 
 class _Array(NamedTuple):
-    """What a sequence needs of the array; `ends`: the host's ends of the fifos of A, B and C."""
+    """The parts of the array that a sequence uses; `ends`: the host's ends of the fifos of A, B and C."""
 
     workers: list[Worker]
     ends: tuple[list[ObjectFifoHandle], list[ObjectFifoHandle], list[ObjectFifoHandle]]

@@ -28,10 +28,10 @@ from flownpu.aie.emulator.flatten_core import CoreCode
 from flownpu.aie.plan.data import DTYPES, Await, Dimension, Free, SetBarrier, Transfer, WriteParameter
 from flownpu.aie.plan.limits import LIMITS
 from flownpu.aie.plan.resources import consumer_at, link_ranges, shared_memory
-from flownpu.aie.words.writer import ARRAY, SEQUENCE, Words
+from flownpu.aie.words.writer import ARRAY, SEQUENCE, WordWriter
 
 if TYPE_CHECKING:
-    from flownpu.aie.plan.data import Array, Buffer, Core, End, Fifo, Link, Sequence, Tile
+    from flownpu.aie.plan.data import Array, Core, End, Fifo, Link, Sequence, Tile, TileBuffer
     from flownpu.aie.plan.limits import Limits
 
 __all__ = ["FlatArray", "flatten_array"]
@@ -80,7 +80,7 @@ class FlatArray:
 
     def flatten(self, sequence: Sequence) -> np.ndarray:
         """A sequence over this array, in flat form."""
-        words = Words()
+        words = WordWriter()
         words.text(sequence.name)
         words.add(len(sequence.buffers))
         for buffer in sequence.buffers:
@@ -117,7 +117,7 @@ def flatten_array(array: Array) -> FlatArray:
 
 
 def _walk(
-    words: Words, walk: tuple[Dimension, ...], item_bytes: int, padding: tuple[tuple[int, int], ...] = ()
+    words: WordWriter, walk: tuple[Dimension, ...], item_bytes: int, padding: tuple[tuple[int, int], ...] = ()
 ) -> None:
     words.add(item_bytes, len(walk))
     for dimension, (before, after) in zip(walk, padding or [(0, 0)] * len(walk), strict=True):
@@ -133,8 +133,8 @@ class _Flattening:
     memories: list[tuple[str, int, bool, bytes]] = field(default_factory=list)  # name, bytes, parameters, initial value
     locks: list[tuple[str, int]] = field(default_factory=list)
     streams: int = 0
-    channels: list[Words] = field(default_factory=list)
-    ends: list[Words] = field(default_factory=list)
+    channels: list[WordWriter] = field(default_factory=list)
+    ends: list[WordWriter] = field(default_factory=list)
 
     def run(self) -> FlatArray:
         array = self.array
@@ -153,8 +153,8 @@ class _Flattening:
         items = {fifo.name: fifo.type.item_bytes for fifo in array.fifos}
         return FlatArray(words.finish(ARRAY, identity), identity, self.shim_channels, buffers, barriers, items)
 
-    def _words(self, cores: list[Words]) -> Words:
-        words = Words()
+    def _words(self, cores: list[WordWriter]) -> WordWriter:
+        words = WordWriter()
         words.text(self.array.target)
         words.add(self.limits.task_queue)
         words.add(len(self.memories))
@@ -190,7 +190,7 @@ class _Flattening:
         self.locks.append((name, value))
         return len(self.locks) - 1
 
-    def _buffer(self, buffer: Buffer) -> int:
+    def _buffer(self, buffer: TileBuffer) -> int:
         values, dtype = buffer.initial_value, DTYPES[buffer.type.dtype]
         initial = np.array(values, dtype).tobytes() if values else b""
         return self._memory(buffer.name, buffer.type.bytes, parameters=buffer.run_time_parameter, initial=initial)
@@ -256,7 +256,7 @@ class _Flattening:
         direction = "output" if port == "produce" else "input"
         number = self.used[end.tile, direction]
         self.used[end.tile, direction] += 1
-        words = Words()
+        words = WordWriter()
         words.text(f"{direction} channel {number} of {self._place(end.tile)} (fifo {fifo.name})")
         words.add(stream, int(port == "produce"))
         repeats = range(fifo.repeat_count if pool is not None and port == "produce" else 1)
@@ -280,7 +280,7 @@ class _Flattening:
         part = pool.parts[0]
         takes, gives = (part.free, part.full) if port == "produce" else (part.full, part.free)
         self.end_of[end.tile, fifo.name, port] = len(self.ends)
-        words = Words()
+        words = WordWriter()
         words.text(f"{port} end of fifo {fifo.name}")
         words.add(takes, gives, part.repeat, int(port == "consume"))
         words.list(pool.memories)
@@ -288,7 +288,7 @@ class _Flattening:
 
     # --- Cores --------------------------------------------------------------------------------------------------------
 
-    def _cores(self, buffers: dict[str, int], barriers: dict[str, int]) -> list[Words]:
+    def _cores(self, buffers: dict[str, int], barriers: dict[str, int]) -> list[WordWriter]:
         kernels = {kernel.entry: number for number, kernel in enumerate(self.array.kernels)}
         numbers = tuple(tuple(numbers.items()) for numbers in (self.end_of, buffers, barriers, kernels))
         return [_core(core, _numbers(*numbers)) for core in self.array.cores]
@@ -315,10 +315,10 @@ _numbers = lru_cache(maxsize=16)(_Numbers)
 
 
 @lru_cache(maxsize=512)
-def _core(core: Core, numbers: _Numbers) -> Words:
+def _core(core: Core, numbers: _Numbers) -> WordWriter:
     """A core's name and program; not to be changed."""
     code = CoreCode(core, numbers.ends[core.tile], numbers.buffers, numbers.barriers, numbers.kernels)
-    words = Words()
+    words = WordWriter()
     words.text(f"core {core.tile}")
     words.add(int(code.forever), len(code.variables), len(code.views))
     words.list(code.words)

@@ -156,9 +156,9 @@ def _link(link: ObjectFifoLink) -> plan.Link:
     return plan.Link(inputs, outputs, link.offsets)
 
 
-def _buffer(buffer: Buffer) -> plan.Buffer:
+def _buffer(buffer: Buffer) -> plan.TileBuffer:
     tile = _place_of(buffer.tile) if buffer.tile else _place_of(OpenTile())
-    return plan.Buffer(buffer.name or "", tile, buffer.type, buffer.run_time_parameter, buffer.initial_value)
+    return plan.TileBuffer(buffer.name or "", tile, buffer.type, buffer.run_time_parameter, buffer.initial_value)
 
 
 # --- Places -------------------------------------------------------------------------------------------------------

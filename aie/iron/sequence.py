@@ -109,7 +109,7 @@ class SequenceTrace:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """What runs inside is recorded here."""
+        """Record here whatever runs inside."""
         token = _SEQUENCE.set(self)
         try:
             yield

@@ -146,7 +146,7 @@ class CoreTrace:
 
     @contextmanager
     def loop(self, start: plan.Expression, stop: plan.Expression, step: plan.Expression) -> Iterator[Symbol]:
-        """What is added inside is the loop's body."""
+        """A loop, whose body are the statements that are added inside."""
         variable = self.name("i")
         self._blocks.append([])
         yield Symbol(plan.Variable(variable))
@@ -166,7 +166,7 @@ class CoreTrace:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """What runs inside is recorded here."""
+        """Record here whatever runs inside."""
         token = _CURRENT.set(self)
         try:
             yield

@@ -26,7 +26,7 @@ from flownpu.aie.plan.data import Await, Free, SetBarrier, Transfer, WriteParame
 from flownpu.aie.plan.limits import LIMITS
 
 if TYPE_CHECKING:
-    from flownpu.aie.plan.data import Array, Buffer, Fifo, Kernel, Link, Plan, Tile
+    from flownpu.aie.plan.data import Array, Fifo, Kernel, Link, Plan, Tile, TileBuffer
 
 __all__ = ["to_mlir"]
 
@@ -92,7 +92,7 @@ class _Module:
         place = f"{scheme}col = {tile.column} : i32, row = {tile.row} : i32"
         self.lines.add(f'{value} = "aie.tile"() <{{{place}}}> : () -> index')
 
-    def _buffer(self, buffer: Buffer) -> None:
+    def _buffer(self, buffer: TileBuffer) -> None:
         value, kind = self.lines.result("buffer"), memref(buffer.type)
         self.buffers[buffer.name] = value, kind
         initial = ""

@@ -29,7 +29,6 @@ __all__ = [
     "Barrier",
     "BarrierRelease",
     "BarrierWait",
-    "Buffer",
     "BufferArgument",
     "Call",
     "Core",
@@ -54,6 +53,7 @@ __all__ = [
     "Store",
     "Tap",
     "Tile",
+    "TileBuffer",
     "Transfer",
     "Type",
     "Variable",
@@ -173,7 +173,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Buffer:
+class TileBuffer:
     """Memory of a tile that belongs to no fifo. `run_time_parameter`: the sequence writes it (32-bit words)."""
 
     name: str
@@ -360,12 +360,12 @@ class Core:
 
 @dataclass(frozen=True)
 class Array:
-    """What is compiled: everything but the sequence."""
+    """The compiled part of a plan: everything but the sequence."""
 
     target: str
     fifos: tuple[Fifo, ...]
     links: tuple[Link, ...]
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[TileBuffer, ...]
     barriers: tuple[Barrier, ...]
     kernels: tuple[Kernel, ...]
     cores: tuple[Core, ...]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a core's program computes with integers: bounds of loops, indices, arguments of kernels."""
+"""The integers that a core's program computes: bounds of loops, indices, arguments of kernels."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the hardware allows: one table for XDNA (npu1: Phoenix, Hawk Point) and XDNA2 (npu2: Strix, Krackan).
+"""The limits of the hardware: one table for XDNA (npu1: Phoenix, Hawk Point) and XDNA2 (npu2: Strix, Krackan).
 
 `TABLE` has one row for each limit: a name, the value of each generation, the unit and the public source it was read in.
 `Limits` is one generation's values as an object that can be asked about a tile: `NPU1` and `NPU2`.
@@ -36,10 +36,10 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class TileLimits:
-    """What one kind of tile has.
+    """The resources of one kind of tile.
 
-    What the kind of tile does not have is 0. The DMA counts strides, lengths and the innermost wrap of a walk in 32-bit
-    words; outer wraps count repetitions.
+    A resource that the kind of tile does not have is 0. The DMA counts strides, lengths and the innermost wrap of a
+    walk in 32-bit words; outer wraps count repetitions.
     """
 
     memory_bytes: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the compiler makes of the fifos: buffers and locks on tiles, DMA channels and their buffer descriptors.
+"""The resources that the compiler gives to fifos: buffers and locks on tiles, DMA channels and their descriptors.
 
 These are the rules of mlir-aie's `aie-objectFifo-stateful-transform` (lib/Dialect/AIE/Transforms), which the checker
 counts with:

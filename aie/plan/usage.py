@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every tile of a plan uses of what it has: memory, DMA channels, buffer descriptors, locks.
+"""The use of every tile of a plan: memory, DMA channels, buffer descriptors, locks.
 
 Counted as the compiler places it (`flownpu.aie.plan.resources`), like the checker's limits.
 """
@@ -63,7 +63,7 @@ class TileUse:
 
 
 def memory_parts(array: Array, resources: Resources) -> dict[Tile, list[Part]]:
-    """What lies in each tile's memory: objects of fifos, buffers, a core's stack and its counters of objects."""
+    """The contents of each tile's memory: objects of fifos, buffers, a core's stack and its counters of objects."""
     parts: defaultdict[Tile, list[Part]] = defaultdict(list)
     for pool in resources.pools:
         if pool.bytes:

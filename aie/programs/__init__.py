@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host does for a prompt, a token or an image, as data: the only place that knows an order of calls."""
+"""The host's work for a prompt, a token or an image, as data: the only place that knows an order of calls."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step of a program calls: a design's array, at any position, or an operator of the host's own."""
+"""The call of a program's step: a design's array, at any position, or an operator of the host's own."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ArtifactCall:
         return f"calls/{self.array}/{self.name}.words"
 
     def record(self) -> dict[str, Any]:
-        """What a manifest says of the call."""
+        """The call's record in a manifest."""
         return {
             "operator": self.operator,
             "array": self.array,

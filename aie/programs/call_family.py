@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from flownpu.aie.designs.attention import sweep
-from flownpu.aie.words.writer import FAMILY, Words
+from flownpu.aie.words.writer import FAMILY, WordWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,7 +152,7 @@ class CallFamily:
             name: the call's name.
             identity: the identity of the array that the call is for.
         """
-        words = Words()
+        words = WordWriter()
         words.text(name)
         positions = self.positions
         words.add(identity, positions.count, positions.keys, positions.chunks_of_a_task, len(positions.sweeps))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program takes (aie/programs/program.py), step by step: the one price of all that the host does.
+"""The cost of a program (aie/programs/program.py), step by step: the one price of all that the host does.
 
     program = every change of array + every dispatch + its calls' phases (cost/phases.py) + their instructions
               + the steps that the host computes + what it writes before and reads after
@@ -29,7 +29,7 @@ from flownpu.aie.programs.call import HOST
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from flownpu.aie.cost.device import Device
+    from flownpu.aie.cost.chips import Chip
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.programs.call import ArtifactCall, HostCall
     from flownpu.aie.programs.program import Program, Step
@@ -45,7 +45,7 @@ _SPAN = 4096
 class Prices:
     """The prices of programs on a device, with these values of the parameters; what was counted is kept."""
 
-    def __init__(self, device: Device, values: Values = VALUES) -> None:
+    def __init__(self, device: Chip, values: Values = VALUES) -> None:
         self.device, self.values = device, values
         self._counted: dict[tuple[str, str, int], Cost] = {}
         self._programs: dict[tuple[int, int], Cost] = {}
@@ -82,7 +82,7 @@ class Prices:
         cost = self._at(call, first) * (1 - share) + self._at(call, last) * share
         if share <= 1:
             return cost
-        # What bounds a phase may differ between the two knots: continued, a part's time could become negative.
+        # The bound of a phase may differ between the two knots: continued, a part's time could become negative.
         return replace(cost, seconds={name: max(value, 0.0) for name, value in cost.seconds.items()})
 
     def _at(self, call: ArtifactCall, position: int) -> Cost:

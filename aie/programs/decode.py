@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.chips import CHIPS
 from flownpu.aie.designs.decode_layer.design import WAYS, DecodeLayer, Layer
 from flownpu.aie.programs.call import moving_call
 from flownpu.aie.programs.call_family import CallSweep
@@ -75,19 +75,19 @@ def decode_program(
             else:
                 found[way] = _layers_program(decoder, DecodeLayer(decoder.shape, way), target, context)
         except ValueError as error:
-            refused.append(_said(way, error))
+            refused.append(_refusal(way, error))
     if not found:
         raise ValueError("; ".join(refused))
     way = next(iter(found))
     if len(found) > 1:
-        prices = prices or Prices(DEVICES["kraken-350"])
+        prices = prices or Prices(CHIPS["kraken-350"])
         seconds = {way: prices.of(program, program.context - 1).total for way, program in found.items()}
         way = min(seconds, key=seconds.__getitem__)  # the fastest for a token at the context's end
     return DecodeChoice(found[way], way, refused)
 
 
-def _said(way: str, error: ValueError) -> str:
-    # What breaks a limit breaks it on every tile, with a line each: the first of them is enough.
+def _refusal(way: str, error: ValueError) -> str:
+    # A limit is broken on every tile, with a line each: the first of them is enough.
     what = "operator by operator" if way == OPERATORS else f"decode_layer, {way}"
     return f"{what}: {' '.join(str(error).splitlines()[:2])}"
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host computes between dispatches, where a change of array would take longer than the work.
+"""The operators that the host computes between dispatches, where a change of array would take longer than the work.
 
-The host computes in f32. What an array reads or wrote is bf16. The residual stream, which no array sees, is f32; what
+The host computes in f32. Arrays read and write bf16. The residual stream, which no array sees, is f32; what
 it begins with (embeddings, an encoder's positions) is bf16. Rows of x, y and qkv may be further apart than they are
 long.
 

@@ -38,7 +38,7 @@ from flownpu.aie.programs.call import HOST, ArtifactCall, HostCall
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from flownpu.aie.words.writer import Words
+    from flownpu.aie.words.writer import WordWriter
 
 __all__ = [
     "BF16_BYTES", "Buffer", "CacheLayout", "Program", "ProgramWriter", "Role", "Rows", "Step", "View",
@@ -138,7 +138,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """What the host does for a chunk of a prompt, a token, or an image.
+    """The host's work for a chunk of a prompt, a token, or an image.
 
     Attributes:
         kind: decode, prefill, block (prefill of tokens that see one another), encode, or an operator's stem.
@@ -196,7 +196,7 @@ class Program:
         return sum(buffer.bytes for buffer in self.buffers)
 
     def record(self) -> dict[str, Any]:
-        """What a manifest says of the program."""
+        """The program's record in a manifest."""
         return {
             "kind": self.kind,
             "tokens": self.tokens,
@@ -208,7 +208,7 @@ class Program:
             ],
         }
 
-    def write(self, words: Words, numbers: Mapping[ArtifactCall | HostCall, int]) -> None:
+    def write(self, words: WordWriter, numbers: Mapping[ArtifactCall | HostCall, int]) -> None:
         """Append the program to an index; `numbers`: the number that each call has there."""
         places = {buffer.name: number for number, buffer in enumerate(self.buffers)}
         words.text(self.kind)

@@ -23,7 +23,7 @@ struct Error : std::runtime_error {
 // another meaning.
 inline constexpr std::int64_t kVersion = 4;
 
-// What a file or a run of words holds.
+// The contents of a file or a run of words.
 enum class WordKind : std::int64_t { kArray = 1, kSequence = 2, kIndex = 3, kFamily = 4 };
 
 // Reads words one after the other; every count is checked against what is left. All functions throw

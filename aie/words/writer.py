@@ -21,7 +21,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ARRAY", "FAMILY", "INDEX", "MAGIC", "SEQUENCE", "VERSION", "Words"]
+__all__ = ["ARRAY", "FAMILY", "INDEX", "MAGIC", "SEQUENCE", "VERSION", "WordWriter"]
 
 MAGIC = int.from_bytes(b"FlowNPU\0", "little")
 VERSION = 4
@@ -35,7 +35,7 @@ def _words_of(data: bytes) -> tuple[int, ...]:
     return len(data), *struct.unpack(f"<{len(padded) // 8}q", padded)
 
 
-class Words:
+class WordWriter:
     """Integers in the order in which they are read."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Words:
         """Append a text in UTF-8, as `bytes` does."""
         self.bytes(text.encode())
 
-    def append(self, other: Words) -> None:
+    def append(self, other: WordWriter) -> None:
         """Append all words of another."""
         self._words += other._words
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from flownpu.aie.artifacts.toolchain import KERNELS
-from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.chips import CHIPS
 from flownpu.aie.cost.kernels import published_cycles
 from flownpu.aie.cost.parameters import TABLE, VALUES
 from flownpu.aie.plan.limits import NPU2
@@ -292,7 +292,7 @@ def made_up(stage):
         # The kernels of a chunk of 32 keys for 8 queries, as the cost model has them.
         values = {**VALUES, **p}
         chunk = sum(
-            published_cycles(DEVICES["kraken-350"], values, kernel, [8, 32, d], 0)
+            published_cycles(CHIPS["kraken-350"], values, kernel, [8, 32, d], 0)
             for kernel in ("flow_qkv_scores", "flow_qkv_values")
         )
         cost[name_of_size] = chunk / (2 * 8 * 32 * d) / (CORES * CLOCK)

@@ -93,7 +93,7 @@ def _columns(count: int) -> list[_Column]:
 
 
 class DecodeArray(NamedTuple):
-    """What a sequence needs of the array."""
+    """The parts of the array that a sequence uses."""
 
     workers: list[Worker]
     ends: Ends
@@ -202,7 +202,7 @@ def _projection_column(
         number, name = column * TILES + row, f"tile_{column}_{row}"
         sharer = number % (TILES * way.span), TILES * way.span
         stream, place_in_stream = divmod(row, TILES_OF_STREAM)
-        # What a stream's tiles make leaves through the first of them.
+        # The results of a stream's tiles leave through the first of them.
         out = None if place_in_stream else y_parts[stream].prod()
         fifos = parts[row].cons(depth=blocks_ahead), x.cons(), out
         buffers, share_buffers = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a way of attention brings into a decode layer (design.py), and the RoPE tile, which each way has.
+"""The interface of a way of attention in a decode layer (design.py), and the RoPE tile, which each way has.
 
 The RoPE tile takes the heads of a token in batches: first the queries, which go where the way wants them, then the keys
 and, as they are, the values, which leave for the KV cache. Norms and angles come on the same stream ahead of the heads,
@@ -113,7 +113,7 @@ class Attention(ABC):
         """
 
     def share(self) -> tuple[dict[str, Any], list[Kernel]]:
-        """What a projecting tile has for attention: types of its buffers, by name, and kernels."""
+        """The attention's share of a projecting tile: types of its buffers, by name, and kernels."""
         return {}, []
 
     def meetings(self, sums: Sequence[Sequence[Meeting]]) -> Sequence[Sequence[Meeting | None]]:
@@ -139,8 +139,8 @@ class Attention(ABC):
         None in place of a word: its value does not matter.
         """
 
-    def told(self, part: Sweep) -> Sweep | None:  # noqa: ARG002
-        """What of a layer's sweep the projecting tiles' words depend on: equal neighbours are started together."""
+    def start_key(self, part: Sweep) -> Sweep | None:  # noqa: ARG002
+        """The part of a layer's sweep on which the projecting tiles' words depend: equal neighbours start together."""
         return None
 
     def plan(self, steps: LayerSequence, index: int) -> None:  # noqa: B027 (the same)

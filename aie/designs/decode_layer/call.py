@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of decode layers is given (design.py)."""
+"""The arguments of a call of decode layers (design.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["HostBuffers", "Layer", "Token"]
 
 @dataclass(frozen=True)
 class Layer:
-    """What tells a layer of a call from the others.
+    """The properties of a layer of a call that may differ from the other layers'.
 
     Attributes:
         window: keys that the token sees, its own included; None: all.

@@ -51,7 +51,7 @@ class Phase(NamedTuple):
 
 
 def deal_rows(projections: Sequence[Projection], columns: int, span: int) -> list[Phase]:
-    """What each of `columns` columns takes of projections that follow one another.
+    """Deal the rows of projections that follow one another to `columns` columns.
 
     `span`: how many neighbouring columns share rows. A span takes as many rows as any other, or one more. Its streams
     have equally many, and the rows that are left are shared. The spans that take one row more, and the tiles that take

@@ -82,7 +82,7 @@ class LayerSequence:
             window.finish()
 
     def _plan_streams(self) -> None:
-        """What the weights' streams carry, phase by phase."""
+        """Plan the weights' streams, phase by phase."""
         shape, count = self._shape, len(self.layers)
         total = count * shape.weight_bytes + (self._head.bytes if self._head else 0)
         offset = 0
@@ -164,8 +164,8 @@ class LayerSequence:
 
     def _starts(self) -> list[int]:
         """For each layer, how many the projecting tiles start with it: a run of equal ones with the first, 0 after."""
-        told = (self._way.told(self.sweep(index)) for index in range(len(self.layers)))
-        runs = [len(list(alike)) for _, alike in groupby(told)]
+        keys = (self._way.start_key(self.sweep(index)) for index in range(len(self.layers)))
+        runs = [len(list(alike)) for _, alike in groupby(keys)]
         return [layers for count in runs for layers in (count, *[0] * (count - 1))]
 
     def _start_layer(self, index: int) -> None:
@@ -192,7 +192,7 @@ class LayerSequence:
         projecting.start()
 
     def sweep(self, index: int) -> Sweep:
-        """What a layer of the call reads of its cache."""
+        """The part of its cache that a layer of the call reads."""
         token, window = self.token, self.layers[index].window
         total = token.position + 1
         return sweep(token.position, 1, total, self._way.keys, window=window, causal=True, scale=token.scale)

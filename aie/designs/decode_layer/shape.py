@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a decoder layer is made of, and where its host buffers hold what (design.py).
+"""The sizes of a decoder layer, and the layout of its host buffers (design.py).
 
     weights   u8    [layer][QKV | output | gate and up | down], then an LM head; Q4NX blocks as in the file, but
                     gate and up, whose rows of blocks take turns: [I / 32][gate, up][D / 256][5120] (`interleave`)

@@ -182,7 +182,7 @@ class SplitKeys(Attention):
         return AttentionEnds([], [], []), []
 
     def share(self) -> tuple[dict[str, Any], list[Kernel]]:
-        """What a tile keeps of a bundle: its maxima and sums, and its outputs."""
+        """The state that a tile keeps of a bundle: its maxima and sums, and its outputs."""
         shape, block, product, part = self.shape, tensor(BLOCK_BYTES, U8), tensor(_PART), tensor(_PART, F32)
         share, rtp, line = (
             tensor(_FIRST_OUTPUT + self.bundle * shape.group * shape.d, F32), tensor(PARAMETERS, I32),
@@ -257,7 +257,7 @@ class SplitKeys(Attention):
 
     # --- The sequence -------------------------------------------------------------------------------------------------
 
-    def told(self, part: Sweep) -> Sweep | None:
+    def start_key(self, part: Sweep) -> Sweep | None:
         """All of the sweep."""
         return part
 

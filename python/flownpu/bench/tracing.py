@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.cost.device import Device
+from flownpu.aie.cost.chips import Chip
 from flownpu.aie.cost.phases import call_cost
 from flownpu.aie.plan.limits import LIMITS
 from flownpu.aie.programs.program import calls_of
@@ -184,7 +184,7 @@ class _Plans:
     def __init__(self, folder: Path, artifacts: Path) -> None:
         manifest = read_json(artifacts / "manifest.json")
         limits = LIMITS[manifest["target"]]
-        self._device = Device(limits.name, limits, "")
+        self._device = Chip(limits.name, limits, "")
         programs, _ = programs_of_model(folder, manifest["target"], manifest["context"], manifest["weights"])
         self._calls = {call.family_file: call for call in calls_of(programs)}
         self._costs: dict[tuple[str, int], Cost] = {}

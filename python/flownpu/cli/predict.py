@@ -67,18 +67,18 @@ def predict(
     if device == "gpu" or device.startswith("radeon"):
         _predict_gpus(model, device, parse_contexts(context) if context else [], measured, plot, as_json=as_json)
         return
-    from flownpu.aie.cost.device import DEVICES  # noqa: PLC0415 other commands need none of it
+    from flownpu.aie.cost.chips import CHIPS  # noqa: PLC0415 other commands need none of it
     from flownpu.aie.cost.parameters import VALUES  # noqa: PLC0415
     from flownpu.predict.measured_parameters import measured_values  # noqa: PLC0415
     from flownpu.predict.report import predict as predict_model  # noqa: PLC0415
     from flownpu.predict.target import nearest, target  # noqa: PLC0415
 
-    if device not in DEVICES:
-        raise typer.BadParameter(f"no such chip: {device}{nearest(device, DEVICES)}", param_hint="--device")
+    if device not in CHIPS:
+        raise typer.BadParameter(f"no such chip: {device}{nearest(device, CHIPS)}", param_hint="--device")
     contexts = parse_contexts(context) if context else ()
     values = measured_values(measured) if measured else VALUES
     with waiting("pricing the programs ..."):
-        report = predict_model(target(model), DEVICES[device], contexts, values)
+        report = predict_model(target(model), CHIPS[device], contexts, values)
     if plot is not None:
         plot.mkdir(parents=True, exist_ok=True)
         for name, drawing in report.plots().items():
@@ -87,7 +87,7 @@ def predict(
     if as_json:
         print_json(_document(report, {name: values[name] for name in values if values[name] != VALUES[name]}))
         return
-    _print(report, DEVICES[device].description, "published" if measured is None else f"those of {measured}")
+    _print(report, CHIPS[device].description, "published" if measured is None else f"those of {measured}")
 
 
 def _predict_gpus(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.chips import CHIPS
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.bench.roofline import graph_traffic, read_bandwidth
 from flownpu.explain.program import ProgramPrice, price_of
@@ -110,7 +110,7 @@ def _npu(model: Any, positions: int, contexts: list[int]) -> tuple[Prediction | 
         decoder = decoder_of_model(model, positions)
         most = max(*contexts, min(positions, DEFAULT_CONTEXT))
         _, left_out = predicted_programs(decoder, min(positions, DEFAULT_CONTEXT))
-        prediction = Prediction(Target("model", decoder), most, DEVICES[_CHIP], VALUES)
+        prediction = Prediction(Target("model", decoder), most, CHIPS[_CHIP], VALUES)
         token, *others = prediction.programs
     except ValueError as error:
         return None, NPU(False, _CHIP, f"the NPU's designs have no place for it: {error}")

@@ -12,7 +12,7 @@ from flownpu.aie.artifacts.compiled import build_cost, write_compiled
 from flownpu.aie.artifacts.emulated import write_emulated
 from flownpu.aie.artifacts.folder import ArtifactFolder
 from flownpu.aie.artifacts.toolchain import find_toolchain
-from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.chips import CHIPS
 from flownpu.aie.designs.common import ceil_div
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
@@ -221,7 +221,7 @@ def programs_of_decoder(
         raise ValueError(
             f"expected a context of {decoder.positions} or less, which the model is made for, got {context}"
         )
-    prices = prices or Prices(DEVICES["kraken-350"])
+    prices = prices or Prices(CHIPS["kraken-350"])
     choice = decode_program(decoder, target, context, ways, prices)
     programs, left_out = (
         [choice.program],

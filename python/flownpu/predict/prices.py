@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.chips import CHIPS
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.programs.cost import Prices, prompt_runs
 from flownpu.aie.programs.encode import encode_program
 from flownpu.npu.artifacts import programs_of_decoder
 
 if TYPE_CHECKING:
-    from flownpu.aie.cost.device import Device
+    from flownpu.aie.cost.chips import Chip
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.cost.phases import Cost
     from flownpu.aie.programs.decoder_shape import DecoderShape
@@ -49,7 +49,7 @@ def predicted_programs(decoder: DecoderShape, context: int) -> tuple[tuple[Progr
 def _published_prices(device: str, decoder: DecoderShape, context: int) -> Prices:
     """Prices with the published values, kept so that the next prediction of the same programs reuses counted calls."""
     del decoder, context  # only part of the cache's key: calls of other programs may have the same names
-    return Prices(DEVICES[device], VALUES)
+    return Prices(CHIPS[device], VALUES)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Prediction:
 
     target: Target
     context: int
-    device: Device
+    device: Chip
     values: Values
 
     @cached_property
@@ -80,7 +80,7 @@ class Prediction:
     @cached_property
     def prices(self) -> Prices:
         """The cost of the programs' calls on the device."""
-        if self.values == VALUES and self.device == DEVICES.get(self.device.name):
+        if self.values == VALUES and self.device == CHIPS.get(self.device.name):
             return _published_prices(self.device.name, self.target.decoder, self.context)
         return Prices(self.device, self.values)
 

@@ -21,7 +21,7 @@ from flownpu.predict.validation import ERRORS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flownpu.aie.cost.device import Device
+    from flownpu.aie.cost.chips import Chip
     from flownpu.aie.cost.phases import Cost
     from flownpu.predict.published import Table
     from flownpu.predict.target import Target
@@ -112,7 +112,7 @@ class PredictionReport:
         return series
 
 
-def predict(target: Target, device: Device, contexts: Sequence[int] = (), values: Values = VALUES) -> PredictionReport:
+def predict(target: Target, device: Chip, contexts: Sequence[int] = (), values: Values = VALUES) -> PredictionReport:
     """Predicts a model at these context lengths (none: see `Target.lengths`).
 
     Raises:

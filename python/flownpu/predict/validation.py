@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.chips import CHIPS
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.predict.published import TABLES, Role
 from flownpu.predict.published.implementation import image_seconds, prompt_seconds, token_seconds
@@ -51,7 +51,7 @@ class Compared:
 def predicted(row: Row, values: Values) -> float:
     """A row's quantity, as predicted for the papers' implementation, in the row's unit."""
     table, of = TABLES[row.table], known(row.model)
-    device = DEVICES[table.device]
+    device = CHIPS[table.device]
     if table.quantity == "decode":
         return 1 / token_seconds(of.decoder, row.context, device, values)
     if table.quantity == "vision_ttft":

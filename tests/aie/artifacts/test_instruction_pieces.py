@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from flownpu.aie.artifacts.instruction_pieces import PiecedWords, PieceError
+from flownpu.aie.artifacts.instruction_pieces import InstructionPieces, PieceError
 from flownpu.aie.check.sequence import contiguous, descriptor, iteration_stride
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.mlir.module import to_mlir
@@ -80,7 +80,7 @@ def pieces_of(name, make=compiled):
     def plan(position):
         return program(position).resolve_program("call")
 
-    words = PiecedWords(plan(0).array, lambda at: plan(at).sequence.steps, lambda at: make(plan(at)))
+    words = InstructionPieces(plan(0).array, lambda at: plan(at).sequence.steps, lambda at: make(plan(at)))
     return words, plan, positions
 
 
@@ -107,7 +107,7 @@ def test_classes_cost_no_compilations():
         def plan(position, capacity=capacity):
             return flow.program(position + 1, capacity).resolve_program("call")
 
-        words = PiecedWords(plan(0).array, lambda at: plan(at).sequence.steps, lambda at: compiled(plan(at)))
+        words = InstructionPieces(plan(0).array, lambda at: plan(at).sequence.steps, lambda at: compiled(plan(at)))
         positions = Positions(capacity, flow.keys, most, (CallSweep(0, 1, 1, 0),))
         words.compile(capacity - 1)
         assert len(derive(words, positions, checks=1, lone_chunks=False).classes) == capacity // most // flow.keys

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the checker share: a plan without faults, changes to it, and the messages of a check."""
+"""Helpers of the checker's tests: a plan without faults, changes to it, and the messages of a check."""
 
 import dataclasses
 
 from flownpu.aie.check import check
 from flownpu.aie.iron.compat import NPU2, ObjectFifo, Program, Runtime, Tile, Worker
-from flownpu.aie.plan.data import Buffer as PlanBuffer
 from flownpu.aie.plan.data import (
     Dimension,
     HostBuffer,
     Tap,
+    TileBuffer,
     Transfer,
     Type,
 )
@@ -29,7 +29,7 @@ def moved(plan, name, port, column, row):
     return with_end(plan, name, port, tile=Place(column, row))
 
 
-BUFFER = PlanBuffer("extra", Place(0, 2), Type((4,), "i32"))
+BUFFER = TileBuffer("extra", Place(0, 2), Type((4,), "i32"))
 
 
 def walked(walk, port="produce", name="b", dtype="i32", elements=64, **changes):

@@ -15,9 +15,9 @@ from flownpu.aie.plan.data import (
     BufferArgument,
     Call,
     Element,
+    TileBuffer,
     Type,
 )
-from flownpu.aie.plan.data import Buffer as PlanBuffer
 from flownpu.aie.plan.data import Tile as Place
 from tests.aie.check.faults import CHAIN, messages, moved, walked
 from tests.aie.small_programs import tensor, with_array, with_body, with_end, with_fifo
@@ -167,7 +167,7 @@ def test_lock_value_beyond_limit_is_refused():
 
 
 def test_memory_within_reach():
-    near, far = (PlanBuffer("state", Place(*tile), Type((64,), "i32")) for tile in ((0, 3), (1, 2)))
+    near, far = (TileBuffer("state", Place(*tile), Type((64,), "i32")) for tile in ((0, 3), (1, 2)))
     for buffer, expected in (
         (near, []),
         (

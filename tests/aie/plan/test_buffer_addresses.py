@@ -13,7 +13,7 @@ from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.vector_operators import ResidualRMSNorm
 from flownpu.aie.mlir.module import to_mlir
 from flownpu.aie.plan.buffer_addresses import BASIC_SEQUENTIAL, Placed, placed_buffers
-from flownpu.aie.plan.data import Buffer, Tile, Type
+from flownpu.aie.plan.data import Tile, TileBuffer, Type
 from flownpu.aie.plan.limits import LIMITS, NPU2, with_limits
 from tests.aie.designs.test_plans import ALL, plan_of
 from tests.aie.mlir.aie_opt import lowered, needs_aie_opt
@@ -32,14 +32,14 @@ FULL = {
 def with_buffers(*sizes):
     """`chain` with more buffers of its core, of these sizes in bytes."""
     array = chain().array
-    more = tuple(Buffer(f"more{number}", CORE, Type((size // 4,), "i32")) for number, size in enumerate(sizes))
+    more = tuple(TileBuffer(f"more{number}", CORE, Type((size // 4,), "i32")) for number, size in enumerate(sizes))
     return replace(chain(), array=replace(array, buffers=array.buffers + more))
 
 
 def alone(*sizes):
     """The layout of a core that has these buffers alone, sizes in bytes."""
     array = chain().array
-    buffers = tuple(Buffer(f"b{number}", CORE, Type((size // 4,), "i32")) for number, size in enumerate(sizes))
+    buffers = tuple(TileBuffer(f"b{number}", CORE, Type((size // 4,), "i32")) for number, size in enumerate(sizes))
     array = replace(array, fifos=(), links=(), kernels=(), buffers=buffers)
     core = replace(array.cores[0], tile=CORE, body=())
     return placed_buffers(replace(array, cores=(core,)), NPU2)[CORE]

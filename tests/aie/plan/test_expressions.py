@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a core's program computes with integers, beside numpy."""
+"""The integers that a core's program computes, beside numpy."""
 
 import numpy as np
 import pytest

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 import typer
 
-from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.chips import CHIPS
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.cli.predict import parse_contexts
 from flownpu.model.shapes import SHAPES
@@ -21,7 +21,7 @@ from flownpu.selftest.outcome import Outcome
 from flownpu.selftest.report import SelftestReport
 from flownpu.selftest.runner import StageResult
 
-DEVICE = DEVICES["kraken-350"]
+DEVICE = CHIPS["kraken-350"]
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_tables_say_where_they_are_from():
     for table in TABLES.values():
         assert table.source
         assert table.read
-        assert table.device in DEVICES
+        assert table.device in CHIPS
         assert table.quantity in {"decode", "prefill", "ttft", "vision_ttft"}
         for model, values in table.values.items():
             assert len(values) <= len(CONTEXTS)

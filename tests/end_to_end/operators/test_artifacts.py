@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from flownpu.aie.words.writer import Words
+from flownpu.aie.words.writer import WordWriter
 from flownpu.npu.artifacts import build_artifacts
 from flownpu.ops import q4nx
 from tests.aie.words import words_of
@@ -62,7 +62,7 @@ def cut(file: Path) -> None:
 
 def larger_than_the_machine(folder: Path) -> None:
     """Gives the buffer of dequantised weights a petabyte; its record in the index is name, role, bytes, line, one."""
-    name = Words()
+    name = WordWriter()
     name.text(f"panels-{256 * 256 * 2}")
     text = name.finish(0, 0)[4:]
     words = words_of(folder / "index.words").copy()

@@ -7,7 +7,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flownpu.aie.words.writer import Words
+from flownpu.aie.words.writer import WordWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,7 @@ def family_words(
     name: str = "call",
 ) -> np.ndarray:
     """A family in flat form."""
-    words = Words()
+    words = WordWriter()
     words.text(name)
     words.add(0, positions, keys, chunks_of_a_task, len(sweeps or []))
     for sweep in sweeps or []:
@@ -110,7 +110,7 @@ class FolderProgram:
     given: FolderRows = field(default_factory=FolderRows)
     made: FolderRows = field(default_factory=FolderRows)
 
-    def write(self, words: Words) -> None:
+    def write(self, words: WordWriter) -> None:
         words.text(self.kind)
         words.add(len(self.attributes))
         for key, values in self.attributes.items():
@@ -138,7 +138,7 @@ def write_folder(
     target: str = "npu2", emulated: bool = True, host_calls: tuple[FolderHostCall, ...] = (),
 ) -> Path:  # fmt: skip
     """Write index.words, arrays/ and calls/; array number n is called array_n."""
-    words = Words()
+    words = WordWriter()
     words.text(target)
     words.add(int(emulated))
     words.text("an identity")
@@ -171,7 +171,7 @@ def write_folder(
     return folder
 
 
-def _write_buffers(words: Words, buffers: list[tuple[str, int]]) -> None:
+def _write_buffers(words: WordWriter, buffers: list[tuple[str, int]]) -> None:
     words.add(len(buffers))
     for buffer, size in buffers:
         words.text(buffer)

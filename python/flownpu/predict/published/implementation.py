@@ -20,7 +20,7 @@ from flownpu.aie.cost.memory import STORED_WEIGHT_RUN, read_rate
 from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, TILES, ceil_div
 
 if TYPE_CHECKING:
-    from flownpu.aie.cost.device import Device
+    from flownpu.aie.cost.chips import Chip
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.designs.decode_layer.shape import Projection
     from flownpu.aie.programs.decoder_shape import DecoderShape
@@ -36,7 +36,7 @@ _BF16_BYTES = 2
 _IMAGE_TOKENS, _QUESTION_TOKENS = 256, 16  # of the image in the decoder, and a short question about it
 
 
-def token_seconds(decoder: DecoderShape, context: int, device: Device, values: Values) -> float:
+def token_seconds(decoder: DecoderShape, context: int, device: Chip, values: Values) -> float:
     """Seconds of a token that sees `context` keys."""
     shape = decoder.shape
     weights = sum(_weights(part, device, values) for part in shape.projections)
@@ -47,7 +47,7 @@ def token_seconds(decoder: DecoderShape, context: int, device: Device, values: V
     return layers + _head(decoder, device, values)
 
 
-def prompt_seconds(decoder: DecoderShape, tokens: int, device: Device, values: Values) -> float:
+def prompt_seconds(decoder: DecoderShape, tokens: int, device: Chip, values: Values) -> float:
     """Seconds of a prompt from an empty cache to the first token."""
     shape = decoder.shape
     parts = [(part.columns, part.rows * (2 if part.gated else 1)) for part in shape.projections]
@@ -72,7 +72,7 @@ def prompt_seconds(decoder: DecoderShape, tokens: int, device: Device, values: V
     return len(decoder.windows) * layer + attention + _head(decoder, device, values)
 
 
-def image_seconds(decoder: DecoderShape, encoder: EncoderShape, device: Device, values: Values) -> float:
+def image_seconds(decoder: DecoderShape, encoder: EncoderShape, device: Chip, values: Values) -> float:
     """Seconds of an image in its encoder, then of its tokens and a short question, to the first token."""
     tokens, hidden, heads = encoder.patches, encoder.hidden, encoder.heads
     products = [(part.inner, part.columns) for part in encoder.projections]
@@ -88,7 +88,7 @@ def image_seconds(decoder: DecoderShape, encoder: EncoderShape, device: Device, 
     return seconds + prompt_seconds(decoder, _IMAGE_TOKENS + _QUESTION_TOKENS, device, values)
 
 
-def _weights(part: Projection, device: Device, values: Values) -> float:
+def _weights(part: Projection, device: Chip, values: Values) -> float:
     """Seconds of a projection's weights: the slowest of the fullest stream, main memory and the tiles' kernels."""
     # Rows of blocks of a tile in the first column, which has the most.
     rows = ceil_div(part.rows, BLOCK_ROWS * TILES * _COLUMNS)
@@ -97,7 +97,7 @@ def _weights(part: Projection, device: Device, values: Values) -> float:
     return max(of_stream / read_rate(1, STORED_WEIGHT_RUN, values), part.bytes / values["memory_read"], kernels)
 
 
-def _head(decoder: DecoderShape, device: Device, values: Values) -> float:
+def _head(decoder: DecoderShape, device: Chip, values: Values) -> float:
     """Seconds of the LM head, its dispatch, and the host's choice of a token."""
     host = decoder.vocabulary * values["host_per_logit"]
     return _weights(decoder.head, device, values) + values["dispatch"] + host
@@ -108,7 +108,7 @@ def _gemm(m: int, k: int, n: int, values: Values) -> float:
     return 2.0 * m * k * n / values["gemm_operations"]
 
 
-def _attention(scores: float, d: int, device: Device, values: Values) -> float:
+def _attention(scores: float, d: int, device: Chip, values: Values) -> float:
     """Seconds of attention; `scores` is tokens x keys that are not masked x heads, where idle tiles count as heads."""
     return scores * (values["softmax_score"] + d * values["score_element"]) / _ARRAY_TILES / device.clock
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from flownpu.aie.plan.limits import NPU2, Limits
 
-__all__ = ["DEVICES", "Device"]
+__all__ = ["CHIPS", "Chip"]
 
 
 @dataclass(frozen=True)
-class Device:
+class Chip:
     """A chip: its array's limits (with the clock), and what it is."""
 
     name: str
@@ -25,10 +25,10 @@ class Device:
 
 
 # Both chips have the same array and the same memory in the published measurements.
-DEVICES: dict[str, Device] = {
-    device.name: device
-    for device in (
-        Device("kraken-350", NPU2, "Ryzen AI 7 350 (Krackan Point), XDNA2, two channels of DDR5-5600"),
-        Device("kraken-340", NPU2, "Ryzen AI 5 340 (Krackan Point), XDNA2, two channels of DDR5-5600"),
+CHIPS: dict[str, Chip] = {
+    chip.name: chip
+    for chip in (
+        Chip("kraken-350", NPU2, "Ryzen AI 7 350 (Krackan Point), XDNA2, two channels of DDR5-5600"),
+        Chip("kraken-340", NPU2, "Ryzen AI 5 340 (Krackan Point), XDNA2, two channels of DDR5-5600"),
     )
 }

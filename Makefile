@@ -29,7 +29,7 @@ help:
 	@echo 'make sanitize  the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make clients   the server asked by clients that others wrote, which it installs: minutes'
 	@echo 'make fuzz      random graphs, decoders and damaged files, under the same; CASES=50000 SEED=1'
-	@echo 'make figures   the pictures of the README and of docs/npu-designs.md, from the real output and the plans'
+	@echo 'make figures   the pictures of the README and of docs/npu.md, from the real output and the plans'
 	@echo 'make wheels    what is released, in dist: sources, and wheels for Linux of glibc 2.28 or newer'
 	@echo 'make windows   what is for Windows x64, in dist/windows; where there is Wine it must do under it what it does here'
 	@echo 'make clean     remove what make has made'

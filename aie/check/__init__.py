@@ -4,7 +4,7 @@
     for violation in check(plan):
         print(violation)
 
-Which mistakes aie-opt rejects was found by running it, case by case; docs/npu-designs.md lists those it lets pass.
+Which mistakes aie-opt rejects was found by running it, case by case; docs/npu.md lists those it lets pass.
 Nothing here is rounded in favour of a plan: where sources differ, the smaller limit counts.
 """
 

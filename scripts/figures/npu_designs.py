@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the pictures of docs/npu-designs.md, one for each design, from their plans; a test compares them."""
+"""Draws the pictures of docs/npu.md, one for each design, from their plans; a test compares them."""
 
 import sys
 from pathlib import Path

@@ -3,7 +3,7 @@
 
 mlir-opt (`make test` gets Debian's, by scripts/mlir_opt.py) does not know the AIE dialects: it checks syntax, that
 every value is defined with the type it is used with, and the operations of the dialects it knows (scf, arith, memref).
-The pass order of a real aie-opt is tried outside of CI (docs/npu-designs.md).
+The pass order of a real aie-opt is tried outside of CI (docs/npu.md).
 """
 
 import re

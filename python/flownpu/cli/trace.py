@@ -35,10 +35,9 @@ def trace(
 ) -> None:
     """Record a generation on one clock: ONNX Runtime's nodes, the provider's steps and dispatches, the NPU's tiles.
 
-    The trace has what the host computes between dispatches, too, and a GPU's kernels by the GPU's clock.
-
-    Open the file at https://ui.perfetto.dev. What the tiles do is an estimate from the designs' plans, not measured.
-    The table says what each operator of a decode step reads and how fast, beside the speed of main memory.
+    It has the host's work between dispatches, too, and a GPU's kernels by the GPU's clock. Open the file at
+    https://ui.perfetto.dev. The tiles' lanes are an estimate from the designs' plans, not measured. The table says what
+    each operator of a decode step reads and how fast, beside the speed of main memory.
     """
     chosen = options.provider_options(device, activations, option)
     profile = record(model, prompt, max_new_tokens, chosen, threads)

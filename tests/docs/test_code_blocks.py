@@ -17,9 +17,8 @@ def test_blocks_of_code_are_marked_as_tested_except_builds():
     fenced = {name: text.count("```") // 2 for name, text in texts.items() if "```" in text}
     for block in blocks():
         fenced[block.page] -= 1
-    fenced["docs/use/scale.md"] -= texts["docs/use/scale.md"].count(
-        "<!-- tested with Ray -->"
-    )  # tests/serve/test_scale.py runs them
+    # tests/serve/test_scale.py runs these.
+    fenced["docs/use/scale.md"] -= texts["docs/use/scale.md"].count("<!-- tested with Ray -->")
     # README: make demo, make test; CONTRIBUTING: make check, make test; architecture: fuzzing; releasing, windows: make
     builds = {"README.md": 1, "CONTRIBUTING.md": 1, "docs/architecture.md": 1, "docs/releasing.md": 1}
     builds["docs/use/windows.md"] = 2

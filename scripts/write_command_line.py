@@ -3,6 +3,7 @@
 
 import inspect
 import sys
+from collections import Counter
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
@@ -13,45 +14,63 @@ from typer.models import ArgumentInfo, CommandInfo, OptionInfo
 from flownpu.cli import application
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "use" / "command-line.md"
+# What so many commands take is in the table of common options, and an option only named below each command.
+COMMON = 2
 HEAD = """\
 <!-- Written by scripts/write_command_line.py from the help of the commands: change it there. -->
 # Command line
 
 Every command has `--help`; `flownpu --version` prints the versions that a bug report needs; `--debug` shows the
-traceback of an error. Reading commands print one JSON document with `--json`.
-
-Text that a model generates goes to stdout, all that is said about it to stderr. The exit code is 0, 1 if the command
-failed, 2 if it was not understood, 130 after Ctrl-C and 143 after SIGTERM. An error is one line: what is wrong, where,
-and what to do.
-
-`ORT_DISABLE_TELEMETRY=1` is set before ONNX Runtime is imported, unless the variable is set already.
+traceback of an error. Generated text goes to stdout, everything else to stderr. The exit code is 0, 1 if the command
+failed, 2 if it was not understood, 130 after Ctrl-C and 143 after SIGTERM. `ORT_DISABLE_TELEMETRY=1` is set before ONNX
+Runtime is imported, unless the variable is set already.
 """
+
+
+HEADINGS = ("| | |", "|---|---|")
 
 
 def page() -> str:
     """The page's text."""
-    return "\n".join([HEAD, *(section(command) for command in application().registered_commands)])
+    commands = application().registered_commands
+    counts = Counter(row for command in commands for row in rows(command))
+    common = [row for row, count in counts.items() if count >= COMMON]
+    parts = [HEAD, "## Common options", "", *HEADINGS, *(f"| {text} | {meaning} |" for text, meaning in common), ""]
+    return "\n".join([*parts, *(section(command, common) for command in commands)])
 
 
-def section(command: CommandInfo) -> str:
-    """One command: what it does, its arguments and its options."""
+def rows(command: CommandInfo) -> list[tuple[str, str]]:
+    """A command's arguments and options as they are typed, and their help."""
     assert command.callback is not None
     defaults = inspect.signature(command.callback).parameters
-    usage = f"flownpu {command.name}"
-    rows = ["| | |", "|---|---|"]
+    found = []
     for name, hint in get_type_hints(command.callback, include_extras=True).items():
         if name == "return":
             continue
         kind, info = get_args(hint)[:2]
         if isinstance(info, ArgumentInfo):
-            metavar = f"{info.metavar}..." if list[str] in get_args(kind) else info.metavar
-            metavar = metavar if defaults[name].default is inspect.Parameter.empty else f"[{metavar}]"
-            usage += f" {metavar}"
-            rows.append(f"| `{in_cell(metavar)}` | {info.help} |")
+            found.append((f"`{in_cell(argument_text(kind, info, defaults[name].default))}`", str(info.help)))
         elif isinstance(info, OptionInfo):
-            rows.append(f"| {in_cell(option_text(name, kind, info))} | {option_help(info, defaults[name].default)} |")
+            found.append((in_cell(option_text(name, kind, info)), option_help(info, defaults[name].default)))
+    return found
+
+
+def section(command: CommandInfo, common: list[tuple[str, str]]) -> str:
+    """One command: its usage, its help, its own arguments and options, and the names of the common options."""
+    arguments = [text.strip("`") for text, _ in rows(command) if text.startswith("`") and not text.startswith("`-")]
+    usage = " ".join(["flownpu", str(command.name), *arguments, "[OPTIONS]"]).replace("\\|", "|")
+    table = [f"| {text} | {meaning} |" for text, meaning in rows(command) if (text, meaning) not in common]
+    shared = [text.partition(" ")[0].rstrip(",") for text, meaning in rows(command) if (text, meaning) in common]
+    if options := ", ".join(text for text in shared if text.startswith("`-")):
+        table.append(f"| [common](#common-options) | {options} |")
     text = inspect.cleandoc(command.callback.__doc__ or "")
-    return "\n".join([f"## {command.name}", "", f"`{usage} [OPTIONS]`", "", text, "", *rows, ""])
+    return "\n".join([f"## {command.name}", "", f"`{usage}`", "", text, "", *HEADINGS, *table, ""])
+
+
+def argument_text(kind: Any, argument: ArgumentInfo, default: object) -> str:
+    """An argument as it is in the usage: "MODEL", "[TEXT...]"."""
+    metavar = f"{argument.metavar}..." if list[str] in get_args(kind) else str(argument.metavar)
+    return metavar if default is inspect.Parameter.empty else f"[{metavar}]"
 
 
 def in_cell(text: str | None) -> str:

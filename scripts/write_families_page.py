@@ -25,10 +25,6 @@ from tests.rewrites.optimum_export import REQUIREMENTS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "use" / "families.md"
 _SECTION = re.compile(r"(<!-- begin matrix -->\n).*?(<!-- end matrix -->)", re.DOTALL)
-_HEADINGS = {
-    "cpu": "**On the CPU device**, as one partition:",
-    "emulate": "**On the NPU's array**, emulated, with all decoder layers and the LM head in it:",
-}
 
 
 def page(text: str) -> str:
@@ -39,18 +35,12 @@ def page(text: str) -> str:
 def _matrix() -> str:
     cells = recorded_cells()
     notes: dict[str, str] = {}
-    tables = [f"{_HEADINGS[device]}\n\n{_table(device, cells, notes)}" for device in DEVICES]
+    head = ("family", "`model_type`", *SOURCES)
+    rows = [(*_names(form), *(_text(cells[form][source], notes) for source in SOURCES)) for form in sorted(cells)]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
     versions = ", ".join(f"{name} {number}" for name, number in read_record()["versions"].items())
     listed = "\n".join(f"- **{letters}**: {sentence}" for sentence, letters in notes.items())
-    return "\n\n".join([*tables, f"The sentences ({versions}):", listed])
-
-
-def _table(device: str, cells: dict[str, dict[str, dict[str, Cell]]], notes: dict[str, str]) -> str:
-    head = ("family", "`model_type`", *SOURCES)
-    rows = [
-        (*_names(form), *(_text(cells[form][source][device], notes) for source in SOURCES)) for form in sorted(cells)
-    ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
+    return "\n\n".join([table, f"The reasons ({versions}):", listed])
 
 
 def _names(form: str) -> tuple[str, str]:
@@ -59,11 +49,18 @@ def _names(form: str) -> tuple[str, str]:
     return f"{FAMILIES[model_type].title} {detail}".strip(), f"`{model_type}`"
 
 
-def _text(cell: Cell, notes: dict[str, str]) -> str:
-    """A cell's text: the error in percent of the logits' spread, or the letters of the reason why there is none."""
+def _text(cells: dict[str, Cell], notes: dict[str, str]) -> str:
+    """The outcome on each of DEVICES, once if they are equal."""
+    return ", ".join(dict.fromkeys(_outcome(cells[device], notes) for device in DEVICES))
+
+
+def _outcome(cell: Cell, notes: dict[str, str]) -> str:
+    """The error in percent of the logits' spread, or the letters of the reason why there is none."""
     if cell.refused:
-        return f"no ({notes.setdefault(cell.refused, _letters(len(notes)))})"
-    return f"{100 * cell.error / cell.spread:.2g} %{f' within {cell.within}' if cell.within else ''}"
+        first, *more = cell.refused.split(". ")
+        reason = f"{first})" if more else first  # of a long error, which is in parentheses, its first sentence
+        return f"no ({notes.setdefault(reason, _letters(len(notes)))})"
+    return f"{100 * cell.error / cell.spread:.2g}{f' within {cell.within}' if cell.within else ''}"
 
 
 def _letters(number: int) -> str:

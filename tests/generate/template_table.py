@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chat templates rendered here and by transformers, by name and feature.
 
-`python -m tests.generate.template_table FOLDER` prints the table of docs/use/chat-templates.md. FOLDER holds
+`python -m tests.generate.template_table FOLDER` prints the second table of docs/use/chat-templates.md. FOLDER holds
 templates as files NAME.jinja, such as those that come with llama.cpp, vLLM or TRL.
 """
 
@@ -114,19 +114,17 @@ SIGNS = {"equal": "=", "more": "+", "form": "t", "refused": "–", "differs": "D
 
 
 def main(folder: Path) -> None:
-    """Prints the table, and how often each word occurs."""
-    print(f"| template | {' | '.join(FEATURES)} |\n|---|{':-:|' * len(FEATURES)}")
-    words: Counter[str] = Counter()
-    seen = set()
-    for path in sorted(folder.glob("*.jinja")):
-        template = path.read_text(encoding="utf-8")
-        if template in seen:
-            continue
-        seen.add(template)
+    """Prints each template's outcomes that are not equal, and how often each outcome occurs, by feature."""
+    outcomes: dict[str, Counter[str]] = {name: Counter() for name in FEATURES}
+    templates = {path.read_text(encoding="utf-8"): path.stem for path in sorted(folder.glob("*.jinja"))}
+    for template, name in templates.items():
         found = compare(template)
-        words.update(found.values())
-        print(f"| {path.stem} | {' | '.join(SIGNS[word] for word in found.values())} |", flush=True)
-    print(f"\n{len(seen)} templates, {words.total()} renderings: {dict(words)}")
+        print(name, {feature: word for feature, word in found.items() if word != "equal"}, flush=True)
+        for feature, word in found.items():
+            outcomes[feature][SIGNS[word]] += 1
+    print(f"\n| feature | {' | '.join(SIGNS.values())} |\n|---|{'--:|' * len(SIGNS)}")
+    for feature, counts in outcomes.items():
+        print(f"| {feature} | {' | '.join(str(counts[sign] or '') for sign in SIGNS.values())} |")
 
 
 if __name__ == "__main__":

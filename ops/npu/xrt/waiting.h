@@ -41,7 +41,8 @@ class Time {
 
 // Sleeps between two looks at a call: first through most of the expected time at once, so that
 // waiting takes almost no CPU time, then for short times. The delay that they add to a call is in
-// proportion to the call's time; docs/npu.md has measurements, also of other ways to wait.
+// proportion to the call's time; docs/npu-first-day.md has measurements, also of another way to
+// wait.
 class Sleeper {
  public:
   using Clock = Time::Clock;

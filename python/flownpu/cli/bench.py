@@ -69,15 +69,13 @@ def bench(
 ) -> None:
     """Measure prefill, decode, load time and memory, also side by side with other engines.
 
-    Each run is a process of its own that reads random tokens; engines take turns; medians are shown with the least and
-    the most. The share of the roof is the time that reading a decode step's bytes takes at the memory's speed, as
-    measured in the same run, by the time of the step.
-    A peer's packages are installed into the cache folder ($XDG_CACHE_HOME/flownpu/peers), and the model's weights
-    converted for it, when it is first measured. Ctrl-C ends it and keeps what was measured.
+    Each run is a process of its own that reads random tokens. Engines take turns; a cell is the median, with the least
+    and the most. The share of the roof is the time in which memory can deliver a decode step's bytes, divided by the
+    step's time.
+    Peers are installed into $XDG_CACHE_HOME/flownpu/peers when first measured. Ctrl-C keeps what was measured.
 
-    With --serve, each client sends a prompt of every length of --prompt, half of it common to all clients, each when
-    the one before is answered. Shown are the new tokens a second of all clients, and the times to the first token and
-    between tokens. Peers are openvino and llama.cpp; the key for a --server is OPENAI_API_KEY's.
+    With --serve, each client sends a prompt of every length, half of it common to all, and the next one when one is
+    answered. Peers are openvino and llama.cpp; OPENAI_API_KEY has the key for a --server.
     """
     cases = [Case(d, p, generate) for d in _numbers(depth, "--depth", 0) for p in _numbers(prompt, "--prompt", 1)]
     settings = read_genai_config(model)["model"]

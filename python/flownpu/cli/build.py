@@ -117,9 +117,8 @@ def build(
 ) -> None:
     """Build the NPU's programs: those of a converted model, or those of operators in all models' shapes.
 
-    For an NPU it makes xclbins, instructions and a manifest, and needs AMD's open toolchain: aiecc, Peano, xclbinutil.
-    Without it the checked plans and their MLIR are written, and the missing tools are named. For the emulator it
-    needs nothing. What is up to date, by the contents of all that it is made of, is not built again.
+    For an NPU it needs AMD's open toolchain: aiecc, Peano, xclbinutil. Without it the checked plans and their MLIR are
+    written, and the missing tools are named. For the emulator it needs nothing. Unchanged files are not built again.
     """
     names = operators or []
     if kind is not None or any(Path(name).is_dir() or Path(name).suffix == ".onnx" for name in names):

@@ -40,8 +40,7 @@ def chat(
 ) -> None:
     """Hold a conversation. Ctrl-C stops a reply, /reset begins anew, /image FILE shows an image, /exit leaves.
 
-    Reads stdin line by line, one turn a line, also from a pipe. An image belongs to the next message, which may have
-    several.
+    Reads stdin line by line, also from a pipe. An image belongs to the next message, which may have several.
     """
     language_model = options.open_model(model, session, decoding)
     conversation = Conversation(

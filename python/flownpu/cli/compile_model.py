@@ -13,10 +13,9 @@ def compile_model_folder(
     option: options.Option = None,
     force: Force = False,
 ) -> None:
-    """Keep what the provider makes of a model for a device, so that later sessions start without making it.
+    """Prepare a model for a device, so that later sessions start faster.
 
-    The compiled model says what it was made for; another device, other artifacts or another version of FlowNPU refuse
-    it and say so: compile again then.
+    Another device, other artifacts or another version of FlowNPU refuse the compiled model: compile again then.
     """
     compile_model(model, output, options.provider_options(device, None, option), force=force)
     print_made(output, f'flownpu run {output} -p "some text"')

@@ -67,9 +67,8 @@ def convert(
 ) -> None:
     """Convert a checkpoint, a GGUF file, a GenAI model or an optimum export into a folder that runs on FlowNPU.
 
-    Weights become Q4NX: 4 bits, and for each 32 a scale and a minimum, or a scale alone where the source has no minima.
-    Those of AWQ, GPTQ, Q4_0 and Q4_1 keep their codes; what was quantised again is reported. The folder appears
-    when it is complete: an error or Ctrl-C leaves nothing behind, and what was there before stays.
+    Weights become Q4NX: 4 bits, and a scale and a minimum for each 32. AWQ, GPTQ, Q4_0 and Q4_1 keep their codes; the
+    command reports which weights were quantised again. The folder appears when it is complete.
     """
     require("onnx_ir", extra="convert", purpose="flownpu convert")
     with conversion_progress() as report:

@@ -24,7 +24,7 @@ def doctor(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check this machine; each thing amiss comes with the command that mends it.
+    """Check this machine; each problem comes with the command that solves it.
 
     The exit code is 1 if something is broken. A missing NPU is no error: the cpu device is used then.
     """

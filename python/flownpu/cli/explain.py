@@ -40,12 +40,11 @@ def explain(
     as_json: options.AsJson = False,
     svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw what runs where, by layer.")] = None,
 ) -> None:
-    """Show what FlowNPU makes of a model: what runs where and why, without running it and without an NPU.
+    """Show which nodes of a model run where and why, without running it and without an NPU.
 
-    Which nodes run where; which attention blocks fold into one call on the NPU, how far and why; why the others did
-    not match; the bytes of weights and KV cache; what the NPU would take, and its programs: steps, dispatches,
-    changes of array, bytes, milliseconds as predicted; tokens/s that memory allows on this CPU, and that are predicted
-    for an NPU. For a model that is not converted, the rules of `flownpu convert` are tried in memory.
+    Shows how far attention folds into one call on the NPU; the bytes of weights and KV cache; the NPU's programs with
+    predicted times; tokens/s that memory allows on this CPU, and that are predicted for an NPU. A model that is not
+    converted is converted in memory.
     """
     require("onnx_ir", extra="convert", purpose="flownpu explain")
     from flownpu.explain.overview import explain as explain_model  # noqa: PLC0415 other commands need none of it

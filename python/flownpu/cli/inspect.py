@@ -32,11 +32,10 @@ def inspect(
     ] = False,
     svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw a plan's array.")] = None,
 ) -> None:
-    """Show what is in a model, or in a plan of an NPU's array.
+    """Show the contents of a model, or of a plan of an NPU's array.
 
-    For a model: operators, shapes, weights, KV cache, quantisation error; the weights are read only with --check, which
-    fails if a file was damaged. For a plan: what sits where and what each tile uses of what it has; fails if the plan
-    breaks the hardware's limits.
+    Of a model: operators, shapes, weights, KV cache, quantisation error. Of a plan: each tile's role and its use of
+    resources; fails if the plan breaks the hardware's limits.
     """
     is_plan = path.suffix == ".json"
     for name, of_plans, given in (("--check", False, check), ("--svg", True, svg)):

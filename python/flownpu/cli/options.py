@@ -57,7 +57,7 @@ Lookup = Annotated[
     bool,
     typer.Option(
         "--lookup",
-        help="Check several tokens a step where the text repeats itself or the prompt: the same text in less time.",
+        help="Guess tokens from earlier text, and check several a step: the same text in less time.",
     ),
 ]
 DraftFolder = Annotated[
@@ -65,7 +65,7 @@ DraftFolder = Annotated[
     typer.Option(
         "--draft",
         metavar="MODEL",
-        help="Check several tokens a step that this smaller model of the same family, a folder, proposes.",
+        help="Guess tokens with this smaller model of the same family, and check several a step.",
     ),
 ]
 Context = Annotated[int, typer.Option(min=2, help="Tokens of a prompt and its answer: the size of the KV cache.")]
@@ -74,7 +74,7 @@ AllowControlTokens = Annotated[
     bool,
     typer.Option(
         "--allow-control-tokens",
-        help="Control tokens written in messages, such as <start_of_turn>, count; else they are plain text.",
+        help="Control tokens in messages, such as <start_of_turn>, count; else they are plain text.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]

@@ -41,7 +41,7 @@ def run(
 ) -> None:
     """Answer one prompt, printing the text as it is generated.
 
-    The text goes to stdout; a line with the speed and one that says what ran where go to stderr.
+    The text goes to stdout; the speed, and what ran where, to stderr.
     """
     if prompt is None:
         if sys.stdin.isatty():

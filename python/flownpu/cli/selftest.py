@@ -65,13 +65,12 @@ def selftest(
         typer.Option("--json", metavar="FILE", help="Write the report here, too; - is stdout, instead of the table."),
     ] = None,
 ) -> None:
-    """Try an NPU, or its emulator, step by step: a copy, each kernel, each design, a layer, a token, a prompt.
+    """Test an NPU, its emulator or a GPU step by step: a copy, each kernel, each design, a layer, a token, a prompt.
 
-    Each stage is compared with a reference in float64 within a derived bound, and runs in a process of
-    its own for a bounded time; after a failure the others go on. On an NPU, which needs AMD's toolchain as `flownpu
-    build` does, times give parameters of the cost model. DIR/DEVICE/report.json has all results: send it with a report.
-
-    On a GPU every kernel is tried in every variant, through OpenCL: errors, and rates by the GPU's own clock.
+    Each stage is compared with a float64 reference within a derived bound, and runs in a process of its own for a
+    bounded time. On an NPU, which needs AMD's toolchain as `flownpu build` does, times give parameters of the cost
+    model. On a GPU every kernel is tried in every variant. DIR/DEVICE/report.json has all results: send it with a
+    report.
     """
     if device is TriedDevice.GPU:
         _try_gpu(only or [], output / device.value, as_json)

@@ -32,10 +32,9 @@ def trace(
 ) -> None:
     """Record a generation on one clock: ONNX Runtime's nodes, the provider's steps and dispatches.
 
-    The trace has what the host computes between dispatches, too, and a GPU's kernels by the GPU's clock.
-
-    Open the file at https://ui.perfetto.dev. The table says what each operator of a decode step reads and how fast,
-    beside the speed of main memory; the times of the NPU's array are estimated from the designs' plans, not measured.
+    It has the host's work between dispatches, too, and a GPU's kernels by the GPU's clock. Open the file at
+    https://ui.perfetto.dev. The table says what each operator of a decode step reads and how fast, beside the speed of
+    main memory; the times of the NPU's array are estimated from the designs' plans, not measured.
     """
     chosen = options.provider_options(device, activations, option)
     profile = record(model, prompt, max_new_tokens, chosen, threads)

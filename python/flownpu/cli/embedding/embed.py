@@ -32,8 +32,8 @@ def embed(
 ) -> None:
     """Embed texts with a model of sentence-transformers that `flownpu convert` converted.
 
-    Prints a JSON object a line, or writes an array [texts, dimensions] with -o. Pooling, dense layers, normalisation
-    and prompts are as the model's own files say. Texts longer than the model takes are cut, which is reported.
+    Prints a JSON object a line, or writes an array [texts, dimensions] with -o. Pooling, normalisation and prompts are
+    as the model's own files say. Longer texts are cut, which is reported.
     """
     texts = read_texts(text)
     if output is not None and output.suffix != ".npy":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documentation says is what the code has: links, options, operators, commands."""
+"""The documentation names existing files, options, operators and commands, and its links have targets."""
 
 import importlib.util
 import re
@@ -18,7 +18,7 @@ CODE = re.compile(r"`([^`]+)`")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links(page):
+def test_links_have_targets(page):
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         if "://" in link:
             continue
@@ -32,13 +32,13 @@ def test_links(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_files_that_are_named_exist(page):
+def test_named_files_exist(page):
     for text in CODE.findall(page.read_text(encoding="utf-8")):
         if re.fullmatch(r"(aie|benchmarks|ep|ops|scripts|tests|docs|graph_rewrites|python)/[\w./-]+", text):
             assert (ROOT / text).exists(), text
 
 
-def test_options_are_those_of_the_provider():
+def test_option_table_has_the_providers_options():
     source = (ROOT / "ep" / "options.cc").read_text(encoding="utf-8")
     parsers = source[source.index("kParsers{{") :]
     keys = re.findall(r'^    \{"(\w+)",', parsers, re.MULTILINE)
@@ -51,7 +51,7 @@ def test_options_are_those_of_the_provider():
             assert CODE.findall(row[1]) == re.findall(r'\{"(\w+)"', choices.group(1)), row[0]
 
 
-def test_the_command_line_offers_the_providers_values():
+def test_command_line_offers_the_providers_values():
     rows = {CODE.findall(row[0])[0]: CODE.findall(row[1]) for row in table("docs/use/options.md", "key")}
     assert rows["device"] == list(get_args(Device))
     assert rows["activations"] == list(get_args(Activations))
@@ -69,7 +69,7 @@ def test_operators_are_those_that_are_defined():
         assert rows[name] == [list(operator.INPUTS), list(operator.OUTPUTS), attributes], name
 
 
-def test_the_command_lines_page_is_up_to_date():
+def test_command_line_page_is_up_to_date():
     spec = importlib.util.spec_from_file_location("write_command_line", ROOT / "scripts" / "write_command_line.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
@@ -83,6 +83,6 @@ def test_the_page_of_the_model_of_gemm_is_up_to_date():
     assert text == write_model_gemm_page.page(text), "run: python scripts/write_model_gemm_page.py"
 
 
-def test_the_figures_of_the_designs_are_up_to_date():
+def test_design_figures_are_up_to_date():
     for path, picture in npu_designs.pictures().items():
         assert path.read_text(encoding="utf-8") == picture, f"{path.name}: run python scripts/figures/npu_designs.py"

@@ -14,7 +14,7 @@ from typer.models import ArgumentInfo, CommandInfo, OptionInfo
 from flownpu.cli import application
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "use" / "command-line.md"
-# What so many commands take is in the table of common options, and an option only named below each command.
+# Options and arguments of so many commands are in the table of common options; each command only names such options.
 COMMON = 2
 HEAD = """\
 <!-- Written by scripts/write_command_line.py from the help of the commands: change it there. -->

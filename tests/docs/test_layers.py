@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from tests.docs.pages import ROOT, table
 
-# What a folder may include or import of this project.
+# The folders that a folder may include or import from.
 CXX = {"ops": {"ops", "aie"}, "ep": {"ep", "ops"}, "aie": {"aie"}, "python": {"python", "ops", "aie"}}
 # The native module is the C++ of ops/; `system` has what differs between operating systems, and is below all else.
 PYTHON = {
@@ -70,7 +70,7 @@ def offenders(found):
     return [f"{file}: {', '.join(sorted(wrong))}" for file, wrong in found if wrong]
 
 
-def test_includes_are_of_layers_below():
+def test_layer_includes_only_allowed_layers():
     found = []
     for layer, allowed in CXX.items():
         for path in sources(layer, suffixes=(".h", ".cc")):
@@ -79,7 +79,7 @@ def test_includes_are_of_layers_below():
     assert offenders(found) == []
 
 
-def test_imports_are_of_packages_below():
+def test_layer_imports_only_allowed_layers():
     found = []
     for layer, allowed in PYTHON.items():
         files = sources(layer, suffixes=(".py",))
@@ -87,7 +87,7 @@ def test_imports_are_of_packages_below():
     assert offenders(found) == []
 
 
-def test_models_are_not_named_below_families():
+def test_lower_layers_name_no_model():
     assert offenders((name_of(path), set(MODELS.findall(code(path)))) for path in sources("aie", "ep", "ops")) == []
 
 
@@ -125,7 +125,7 @@ def circles(uses):
 def uses_of_python():
     """For each file, as it is installed, the files that it imports.
 
-    Imports for types alone count as well: what names another's types cannot be read without it.
+    Imports for types alone count as well: a reader needs the types that a file names.
     """
     files = {
         installed(path): path for path in sources("aie", "ops", "graph_rewrites", "python/flownpu", suffixes=(".py",))
@@ -149,12 +149,12 @@ def uses_of_cxx():
     return {file: set(INCLUDE.findall(code(path))) & set(paths) - {file} for file, path in paths.items()}
 
 
-def test_packages_have_no_circle():
+def test_packages_import_without_circles():
     assert circles(uses_of_python()) == []
 
 
-def test_folders_of_cxx_have_no_circle():
-    """Headers count with the folder that they lie in: what includes one is compiled anew when it changes."""
+def test_cxx_folders_include_without_circles():
+    """Headers count with their folder: files that include one are compiled anew when it changes."""
     assert circles(uses_of_cxx()) == []
 
 
@@ -195,7 +195,7 @@ def inside(folder, uses):
     }
 
 
-def test_rooms_use_rooms_below():
+def test_rooms_use_only_lower_rooms():
     for row in table("docs/architecture.md", "layer"):
         (layer,), rooms = NAME_IN_CODE.findall(row[0]), levels(row[1])
         assert len(rooms) > 3, row
@@ -206,7 +206,7 @@ def test_rooms_use_rooms_below():
         assert upward(rooms, inside(layer, uses_of_cxx())) == [], layer
 
 
-def test_table_of_rooms_finds_planted_upward_uses():
+def test_upward_finds_uses_of_higher_rooms():
     rooms = levels("`f.h` – `a`, `b` – `a/c`; `d` – `e`")
     assert upward(rooms, {"a/x.cc": {"f.h", "b/y.h"}, "a/c/z.h": {"a/x.h"}, "f.cc": {"d/w.h"}}) == []
     assert upward(rooms, {"f.cc": {"a/x.h"}, "a/y.h": {"a/c/z.h"}, "d/w.h": {"e/v.h"}}) == [
@@ -216,19 +216,19 @@ def test_table_of_rooms_finds_planted_upward_uses():
     ]
 
 
-def test_circle_of_packages_is_found_when_planted():
+def test_circles_are_found_at_each_level():
     assert circles({"a/x.py": {"b/y.py"}, "b/z.py": {"a/w.py"}}) == [": a -> b -> a", ": b -> a -> b"]
     assert circles({"p/a/x.py": {"p/f.py"}, "p/f.py": {"p/a/y.py"}}) == ["p: a -> f.py -> a"]
     assert circles({"a/x.py": {"a/y.py"}, "a/y.py": {"a/x.py", "b/z.py"}}) == []
 
 
-def test_file_name_does_not_repeat_folder():
+def test_file_names_do_not_repeat_their_folders():
     folders = ("aie", "ep", "ops", "graph_rewrites", "python")
     found = [name_of(path) for path in sources(*folders) if path.stem.startswith(f"{path.parent.name}_")]
     assert found == []
 
 
-def test_folder_has_at_most_20_files():
+def test_folders_have_at_most_20_files():
     """A reader takes in the names of some 20 files; of more, some belong together in a room of their own."""
     files = defaultdict(int)
     folders = ("aie", "benchmarks", "docs", "ep", "graph_rewrites", "ops", "python", "scripts", "tests")

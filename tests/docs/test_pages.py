@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documentation says is what the code has: links, options, operators, commands."""
+"""The documentation names existing files, options, operators and commands, and its links have targets."""
 
 import importlib.util
 import re
@@ -31,13 +31,13 @@ def test_links_have_targets(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_named_on_pages_exist(page):
+def test_named_files_exist(page):
     for text in CODE.findall(page.read_text(encoding="utf-8")):
         if re.fullmatch(r"(aie|benchmarks|ep|ops|scripts|tests|docs|graph_rewrites|python)/[\w./-]+", text):
             assert (ROOT / text).exists(), text
 
 
-def test_options_are_those_of_provider():
+def test_option_table_has_the_providers_options():
     source = (ROOT / "ep" / "options.cc").read_text(encoding="utf-8")
     parsers = source[source.index("kParsers{{") :]
     keys = re.findall(r'^    \{"(\w+)",', parsers, re.MULTILINE)
@@ -50,7 +50,7 @@ def test_options_are_those_of_provider():
             assert CODE.findall(row[1]) == re.findall(r'\{"(\w+)"', choices.group(1)), row[0]
 
 
-def test_command_line_offers_values_of_provider():
+def test_command_line_offers_the_providers_values():
     rows = {CODE.findall(row[0])[0]: CODE.findall(row[1]) for row in table("docs/use/options.md", "key")}
     assert rows["device"] == list(get_args(Device))
     assert rows["activations"] == list(get_args(Activations))

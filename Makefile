@@ -74,29 +74,19 @@ site: .venv/test
 lint: .venv/test
 	$(BIN)/python scripts/lint.py $(if $(FIX),--fix) $(if $(CHANGED),--changed $(CHANGED))
 
-# What the tests parse the NPU's MLIR with; where it can be neither found nor fetched they say so and are skipped.
-mlir-opt: | .venv
-	@$(BIN)/python -m scripts.mlir_opt
+# Tools for the tests, from Debian's packages (scripts/tools.py). Tests that need one are skipped where it cannot be had.
+mlir-opt xrt-headers xrt chromium: | .venv
+	@$(BIN)/python -m scripts.tools $@
 
-# What the plugin for XRT (ops/npu/xrt/) is compiled against, in tests and lint; the same.
-xrt-headers: | .venv
-	@$(BIN)/python -m scripts.xrt_headers
+xrt: | xrt-headers
 
-# XRT itself, on which the tests run that plugin; the same.
-xrt: xrt-headers
-	@$(BIN)/python -m scripts.xrt_runtime
-
-# The browser in which the tests use the chat page; the same.
-chromium: | .venv
-	@$(BIN)/python -m scripts.chromium
-
-# What others wrote to try servers, and is small: compatcanary, which needs Node.js; the same.
+# A small suite for servers of OpenAI's API, from npm; likewise.
 client-suites: .venv/test
-	@$(BIN)/python -m scripts.client_suites
+	@$(BIN)/python -m scripts.environments
 
-# Clients that others wrote, of Python and of npm: 620 MB, and too many seconds for every run of the tests.
+# Third-party clients of Python and of npm: 620 MB, and too slow for every run of the tests.
 clients: .venv/test
-	$(BIN)/python -m scripts.client_suites clients instructor npm-clients
+	$(BIN)/python -m scripts.environments clients instructor npm-clients
 	$(BIN)/python -m pytest tests/serve/clients
 
 # Tests by their files, in as many processes as there are cores: a file's fixtures are made once. At most 4, of some GB each.

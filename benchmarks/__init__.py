@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Benchmarks of what `flownpu bench` does not measure; each says at its top how to run it.
 
-`machine/`: a machine's limits and single kernels, without a model's files. `engines/`: FlowNPU beside other engines,
-each a process that keeps its model between measurements. The files in this folder measure parts and properties of one
-model or server.
+`machine/`: a machine's limits and single kernels, without a model's files. `engines/`: FlowNPU in turn with other
+engines and servers. The files in this folder measure parts and properties of one model.
 """

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gets packages of Debian or Ubuntu for the tests, without root: apt downloads them into a folder of the build.
-
-If there is no apt, or no network, the reason is written into that folder, and the tests that need the packages are
-skipped with this reason.
-"""
+"""Gets packages of Debian or Ubuntu without root: apt downloads them into a folder (`tools.py` says which)."""
 
 from __future__ import annotations
 
@@ -11,14 +7,9 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["Apt", "UnavailableError", "make_sure", "reason"]
+__all__ = ["Apt", "UnavailableError"]
 
 SECONDS = 600
 # Folders of apt's state, which are not needed once the packages are unpacked.
@@ -175,31 +166,3 @@ class Apt:
             last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
             raise UnavailableError(f"{failed}: {' '.join(command[:2])}: {last}")
         return done.stdout
-
-
-def make_sure(what: str, note: str, folder: Path, find: Callable[[], str | None], fetch: Callable[[], None]) -> None:
-    """Gets something unless it is there, or prints why it cannot be had; never fails: its tests are skipped without it.
-
-    Args:
-        what: name of what is wanted.
-        note: what it is for, and how much is downloaded.
-        folder: where `fetch` puts it, and where the reason is kept.
-        find: returns where it is, or None.
-        fetch: gets it, or raises UnavailableError.
-    """
-    if find() is None:
-        sys.stdout.write(f"Getting Debian's {what}, {note}, once\n")
-        try:
-            fetch()
-        except UnavailableError as error:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "reason").write_text(str(error), encoding="utf-8")
-            sys.stdout.write(f"{error}. The tests that need it are skipped\n")
-            return
-    sys.stdout.write(f"{what}: {find()}\n")
-
-
-def reason(folder: Path, otherwise: str) -> str:
-    """Why `make_sure` failed; `otherwise`, if it was not run."""
-    file = folder / "reason"
-    return file.read_text(encoding="utf-8") if file.is_file() else otherwise

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmarks of engines beside one another, each a process that keeps its model between measurements."""
+"""Benchmarks of FlowNPU in turn with other engines, each in a process of its own."""

@@ -6,7 +6,7 @@
 makes a Gemma3 of random weights with the public models' vision tower (`vision_checkpoint`), converts it with `flownpu
 convert` and, for OpenVINO, exports it with optimum-intel, in an environment that is made once and kept. Each engine is
 a process; they load one after the other and are then asked in turn, so that disturbances of the machine affect all of
-them. Models and environment are kept in the folder of `flownpu bench`'s peers.
+them. Models and environment are kept in the cache folder (`scripts/environments.py`).
 """
 
 import json
@@ -24,12 +24,11 @@ from rich.table import Table
 from benchmarks.engines.process import EngineProcess
 from benchmarks.engines.vision_checkpoint import write_checkpoint
 from flownpu.convert import convert
-from flownpu.peers import openvino_genai
-from flownpu.peers.environment import cache_folder, finished_folder, make_environment, run
+from scripts.environments import cache_folder, finished_folder, make_environment, run
 
 _WORKER = Path(__file__).with_name("vision_worker.py")
 # Without torchvision: transformers can read pictures without it, and there is none for torch's CPU wheels.
-_OPENVINO = (*openvino_genai.REQUIREMENTS, "optimum-intel==2.2.0", "nncf==3.4.0", "torch==2.13.0", "pillow")
+_OPENVINO = ("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "nncf==3.4.0", "torch==2.13.0", "pillow")
 ENGINES = ("flownpu", "ort-cpu", "openvino")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
 
-from scripts import chromium
+from scripts import tools
 from tests.fixtures.shapes_pictures import draw, random_scene
 
 FIGURES = Path(__file__).resolve().parent.parent.parent / "docs" / "figures"
@@ -36,7 +36,7 @@ def main(model: Path) -> None:
         with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
             picture = Path(folder) / "shapes.png"
             draw(random_scene(random.Random(SEED)), 448).save(picture)  # noqa: S311 a picture, not a secret
-            browser = playwright.chromium.launch(executable_path=chromium.find(), args=["--no-sandbox"])
+            browser = playwright.chromium.launch(executable_path=tools.find("chromium"), args=["--no-sandbox"])
             for scheme in ("light", "dark"):
                 page = browser.new_page(viewport=SIZE, color_scheme=scheme)
                 page.goto(address)

@@ -19,8 +19,8 @@ import tarfile
 from pathlib import Path
 
 from scripts.debian_packages import Apt, UnavailableError
-from scripts.release import sysroot
 from scripts.release.building import ROOT, glibc_platforms
+from scripts.tools import OLD_SUITE
 
 __all__ = ["main"]
 
@@ -85,7 +85,7 @@ def system() -> Path:
         making = root.with_name("making")
         shutil.rmtree(making, ignore_errors=True)
         packages = f"--include={','.join(BUILD)}"
-        subprocess.run(["debootstrap", "--variant=minbase", packages, sysroot.SUITE, making, apt.mirror()], check=True)
+        subprocess.run(["debootstrap", "--variant=minbase", packages, OLD_SUITE, making, apt.mirror()], check=True)
         making.rename(root)
     return root
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds a release into dist/: sources, wheels for Linux with glibc 2.28 or newer, their debug information.
 
-The wheels are built from the source distribution: those for x86-64 by this machine's g++ with an old C library
-(sysroot.py), those for Arm by Zig's clang (aarch64.py). Their contents are checked (contents.py). Two builds of a
-commit with the same compiler have the same bytes, whatever the folder. Run it as `python -m scripts.release.wheels`;
-it needs Python 3.11 for one of the wheels and a later one for the other.
+The wheels are built from the source distribution: those for x86-64 by this machine's g++ with an old C library, those
+for Arm by Zig's clang (aarch64.py). Their contents are checked (contents.py). Two builds of a commit with the same
+compiler have the same bytes, whatever the folder. Run it as `python -m scripts.release.wheels`; it needs Python 3.11
+for one of the wheels and a later one for the other.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import sys
 import tarfile
 from pathlib import Path
 
-from scripts import xrt_headers
+from scripts import tools
 from scripts.debian_packages import UnavailableError
-from scripts.release import aarch64, sysroot
+from scripts.release import aarch64
 from scripts.release.building import ROOT, commit, environment, pip_wheel, prefix_maps, pythons, reproducible
 from scripts.release.zig import Zig
 
@@ -28,7 +28,11 @@ __all__ = ["build"]
 
 PLATFORM = "manylinux_2_28_x86_64"
 SHIMS = ROOT / "scripts" / "release" / "old_glibc.cc"
-LIBRARIES = f"-L{sysroot.ROOT}/usr/lib/x86_64-linux-gnu -L{sysroot.ROOT}/lib/x86_64-linux-gnu"
+# Debian 11's glibc 2.31. The machine's own g++ compiles with it, so that a wheel has the kernels that were tested here;
+# only the libraries to which they are linked are older. old_glibc.cc has the functions of a newer glibc that g++'s C++
+# run-time library needs, and contents.py refuses wheels with symbols newer than 2.28.
+SYSROOT = tools.folder_of("glibc") / "root"
+LIBRARIES = f"-L{SYSROOT}/usr/lib/x86_64-linux-gnu -L{SYSROOT}/lib/x86_64-linux-gnu"
 # Extras of pyproject.toml with the build requirements.
 EXTRAS = ("release", "zig")
 
@@ -50,9 +54,10 @@ def build(work: Path, dist: Path) -> list[Path]:
     """
     from scripts.release import contents  # noqa: PLC0415 what it imports is in the environment that `main` makes
 
-    for part in (sysroot, xrt_headers):
-        if part.find() is None:
-            part.fetch()
+    for name in ("glibc", "xrt-headers"):
+        tools.fetch(name)
+        if tools.find(name) is None:
+            raise UnavailableError(tools.reason(name))
     objcopy = aarch64.find_objcopy()
     found = pythons()
     dist.mkdir(parents=True, exist_ok=True)
@@ -106,15 +111,16 @@ def _update(new: Path, old: Path) -> None:
 def _wheel(python: Path, pythons: list[Path], work: Path, dist: Path) -> None:
     """Builds one wheel for x86-64."""
     (source,) = (work / "source").iterdir()
-    xrt = Path(str(xrt_headers.find())).resolve()  # g++ writes where a link to system headers leads
+    # g++ writes where a link to system headers leads.
+    xrt = (tools.folder_of("xrt-headers") / "root/usr/include").resolve()
     folders: dict[Path | str, str] = {  # if several match, g++ uses the last one
         ROOT: source.name,
         work / "cmake": "build",
-        sysroot.ROOT: "sysroot",
+        SYSROOT: "sysroot",
         xrt: "xrt",
         source: source.name,
     }
-    flags = f"--sysroot={sysroot.ROOT} -g1 {prefix_maps(folders, pythons)}"
+    flags = f"--sysroot={SYSROOT} -g1 {prefix_maps(folders, pythons)}"
     # Named by its contents, so that libraries are linked again if it changes.
     old_glibc = work / f"old_glibc-{hashlib.sha256(SHIMS.read_bytes()).hexdigest()[:12]}.o"
     compiler = os.environ.get("CXX", "g++")
@@ -135,7 +141,7 @@ def _wheel(python: Path, pythons: list[Path], work: Path, dist: Path) -> None:
         "FLOWNPU_COMMIT": commit()[0],
         "FLOWNPU_PLATFORM": PLATFORM,
         "FLOWNPU_XRT_INCLUDE": xrt,
-        "FLOWNPU_UUID_LIBRARY": sysroot.ROOT / "usr/lib/x86_64-linux-gnu/libuuid.so.1",
+        "FLOWNPU_UUID_LIBRARY": SYSROOT / "usr/lib/x86_64-linux-gnu/libuuid.so.1",
     }
     pip_wheel(python, source, work / "cmake", dist, platform=PLATFORM, defines=defines)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A machine with an NPU, as XRT sees it: sysfs, and the double of the kernel's driver (tests/npu/xdna_driver/).
 
-Its processes run with Debian's XRT, which `make test` gets (scripts/xrt_runtime.py), and the C library that this needs.
+Its processes run with Debian's XRT, which `make test` gets (scripts/tools.py), and the C library that this needs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scripts import xrt_headers, xrt_runtime
+from scripts import tools
 from tests.aie.host_kernels import BUILT
-from tests.npu import xrt
+from tests.npu import debian_xrt, xrt
 from tests.npu.firmware import DEVELOPED, Firmware, driver_log
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ TIME_LIMIT, BUSY = "FLOWNPU_NPU_TIMEOUT", "120"
 
 def require() -> None:
     """Skips the test where there is no XRT to build the plugin with or to run."""
-    for found, why in [(xrt_headers.find(), xrt_headers.reason), (xrt_runtime.find(), xrt_runtime.reason)]:
-        if found is None:
-            pytest.skip(why())
+    for name in ("xrt-headers", "xrt"):
+        if tools.find(name) is None:
+            pytest.skip(tools.reason(name))
     if not (xrt.PLUGIN.is_file() and xrt.DRIVER.is_file()):
         pytest.fail(f"expected {xrt.PLUGIN} and {xrt.DRIVER}, which are built where there is XRT: run `make test`")
 
@@ -153,7 +153,7 @@ class Machine:
 
     def variables(self) -> dict[str, str]:
         """The environment variables of a process on this machine, in addition to those of this process."""
-        libraries = Path(xrt_runtime.find() or "")
+        libraries = debian_xrt.libraries() or Path()
         # A sanitizer's run time (Makefile) comes first; if a C++ run time comes with it, it is the one that XRT needs.
         before = [
             str(libraries / "libstdc++.so.6") if Path(library).name.startswith("libstdc++") else library
@@ -176,8 +176,8 @@ class Machine:
         if self._ini:
             # XRT looks for its settings beside the program, which is the loader; elsewhere root's may not be.
             (self.root / "xrt.ini").write_text(self._ini, encoding="utf-8")
-            loader = Path(shutil.copy(xrt_runtime.command([])[0], self.root))
-        return xrt_runtime.command([sys.executable, *arguments], using=loader, without=without)
+            loader = Path(shutil.copy(debian_xrt.command([])[0], self.root))
+        return debian_xrt.command([sys.executable, *arguments], using=loader, without=without)
 
     def python(
         self, *arguments: str | Path, without: Iterable[str] = (), timeout: float = 900

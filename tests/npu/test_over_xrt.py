@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from scripts import xrt_runtime
 from tests.aie.host_kernels import BUILT
-from tests.npu import xrt
+from tests.npu import debian_xrt, xrt
 from tests.npu.firmware import CURRENT, FIRST, Firmware
 from tests.npu.machine import ROOT, Machine, require
 
@@ -125,9 +124,9 @@ def test_xrt_and_sysfs_say_same_of_firmware(tmp_path: Path) -> None:
     """XRT's own program asks the driver, the runtime reads sysfs."""
     require()
     machine = Machine(tmp_path, firmware=CURRENT)
-    root = xrt_runtime.FOLDER / "root/usr"
+    root = debian_xrt.FOLDER / "root/usr"
     done = subprocess.run(
-        xrt_runtime.command([root / "bin/xrt-smi", "examine"]),
+        debian_xrt.command([root / "bin/xrt-smi", "examine"]),
         env=os.environ | machine.variables() | {"XILINX_XRT": str(root)},
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """xclbins that XRT's own xclbinutil makes of what `flownpu build` gives it, read with the same tool.
 
-`make test` gets Debian's (scripts/xrt_runtime.py). It takes a PDI for plain bytes, so stand-ins replace the compilers.
+`make test` gets Debian's (scripts/tools.py). It takes a PDI for plain bytes, so stand-ins replace the compilers.
 """
 
 import json
@@ -15,11 +15,12 @@ import pytest
 from flownpu.aie.artifacts.folder import ArtifactFolder
 from flownpu.aie.artifacts.toolchain import Toolchain, ToolchainError, find_toolchain
 from flownpu.aie.artifacts.xclbin import KERNEL, MOST_BUFFERS, pack_xclbin
-from scripts import xrt_runtime
+from scripts import tools
 from tests.aie.small_programs import chain
+from tests.npu import debian_xrt
 
-TOOL = xrt_runtime.xclbinutil()
-pytestmark = pytest.mark.skipif(TOOL is None, reason=xrt_runtime.reason())
+TOOL = debian_xrt.xclbinutil()
+pytestmark = pytest.mark.skipif(TOOL is None, reason=tools.reason("xrt"))
 COLUMNS = {"npu1": 4, "npu2": 8}
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from flownpu.aie.artifacts import xclbin
-from scripts import xrt_runtime
+from scripts import tools
+from tests.npu import debian_xrt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,8 +28,8 @@ def write_xclbin(path: Path, words: np.ndarray, buffers: int) -> Path:
         words: of the emulator, 64 bits each.
         buffers: how many of the host's buffers its kernel takes, exactly; a build has 5 at least.
     """
-    tool = xrt_runtime.xclbinutil()
-    assert tool is not None, xrt_runtime.reason()
+    tool = debian_xrt.xclbinutil()
+    assert tool is not None, tools.reason("xrt")
     content = words.tobytes()
     with tempfile.TemporaryDirectory() as folder:
         pdi = Path(folder) / "array.pdi"

@@ -75,16 +75,16 @@ class ExporterError(RuntimeError):
 
 
 def environment(name: str = "optimum", more: tuple[str, ...] = ()) -> Path:
-    """The Python interpreter of optimum's environment, which is made if there is none, and kept as the peers' are.
+    """The Python interpreter of optimum's environment, which is made if there is none, and kept in the cache folder.
 
     Args:
-        name: the environment's folder in the peers' cache.
+        name: the environment's folder in the cache folder.
         more: packages that are installed beside optimum, without their dependencies.
 
     Raises:
         FlowNPUError: pip failed; its last lines, and the file with all of them.
     """
-    from flownpu.peers.environment import cache_folder, finished_folder, run
+    from scripts.environments import cache_folder, finished_folder, run
 
     root, packages = cache_folder() / name, sysconfig.get_paths()["purelib"]
     requirements = [*REQUIREMENTS, *more]

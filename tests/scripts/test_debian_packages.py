@@ -2,12 +2,14 @@
 """Debian packages for the tests: the commands for apt, and the messages if it cannot get a package."""
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from scripts import xrt_headers, xrt_runtime
-from scripts.debian_packages import Apt, UnavailableError, make_sure, reason
+from scripts import tools
+from scripts.debian_packages import Apt, UnavailableError
+from tests.npu import debian_xrt
 
 KEYS = "/usr/share/keyrings/some-archive.gpg"
 
@@ -53,7 +55,7 @@ def test_apt_keeps_its_state_in_folder(apt, tool):
     assert (language, where) == ("C", f"{apt.folder}/packages")
 
 
-def test_packages_of_another_architecture(tool, tmp_path):
+def test_apt_of_another_architecture_has_its_settings(tool, tmp_path):
     del tool
     arm, own = (
         (Apt(tmp_path / "fetched", "the thing", name).folder / "apt.conf").read_text(encoding="utf-8")
@@ -78,7 +80,7 @@ def test_candidate_version_is_read(apt, tool, said, version):
     assert apt.candidate("thing") == version
 
 
-def test_packages_are_unpacked_once(apt, tool, tmp_path):
+def test_unpack_removes_each_package(apt, tool, tmp_path):
     tool("apt-get", ": > one.deb; : > other.deb")
     apt.unpack("one", "other")
     packages = apt.folder / "packages"
@@ -121,44 +123,67 @@ def test_machine_without_debian_is_unavailable(apt):
         apt.use_suite("testing")
 
 
-def test_found_tool_is_printed(tmp_path, capsys):
-    found = [None]
-
-    def fetch():
-        found[0] = "/here"
-
-    make_sure("thing", "for a test", tmp_path, find=lambda: found[0], fetch=fetch)
-    assert capsys.readouterr().out == "Getting Debian's thing, for a test, once\nthing: /here\n"
-    make_sure("thing", "for a test", tmp_path, find=lambda: found[0], fetch=fetch)
-    assert capsys.readouterr().out == "thing: /here\n"
-    assert reason(tmp_path, "not asked") == "not asked"
+# --- Tools ------------------------------------------------------------------------------------------------------------
 
 
-def test_reason_of_failure_is_kept(tmp_path, capsys):
-    def fetch():
-        raise UnavailableError("the moon is in the wrong place")
+@pytest.fixture
+def build(tmp_path, monkeypatch):
+    """A folder of its own for what is fetched."""
+    monkeypatch.setattr(tools, "BUILD", tmp_path / "build")
+    return tmp_path / "build"
 
-    make_sure("thing", "for a test", tmp_path / "new", find=lambda: None, fetch=fetch)
-    assert capsys.readouterr().out.endswith("the moon is in the wrong place. The tests that need it are skipped\n")
-    assert reason(tmp_path / "new", "not asked") == "the moon is in the wrong place"
+
+@pytest.mark.parametrize(("release", "is_found"), [(16, False), (17, True), (22, True)])
+def test_mlir_opt_is_found_if_it_reads_properties(tool, build, release, is_found):
+    del build
+    tool(f"mlir-opt-{release}")
+    assert (tools.find("mlir-opt") is not None) is is_found
+
+
+def test_fetch_without_a_package_keeps_the_reason(tool, build, capsys):
+    tool("apt-get", "echo 'E: no network' >&2; exit 100")
+    tools.fetch("mlir-opt")
+    failure = "mlir-opt is not installed, and getting Debian's failed: apt-get update: E: no network"
+    assert capsys.readouterr().out.endswith(f"{failure}. The tests that need it are skipped\n")
+    assert tools.reason("mlir-opt") == failure
+    assert tools.find("mlir-opt") is None
+    assert build.is_dir()
+
+
+def test_reason_before_a_fetch_says_the_command(build):
+    del build
+    assert tools.reason("xrt") == "there is no xrt: python -m scripts.tools xrt gets it"
+
+
+def test_fetched_program_starts_with_its_libraries(tool, build, capsys):
+    tool("apt-cache", "echo 'mlir-14-tools - old'; echo 'mlir-19-tools - new'")
+    tool("apt-get", "case $1 in download) : > one.deb ;; esac")
+    folder = "$3/usr/lib/llvm-19/bin"
+    program = r"printf '#!/bin/sh\necho $LD_LIBRARY_PATH\n'"
+    files = f": > {folder}/../libone.so; {program} > {folder}/mlir-opt; /bin/chmod +x {folder}/mlir-opt"
+    tool("dpkg-deb", f"/bin/mkdir -p {folder}; {files}")
+    tools.fetch("mlir-opt")
+    assert tools.find("mlir-opt") == str(build / "mlir-opt" / "mlir-opt")
+    assert f"mlir-opt: {tools.find('mlir-opt')}" in capsys.readouterr().out
+    done = subprocess.run([str(tools.find("mlir-opt"))], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(build / "mlir-opt/root/usr/lib/llvm-19")
 
 
 # --- XRT --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("version", "enough"),
-    [("1:2.25.0-4", True), ("2.19.0", True), ("2.18.1", False), ("3.0", True), ("202210.2.13", False), ("", False)],
-)  # fmt: skip
-def test_versions_of_xrt(version, enough):
-    assert xrt_headers.is_new_enough(version) is enough
+    ("version", "expected"),
+    [("1:2.25.0-4", (2, 25)), ("2.19.0", (2, 19)), ("3.0", (3, 0)), ("202210.2.13", ()), ("", ())],
+)
+def test_xrt_version_of_a_package(version, expected):
+    assert tools.xrt_version(version) == expected
 
 
 @pytest.fixture
-def fetched(tool, tmp_path, monkeypatch):
+def fetched(tool, build):
     """A Debian mirror whose `testing` has XRT 2.25, and which lacks stable-backports."""
-    folder = tmp_path / "fetched"
-    monkeypatch.setattr(xrt_headers, "FOLDER", folder)
+    folder = build / "xrt"
     tool(
         "apt-get",
         f"""case $1 in
@@ -178,10 +203,9 @@ def fetched(tool, tmp_path, monkeypatch):
     return folder
 
 
-def test_xrt_is_of_first_suite_that_has_it(fetched, tmp_path, capsys):
-    xrt_headers.main()
-    assert xrt_headers.find() == str(fetched / "root" / "usr" / "include")
-    assert f"headers of XRT: {xrt_headers.find()}" in capsys.readouterr().out
+def test_xrt_is_of_first_suite_that_has_it(fetched, tmp_path):
+    tools.fetch("xrt-headers")
+    assert tools.find("xrt-headers") == str(fetched / "root/usr/include/xrt/xrt_device.h")
     assert asked(tmp_path)[-2:] == [
         "apt-get download -q libxrt-dev libxrt2",
         f"dpkg-deb -x {fetched}/packages/libxrt-dev.deb {fetched}/root",
@@ -189,36 +213,26 @@ def test_xrt_is_of_first_suite_that_has_it(fetched, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("fetched")
-def test_xrt_is_fetched_with_libraries(tool, tmp_path, monkeypatch, capsys):
-    """XRT is fetched with all libraries that it needs; a version other than the tests' is refused."""
-    folder = tmp_path / "run"
-    monkeypatch.setattr(xrt_runtime, "FOLDER", folder)
+def test_xrt_is_fetched_with_libraries(tool, build, tmp_path, monkeypatch, capsys):
+    folder = build / "xrt/run"
+    monkeypatch.setattr(debian_xrt, "FOLDER", folder)
     depends = "echo '  Depends: libc6\n  Depends: python3'; case $* in *libc6*) echo '  PreDepends: zlib1g' ;; esac"
     policy = "[ -f {}/newer.sources ] && echo 'Candidate: 1:{}.0' || echo 'Candidate: 1:2.19.0'"
     tool("apt-cache", f"case $1 in depends) {depends} ;; *) {policy.format(folder, '2.25')} ;; esac")
     libraries = "$3/usr/lib/any"
     files = f"{libraries}/libxrt_driver_xdna.so.2 {libraries}/ld-linux-any.so.2 $3/usr/bin/xclbinutil"
     tool("dpkg-deb", f"/bin/mkdir -p {libraries} $3/usr/bin; for file in {files}; do : > $file; done")
-    xrt_runtime.main()
-    assert xrt_runtime.find() == str(folder / "root/usr/lib/any")
+    tools.fetch("xrt")
+    assert debian_xrt.libraries() == folder / "root/usr/lib/any"
     downloads = [line for line in asked(tmp_path) if "download" in line]
     assert downloads == ["apt-get download -q libc6 libxrt-npu2 libxrt-utils libxrt2 zlib1g"]
-    command = xrt_runtime.command(["program", "argument"], without=["libxrt_driver"])
+    command = debian_xrt.command(["program", "argument"], without=["libxrt_driver"])
     assert command[0] == f"{folder}/root/usr/lib/any/ld-linux-any.so.2"
     assert command[3:] == ["program", "argument"]
     assert [file.name for file in Path(command[2]).iterdir()] == ["ld-linux-any.so.2"]
 
     shutil.rmtree(folder)
     tool("apt-cache", policy.format(folder, "2.26"))
-    xrt_runtime.main()
-    assert "none of Debian's suites stable-backports, testing, unstable has 2.25" in xrt_runtime.reason()
+    tools.fetch("xrt")
+    assert "none of Debian's suites stable-backports, testing, unstable has 2.25" in tools.reason("xrt")
     assert capsys.readouterr().out.endswith("The tests that need it are skipped\n")
-
-
-def test_suite_without_xrt_is_unavailable(fetched, tool, capsys):
-    tool("apt-cache", "echo 'Candidate: 202210.2.13'")
-    xrt_headers.main()
-    assert "The tests that need it are skipped" in capsys.readouterr().out
-    assert xrt_headers.find() is None
-    assert xrt_headers.reason().startswith("XRT is not installed, and ")
-    assert fetched.is_dir()

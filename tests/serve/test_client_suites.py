@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import client_suites
+from scripts import environments
 
 TASKS = Path(__file__).parent / "lm_eval"
 
@@ -22,9 +22,9 @@ def server(start_server, topics):
 
 def test_compatcanary_probes_pass(server):
     """Seven probes pass: models, chat, a stream, a tool that must be called, a schema, responses and their stream."""
-    modules = client_suites.modules_of("compatcanary")
+    modules = environments.modules_of("compatcanary")
     if modules is None:
-        pytest.skip(client_suites.reason("compatcanary"))
+        pytest.skip(environments.reason("compatcanary"))
     command = [
         "node",
         modules / "compatcanary" / "src" / "cli.js",
@@ -45,9 +45,9 @@ def test_compatcanary_probes_pass(server):
 
 def test_lm_eval_score_equals_answers(server, tmp_path):
     """lm-eval's score is that of the answers that OpenAI's client gets."""
-    python = client_suites.python_of("lm-eval")
+    python = environments.python_of("lm-eval")
     if python is None:
-        pytest.skip(client_suites.reason("lm-eval"))
+        pytest.skip(environments.reason("lm-eval"))
     arguments = f"model=topics,base_url={server.address}/v1/chat/completions,num_concurrent=2,max_retries=1"
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     done = subprocess.run(

@@ -7,12 +7,12 @@ import re
 
 import pytest
 
-from scripts import chromium
+from scripts import tools
 from tests.fixtures.shapes_pictures import draw, questions, random_scene
 
 api = pytest.importorskip("playwright.sync_api", reason="needs the extra test")
-PROGRAM = chromium.find()
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason=chromium.reason())
+PROGRAM = tools.find("chromium")
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason=tools.reason("chromium"))
 
 QUESTION = "Tell me about loops."
 # JSON that does not end by itself: an answer that can be stopped.

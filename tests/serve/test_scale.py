@@ -17,11 +17,11 @@ import openai
 import pytest
 
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
-from scripts import client_suites
+from scripts import environments
 
 PAGE = Path(__file__).parents[2] / "docs" / "use" / "scale.md"
-PYTHON = client_suites.python_of("ray")
-pytestmark = pytest.mark.skipif(PYTHON is None, reason=client_suites.reason("ray"))
+PYTHON = environments.python_of("ray")
+pytestmark = pytest.mark.skipif(PYTHON is None, reason=environments.reason("ray"))
 ROWS = 16
 # The worker that has row 5 dies, once; row 13 fails until the file "mended" is there.
 MISHAPS = """

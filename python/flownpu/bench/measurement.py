@@ -8,8 +8,9 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -19,9 +20,10 @@ from flownpu.bench.roofline import read_bandwidth
 from flownpu.errors import FlowNPUError
 from flownpu.system import NEW_GROUP
 
-__all__ = ["Case", "Engine", "Measurement", "Measurements", "Spread", "measure"]
+__all__ = ["Case", "Engine", "Measurement", "Measurements", "Spread", "measure", "own_engine"]
 
-WORKER = Path(__file__).parents[1] / "peers" / "worker.py"
+WORKER = Path(__file__).with_name("worker.py")
+OWN = "flownpu"
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,12 @@ class Engine:
     script: Path
     model: Path
     options: dict[str, str] = field(default_factory=dict)
+
+
+def own_engine(model: Path, *, provider: str, options: Mapping[str, str]) -> Engine:
+    """This project's engine, in this environment; `options` are those of FlowNPU's provider."""
+    script = Path(__file__).with_name("engine.py")
+    return Engine(OWN, Path(sys.executable), script, model, {"provider": provider, **options})
 
 
 @dataclass
@@ -220,7 +228,7 @@ def _answers(engine: Engine, request: dict[str, Any]) -> Iterator[dict[str, Any]
         path = Path(scratch) / "request.json"
         path.write_text(json.dumps(request), encoding="utf-8")
         # -P keeps the worker's folder out of sys.path: its files have the names of packages.
-        command: list[str | Path] = [engine.python, "-P", WORKER, engine.script, "measure", path]
+        command: list[str | Path] = [engine.python, "-P", WORKER, engine.script, path]
         with (Path(scratch) / "stderr").open("w+", encoding="utf-8", errors="replace") as errors:
             # In a process group of its own the engine gets no SIGINT on Ctrl-C, which this process handles.
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, **NEW_GROUP)

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws tokens per second over the context's length, as SVG: decode rates of all engines, and the memory roof."""
+"""Draws values over the context's length, as SVG."""
 
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
 
 from flownpu.errors import require
 
-if TYPE_CHECKING:
-    from flownpu.bench.report import BenchReport
-
-__all__ = ["check_plotting", "draw", "plot"]
+__all__ = ["draw"]
 
 Points = list[tuple[float, float]]
 
@@ -21,37 +17,13 @@ _ROOF_COLOUR = "#777777"
 _INCHES = (7.5, 4.0)
 
 
-def check_plotting() -> None:
-    """Checks before minutes of measuring that a plot can be drawn.
-
-    Raises:
-        MissingDependencyError: Matplotlib is not installed.
-    """
-    require("matplotlib", extra="plot", purpose="--plot")
-
-
-def plot(report: BenchReport) -> str:
-    """The plot as SVG. A decode rate stands at the context with which generation begins; the x axis is logarithmic.
-
-    Raises:
-        MissingDependencyError: Matplotlib is not installed.
-    """
-    cases = sorted(report.found.cases, key=lambda case: case.context)
-    curves: dict[str, Points] = {}
-    for name, measured in report.found.engines.items():
-        rates = ((case.context, measured.decode_rate(case)) for case in cases)
-        curves[name] = [(context, rate.median) for context, rate in rates if rate]
-    roof = [(float(case.context), limit) for case in cases if (limit := report.roof(case))]
-    return draw("decode, tokens/s", curves, roof)
-
-
 def draw(title: str, curves: dict[str, Points], roof: Points) -> str:
     """An SVG of curves of (tokens in the context, value) and of the memory roof; empty ones are left out.
 
     Raises:
         MissingDependencyError: Matplotlib is not installed.
     """
-    check_plotting()
+    require("matplotlib", extra="plot", purpose="--plot")
     from matplotlib import rc_context  # noqa: PLC0415 other commands need none of it
     from matplotlib.figure import Figure  # noqa: PLC0415
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `flownpu bench` found, as a table, as Markdown, as CSV and as JSON."""
+"""What `flownpu bench` found, as a table, as Markdown and as JSON."""
 
-import csv
-import io
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -91,19 +89,6 @@ class BenchReport:
         rows = ["| " + " | ".join(cells) + " |" for cells in table]
         return "\n".join([*lines, "", *rows, *([""] if self.footer() else []), *self.footer()]) + "\n"
 
-    def csv(self) -> str:
-        """Every run: a line each."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        times = ("prefill_s", "first_token_s", "decode_s")
-        writer.writerow(["engine", "version", "run", "depth", "prompt", "generate", *times])
-        for name, measured in self.found.engines.items():
-            for case in self.found.cases:
-                runs = zip(*(series.get(case, []) for series in _series(measured)), strict=True)
-                for run, values in enumerate(runs, 1):
-                    writer.writerow([name, measured.version, run, case.depth, case.prompt, case.generate, *values])
-        return text.getvalue()
-
     def json(self) -> dict[str, Any]:
         """Everything."""
         return {
@@ -169,10 +154,6 @@ class BenchReport:
             # How many times faster than this engine the first one is.
             document[f"{name}_ratio"] = ours.median / rate.median if ours and rate else None
         return {**document, "first_token_seconds": _spread(measured.first_token[case]), "decode_roof": self.roof(case)}
-
-
-def _series(measured: Measurement) -> tuple[dict[Case, list[float]], ...]:
-    return measured.prefill, measured.first_token, measured.decode
 
 
 def _prefill_text(case: Case) -> str:

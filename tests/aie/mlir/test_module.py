@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The printed MLIR: mlir-opt parses it, and it says what the plan says.
 
-mlir-opt (`make test` gets Debian's, by scripts/mlir_opt.py) does not know the AIE dialects: it checks syntax, that
+mlir-opt (`make test` gets Debian's, by scripts/tools.py) does not know the AIE dialects: it checks syntax, that
 every value is defined with the type it is used with, and the operations of the dialects it knows (scf, arith, memref).
 The pass order of a real aie-opt is tried outside of CI (docs/npu.md).
 """
@@ -28,12 +28,12 @@ from flownpu.aie.plan.data import (
     Variable,
     WriteParameter,
 )
-from scripts import mlir_opt
+from scripts import tools
 from tests.aie.designs.test_plans import ALL, plan_of
 from tests.aie.small_programs import chain, with_body, with_end, with_step
 
-OPT = mlir_opt.find()
-needs_mlir_opt = pytest.mark.skipif(OPT is None, reason=mlir_opt.reason())
+OPT = tools.find("mlir-opt")
+needs_mlir_opt = pytest.mark.skipif(OPT is None, reason=tools.reason("mlir-opt"))
 
 
 def opt(text):

@@ -11,7 +11,7 @@ from flownpu.aie.plan.limits import LIMITS
 from flownpu.model.shapes import SHAPES
 from flownpu.npu.catalogue import OPERATORS, catalogue
 from flownpu.npu.models import MODELS, projections
-from scripts import mlir_opt
+from scripts import tools
 
 
 def plan_of(call):
@@ -42,7 +42,7 @@ def test_calls_on_xdna_are_valid():
         assert check(plan_of(call)) == [], call
 
 
-@pytest.mark.skipif(mlir_opt.find() is None, reason=mlir_opt.reason())
+@pytest.mark.skipif(tools.find("mlir-opt") is None, reason=tools.reason("mlir-opt"))
 @pytest.mark.parametrize("target", LIMITS)
 def test_mlir_opt_parses_every_array(target):
     """One call of each; other calls differ in the numbers of their sequence."""
@@ -56,6 +56,6 @@ def test_mlir_opt_parses_every_array(target):
     # func.call looks for its function in the enclosing operations; mlir-opt does not know aie.core and aie.device, and
     # so does not look beyond them.
     text = "// -----\n".join(texts.values()).replace('"func.call"', '"kernel.call"')
-    command = [mlir_opt.find(), "--allow-unregistered-dialect", "--split-input-file", "-o", "/dev/null"]
+    command = [tools.find("mlir-opt"), "--allow-unregistered-dialect", "--split-input-file", "-o", "/dev/null"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

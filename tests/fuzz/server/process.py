@@ -6,7 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
+import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,14 +19,19 @@ from typing import TYPE_CHECKING
 import httpx
 import psutil
 
-from flownpu.bench.servers import PORT, Server, running
+from flownpu.errors import FlowNPUError
+from flownpu.system import NEW_GROUP, end_with_children
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ADDRESS_SPACE = 6 << 30
 """Bytes of address space of each process: a request that would fill the memory ends its model's process instead."""
+PORT = "{port}"
+"""Placeholder for the port in a server's command."""
 _EVERY = 0.25  # seconds between two looks
+_START_SECONDS = 600.0  # within which a server loads its models
+_STOP_SECONDS = 30.0
 COMMAND = "import sys; from flownpu.cli import main; sys.exit(main())"
 
 
@@ -99,6 +107,32 @@ def served(command: tuple[str, ...]) -> Iterator[Served]:
     """
     # With PYTHONFAULTHANDLER a process that crashes writes where it was.
     limited = ("env", "PYTHONFAULTHANDLER=1", "sh", "-c", 'ulimit -v "$0" && exec nice "$@"', str(ADDRESS_SPACE >> 10))
-    with running(Server("the server", (*limited, *command))) as (service, process):
-        assert process is not None
-        yield Served(int(service.url.rpartition(":")[2].partition("/")[0]), process)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    whole = [part.replace(PORT, str(port)) for part in (*limited, *command)]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        process = subprocess.Popen(whole, stdout=log, stderr=log, **NEW_GROUP)
+        try:
+            _wait(port, process)
+            yield Served(port, psutil.Process(process.pid))
+        except FlowNPUError as error:
+            log.seek(0)
+            raise FlowNPUError(f"{error}: {log.read().strip().rpartition(chr(10))[2]}") from error
+        finally:
+            end_with_children(process, _STOP_SECONDS)
+
+
+def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Waits until the server says that it has its models (before, it answers 503).
+
+    Raises:
+        FlowNPUError: it ended, or needs too long.
+    """
+    end = time.monotonic() + _START_SECONDS
+    while process.poll() is None and time.monotonic() < end:
+        with contextlib.suppress(httpx.HTTPError):  # it does not listen yet
+            if httpx.get(f"http://127.0.0.1:{port}/health", timeout=10, trust_env=False).is_success:
+                return
+        time.sleep(0.05)
+    raise FlowNPUError(f"expected a server that answers within {_START_SECONDS:.0f} s, got exit code {process.poll()}")

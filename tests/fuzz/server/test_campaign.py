@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from flownpu.bench.servers import PORT
 from tests.fuzz.server import report
 from tests.fuzz.server.campaign import Bounds, Campaign, Report
 from tests.fuzz.server.command import OPTIONS
@@ -20,7 +19,7 @@ from tests.fuzz.server.kinds import KINDS, request
 from tests.fuzz.server.models import make_models
 from tests.fuzz.server.neighbours import Neighbours, questions
 from tests.fuzz.server.planted import FAULTS
-from tests.fuzz.server.process import Served, served
+from tests.fuzz.server.process import PORT, Served, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

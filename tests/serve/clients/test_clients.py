@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that others wrote, as they are installed: nested tools, JSON of nested schemas, streams, and leaving one.
 
-Each client's script runs once, with the packages of `python -m scripts.client_suites`, in the environment that
-`scripts/client_suites.py` describes; OpenAI's and Ollama's of Python are in the tests' own.
+Each client's script runs once, with the packages of `python -m scripts.environments`, in the environment that
+`scripts/environments.py` describes; OpenAI's and Ollama's of Python are in the tests' own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from scripts import client_suites
+from scripts import environments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,9 +87,9 @@ class Client:
     def command(self, folder: Path) -> list[str | Path] | None:
         """What runs the script; scripts of npm are copied to a folder beside their packages. None: not installed."""
         if not self.script.endswith(".mjs"):
-            python = sys.executable if self.suite is None else client_suites.python_of(self.suite)
+            python = sys.executable if self.suite is None else environments.python_of(self.suite)
             return None if python is None else [python, "-m", "tests.serve.clients.loopback", self.script]
-        modules = client_suites.modules_of(str(self.suite))
+        modules = environments.modules_of(str(self.suite))
         if modules is None:
             return None
         for name in ("loopback.mjs", "scenario.mjs", self.script):
@@ -127,7 +127,7 @@ def play(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     def play(client: Client) -> dict[str, Any]:
         command = client.command(tmp_path_factory.mktemp("client"))
         if command is None:
-            pytest.skip(client_suites.reason(str(client.suite)))
+            pytest.skip(environments.reason(str(client.suite)))
         home = tmp_path_factory.mktemp("home")
         # A home of its own: keys and settings of whoever runs the tests are none of the client's business.
         environment = {"PATH": os.environ["PATH"], "HOME": str(home), "LLM_USER_PATH": str(home), **SILENT}

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs in an engine's own environment: converts a model for it, or measures it. numpy and the standard library only.
+"""Measures one engine, in a process of its own and in the engine's own environment.
 
-    python -P worker.py ENGINE.py convert EXPORTED OUTPUT
-    python -P worker.py ENGINE.py convert_served EXPORTED OUTPUT
-    python -P worker.py ENGINE.py measure REQUEST.json
+    python -P worker.py ENGINE.py REQUEST.json
 
-ENGINE.py defines `convert(model: ExportedModel, output: Path)`, may define `convert_served` for a server that needs
-another form, and has a class `Engine` with `version`, `start`, `read` and `generate_next`, like `llama_cpp.py`.
+It needs numpy and the standard library only. ENGINE.py has a class `Engine` with `version`, `start`, `read` and
+`generate_next`, like `engine.py`.
 
-`measure` prints one JSON object per line on stdout; whatever else is printed goes to stderr. First comes
+It prints one JSON object per line on stdout; all other output goes to stderr. First comes
 {"load_seconds", "version", "memory"}, then for each case {"prefill_seconds", "first_token_seconds", "decode_seconds"},
 at the end {"memory", "placement"}; or {"error"}.
 """
@@ -26,8 +24,8 @@ import numpy as np
 
 
 def load(path: Path) -> ModuleType:
-    """Imports a file under a name of its own, for a peer's file may have the name of the peer's package."""
-    name = f"flownpu_peer_{path.stem}"
+    """Imports a file under a name of its own, for an engine's file may have the name of its package."""
+    name = f"flownpu_engine_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -40,6 +38,19 @@ def load(path: Path) -> ModuleType:
 def random_tokens(seed: int, count: int, vocabulary_size: int) -> Any:
     """Random token ids, int32 [count], the same on every machine; the work does not depend on the text."""
     return np.random.default_rng(seed).integers(0, vocabulary_size, count, dtype=np.int32)
+
+
+def memory() -> dict[str, int]:
+    """Resident bytes of this process: all, the part that no file backs, and the most there were."""
+    if sys.platform == "win32":
+        import psutil  # noqa: PLC0415 only for Windows, where there is no /proc
+
+        info = psutil.Process().memory_info()
+        return {"resident": info.rss, "anonymous": info.private, "peak": info.peak_wset}
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    kib = {key: int(fields[key].split()[0]) * 1024 for key in ("VmRSS", "RssAnon", "VmHWM")}
+    return {"resident": kib["VmRSS"], "anonymous": kib["RssAnon"], "peak": kib["VmHWM"]}
 
 
 def run_case(engine: Any, depth: int, prompt: int, generate: int, tokens: Any) -> dict[str, float]:
@@ -60,7 +71,6 @@ def run_case(engine: Any, depth: int, prompt: int, generate: int, tokens: Any) -
 
 def measure(module: ModuleType, request: dict[str, Any], report: Any) -> None:
     """Loads the model, warms up, runs the cases."""
-    memory = load(Path(__file__).with_name("memory.py")).memory
     before = memory()
     cases = request["cases"]
     context = max(case["depth"] + case["prompt"] + case["generate"] for case in cases)
@@ -83,18 +93,13 @@ def main() -> None:
     """Runs the command line."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    engine, verb, *arguments = sys.argv[1:]
-    module = load(Path(engine))
-    if verb in ("convert", "convert_served"):
-        exported = load(Path(__file__).with_name("exported.py"))
-        getattr(module, verb)(exported.ExportedModel.read(Path(arguments[0])), Path(arguments[1]))
-        return
+    engine, request = map(Path, sys.argv[1:])
 
     def report(document: dict[str, Any]) -> None:
         print(json.dumps(document), file=answers, flush=True)
 
     try:
-        measure(module, json.loads(Path(arguments[0]).read_text(encoding="utf-8")), report)
+        measure(load(engine), json.loads(request.read_text(encoding="utf-8")), report)
     except Exception as error:
         # The engine's message goes to the user as it is.
         report({"error": str(error) or type(error).__name__})

@@ -19,22 +19,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-<<<<<<< HEAD:tests/peers/test_environment.py
-def test_cache_folder_follows_environment(cache: Path, monkeypatch: pytest.MonkeyPatch):
-=======
 def test_cache_folder_follows_xdg_unless_relative(cache: Path, monkeypatch: pytest.MonkeyPatch):
->>>>>>> h-build:tests/scripts/test_environments.py
     assert cache_folder() == cache / "flownpu" / "peers"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(cache))
     assert cache_folder() == cache / ".cache" / "flownpu" / "peers"
 
 
-<<<<<<< HEAD:tests/peers/test_environment.py
-def test_finished_folder_is_made_once(tmp_path: Path):
-=======
 def test_finished_folder_is_made_once_for_its_contents(tmp_path: Path):
->>>>>>> h-build:tests/scripts/test_environments.py
     folder = tmp_path / "folder"
     with finished_folder(folder, [1]) as made:
         assert made == folder
@@ -47,11 +39,7 @@ def test_finished_folder_is_made_once_for_its_contents(tmp_path: Path):
         assert not (folder / "file").exists()
 
 
-<<<<<<< HEAD:tests/peers/test_environment.py
-def test_unfinished_folder_is_made_anew(tmp_path: Path):
-=======
 def test_finished_folder_interrupted_is_made_anew(tmp_path: Path):
->>>>>>> h-build:tests/scripts/test_environments.py
     folder = tmp_path / "folder"
     with pytest.raises(KeyboardInterrupt), finished_folder(folder, [1]):
         raise KeyboardInterrupt
@@ -59,11 +47,7 @@ def test_finished_folder_interrupted_is_made_anew(tmp_path: Path):
         assert made == folder
 
 
-<<<<<<< HEAD:tests/peers/test_environment.py
-def test_environment_gets_python(monkeypatch: pytest.MonkeyPatch):
-=======
 def test_make_environment_installs_once_for_its_requirements(monkeypatch: pytest.MonkeyPatch):
->>>>>>> h-build:tests/scripts/test_environments.py
     said: list[str] = []
     commands = []
     monkeypatch.setattr(
@@ -80,11 +64,7 @@ def test_make_environment_installs_once_for_its_requirements(monkeypatch: pytest
     assert len(commands) == 4
 
 
-<<<<<<< HEAD:tests/peers/test_environment.py
-def test_pip_error_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-=======
 def test_make_environment_shows_the_error_of_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
->>>>>>> h-build:tests/scripts/test_environments.py
     """Uses this environment's pip: to give the made environment its own takes seconds."""
 
     def without_own_pip(command: Sequence[str | Path], *others: Any) -> None:
@@ -98,15 +78,3 @@ def test_make_environment_shows_the_error_of_pip(monkeypatch: pytest.MonkeyPatch
         make_environment("peer", ("no-such-package==1",))
     # A failure leaves no environment that a later call would take.
     assert not (cache_folder() / "peer" / "environment" / "complete.json").exists()
-<<<<<<< HEAD:tests/peers/test_environment.py
-
-
-def test_other_model_has_other_key(tmp_path: Path):
-    (tmp_path / "genai_config.json").write_text("{}")
-    (tmp_path / "model.onnx").write_bytes(b"a")
-    first = model_key(tmp_path)
-    assert model_key(tmp_path) == first
-    (tmp_path / "model.onnx").write_bytes(b"ab")
-    assert model_key(tmp_path) != first
-=======
->>>>>>> h-build:tests/scripts/test_environments.py

@@ -141,7 +141,7 @@ def bench(
 
 
 def _end(found: Measurements | CrowdMeasurements) -> None:
-    """The exit code of what was interrupted, and the error of what failed."""
+    """Exits with the code of an interruption, or raises the error of the engines that failed."""
     if found.interrupted:
         raise typer.Exit(INTERRUPTED)
     if found.failures:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A long prompt computed slice by slice (ep/program/schedule.h) gives what it gives when computed at once."""
+"""A long prompt computed slice by slice (ep/partition/schedule.h) gives what it gives when computed at once."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def chosen(*names: str) -> list[str]:
 @pytest.mark.parametrize(
     ("changed", "tests"),
     [
-        ("ep/program/planner.cc", ["tests/ep"]),
+        ("ep/partition/planner.cc", ["tests/ep"]),
         ("ops/nodes/contract.cc", ["tests/ops"]),
         ("ops/lowering/qk_norm.cc", ["tests/ops/lowering"]),
         ("graph_rewrites/plain/gelu.py", ["graph_rewrites/plain", "tests/rewrites/test_signatures.py"]),
@@ -67,7 +67,7 @@ def test_compared_is_with_where_branch_was_left(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_changed_folder_selects_its_tests_once() -> None:
-    assert chosen("tests/ep/test_names.py", "ep/program/planner.cc", "ep/program/planner.h") == ["tests/ep"]
+    assert chosen("tests/ep/test_names.py", "ep/partition/planner.cc", "ep/partition/planner.h") == ["tests/ep"]
 
 
 def test_selected_tests_exist_for_all_layers() -> None:

@@ -46,7 +46,7 @@ def _flownpu(
     ] = False,
 ) -> None:
     """Run 4-bit language models in ONNX Runtime on AMD Ryzen AI NPUs, and on any CPU."""
-    del debug, version  # `main` has looked for the one, a callback has answered the other.
+    del debug, version  # `main` reads the first, and a callback has handled the second.
 
 
 # Where each command is, below this package: its module and its function.
@@ -75,9 +75,9 @@ _COMMANDS = {
 
 
 def application(arguments: Sequence[str] = ()) -> typer.Typer:
-    """All commands; of a command line that names one, that one alone, since all take most of a second to import.
+    """The program with all commands, or with the one that the command line names: to import all takes most of a second.
 
-    Only `doctor` where the module that the others call does not load. By then `main` hears Ctrl-C.
+    It has `doctor` alone where the module that the other commands call does not load. `main` hears Ctrl-C by then.
     """
     app = typer.Typer(
         name="flownpu",
@@ -145,7 +145,7 @@ def _run(arguments: list[str]) -> int:
     prepare_streams()
     # ONNX Runtime's Linux wheels send telemetry unless this is set before they are imported.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    # The converter warns of what it leaves as it is; a progress bar may be on the screen at that time.
+    # The converter warns of nodes that it leaves as they are; a progress bar may be on the screen meanwhile.
     handler = RichHandler(console=progress_console, show_time=False, show_path=False)
     logging.basicConfig(format="%(message)s", handlers=[handler])
     debug = "--debug" in arguments
@@ -167,7 +167,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _check_module(arguments: list[str]) -> None:
-    """Where the module in C++ does not load, commands that need it say why, not that there is no such command."""
+    """Raises FlowNPUError where the module in C++ does not load; else the command would be reported as unknown."""
     module = diagnose_module()
     if module.status is Status.BAD and not {"doctor", "--version"} & set(arguments):
         raise FlowNPUError(f"{module.name} {module.found}. Mend it with: {module.remedy}. `flownpu doctor` says more")

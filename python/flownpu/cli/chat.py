@@ -74,7 +74,7 @@ class _Talk:
     """Images that go with the next message."""
 
     def take_turn(self) -> bool:
-        """Reads a line and does what it says; false if that is to leave."""
+        """Reads a line and executes it; false if it asks to leave."""
         try:
             line = input("> " if sys.stdin.isatty() else "").strip()
         except EOFError:
@@ -101,7 +101,7 @@ class _Talk:
         if not name:
             status("error: expected /image and the path of an image file")
             return
-        # As a shell would read a name that is dropped onto a terminal.
+        # A terminal may put quotes around the name of a file that is dropped onto it.
         if name[0] == name[-1] and name[0] in "'\"" and len(name) > 2:
             name = name[1:-1]
         try:

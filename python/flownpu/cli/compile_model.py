@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu compile`: keeps what the provider makes of a model."""
+"""`flownpu compile`: keeps the form of a model that the provider makes for a device."""
 
 from flownpu.cli import options
 from flownpu.cli.convert import Force, Output, print_made

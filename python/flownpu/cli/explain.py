@@ -102,7 +102,7 @@ def _print_nodes(explanation: "Explanation") -> None:
 
 
 def _print_attentions(explanation: "Explanation") -> None:
-    """A row for blocks that are alike."""
+    """A row for each group of equal blocks."""
     alike: dict[tuple[str, str, str, str, str], list[Attention]] = {}
     for attention in explanation.attentions:
         window = "all" if attention.window < 0 else str(attention.window)
@@ -125,7 +125,7 @@ def _folding(attention: "Attention") -> tuple[str, str]:
 
 
 def _layers(attentions: "list[Attention]") -> str:
-    """Layers such as "0-4, 6", or the first nodes' names."""
+    """The numbers of layers, such as "0-4, 6", or the names of the first nodes."""
     numbers = [attention.layer for attention in attentions]
     layers = [number for number in numbers if number is not None]
     if len(layers) < len(numbers):

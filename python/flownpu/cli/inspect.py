@@ -84,7 +84,7 @@ def _table(title: str, headings: list[str], rows: list[tuple[str, ...]]) -> Tabl
 
 
 def _rows(values: list[Value]) -> list[tuple[str, ...]]:
-    """A row a value; those of the layers, alike but for their number, share one: "past.*.key (26)"."""
+    """A row for each value; values of layers that differ in the number only share a row: "past.*.key (26)"."""
     counts = Counter((re.sub(r"\d+", "*", value.name), value.type, *value.shape) for value in values)
     rows: list[tuple[str, ...]] = []
     for (name, kind, *dims), count in counts.items():
@@ -104,7 +104,7 @@ def _weight_rows(summary: Summary) -> list[tuple[str, ...]]:
 
 
 def _print_manifest(manifest: dict[str, Any]) -> None:
-    """Where the model comes from, and how far its weights are from the source's."""
+    """Prints the model's source, and the error of its weights."""
     source = manifest.get("source", {})
     console.print(f"Made of: {source.get('name')} ({source.get('kind')}, {source.get('model_type')})", markup=False)
     for title in ("settings", "versions"):

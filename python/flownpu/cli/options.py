@@ -118,7 +118,7 @@ class SessionOptions:
     option: Option = None
 
     def settings(self) -> dict[str, Any]:
-        """The arguments `provider`, `options` and `threads` of what opens a model.
+        """The arguments `provider`, `options` and `threads` for opening a model.
 
         Raises:
             typer.BadParameter: an `--option` is not of the form KEY=VALUE.

@@ -40,8 +40,8 @@ def convert(
             model folder (genai_config.json), or the folder of an optimum export (model.onnx, config.json).
         output: the folder to make.
         kv_dtype: the type of the KV cache, "bf16", "fp16", "fp32" or "int8"; in an optimum export it stays float32.
-        logits: whether a run yields the logits of the "last" token of each row or of "all" tokens; an optimum export's
-            are always those of all.
+        logits: whether a run yields the logits of the "last" token of each row or of "all" tokens; an optimum export
+            always yields those of all.
         sliding_window_cache: layers with a window keep a cache of the window's size, which cannot be rewound once it
             is full.
         paged: write the graph for GenAI's engine, which `flownpu serve` runs: a KV cache in blocks, and many sequences

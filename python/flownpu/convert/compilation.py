@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes compiled model folders: what the provider makes of a model for a session, kept in files for later sessions.
+"""Makes compiled model folders, which keep the form of a model that the provider makes for a session.
 
 ONNX Runtime writes a model in which an EPContext node stands for each partition; the provider writes the partition, as
 its device needs it, into a file beside it (ep/context/file.h). Weights that the NPU needs in another order, or that

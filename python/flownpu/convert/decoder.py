@@ -184,7 +184,7 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Layer:
-    """What differs between the layers of a decoder."""
+    """The properties in which layers of a decoder differ."""
 
     rotary: Rotary
     window: int | None = None

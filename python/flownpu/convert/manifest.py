@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes flownpu_manifest.json: what a model folder was made of, with which settings, and its files' checksums."""
+"""Writes flownpu_manifest.json: the source and settings of a conversion, and the checksums of its files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_manifest(
 
     Args:
         folder: the model's folder.
-        source: what the model was made of.
+        source: the origin of the model.
         settings: the conversion's options.
         quantisation: the format of the weights and the error of each.
         packages: distributions whose versions are recorded.

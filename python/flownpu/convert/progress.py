@@ -12,10 +12,10 @@ __all__ = ["Progress", "ProgressCallback", "Stage", "silent"]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a stage has come: `done` of `total` units. Rate and remaining time are left to whoever shows it."""
+    """How far a stage has come: `done` of `total` units. The display computes rate and remaining time."""
 
     stage: str
-    """What is being done, such as "quantise", or "sum" for computing checksums."""
+    """The work of the stage, such as "quantise", or "sum" for computing checksums."""
     done: int
     total: int
     unit: Literal["weights", "B"]

@@ -38,7 +38,7 @@ __all__ = ["LanguageModel", "Message", "Sampling", "Timing", "Tokens"]
 CPU_PLACEMENT: dict[str, Any] = {"summary": "Every node runs on ONNX Runtime's own CPU provider."}
 
 LEAST_TOP_P = 1e-6
-"""Leaves the likeliest token alone, unless a million are as likely; GenAI 0.18 takes no notice of what is 0 in float32.
+"""Leaves the likeliest token alone, unless a million are as likely; GenAI 0.18 ignores a top_p that is 0 in float32.
 """
 
 Message = dict[str, Content]
@@ -304,7 +304,7 @@ class LanguageModel:
     def generator(
         self, max_length: int, sampling: Sampling, *, min_length: int = 0, guidance: Guidance | None = None
     ) -> Any:
-        """A generator of one sequence: GenAI's, or with candidates a `SpeculativeGenerator`, which is used alike.
+        """A generator of one sequence: GenAI's, or with candidates a `SpeculativeGenerator` with the same methods.
 
         Args:
             max_length: most tokens of the sequence, including the prompt.

@@ -75,7 +75,7 @@ class Tokenizer:
         return text if self._control is None else self._control.unmark(text)
 
     def tokens_of_marked(self, text: str, *, special_tokens: bool = False) -> Tokens:
-        """The tokens of what a chat template wrote of marked texts: only its own control tokens count as such.
+        """The tokens of a chat template's output for marked texts: only its own control tokens count as such.
 
         Args:
             text: the template's text.

@@ -22,7 +22,7 @@ __all__ = ["Answers"]
 class Answers:
     """Asks one model some questions; iterating yields pairs of a question's index and an event of its answer.
 
-    `begin` returns only when the first piece of an answer has come, so that an error in a request can still be told by
+    `begin` returns only when the first piece of an answer has come, so that an error in a request can still set
     the response's status code.
     """
 
@@ -89,13 +89,13 @@ class Answers:
             seconds = self.metrics.usual_seconds(self.name) * self.process.requests / facts.slots
             raise busy(f"{self.process.requests} requests wait or are computed: try again later", seconds)
 
-    def _deliver(self, loop: asyncio.AbstractEventLoop, index: int) -> "_Deliver":
-        return _Deliver(loop, self._events, index)
+    def _deliver(self, loop: asyncio.AbstractEventLoop, index: int) -> "_Delivery":
+        return _Delivery(loop, self._events, index)
 
     async def _next(self) -> tuple[int, Event]:
         try:
             async with asyncio.timeout_at(self._deadline):
-                await asyncio.sleep(0)  # without a pause there is no timeout: events may come faster than they are sent
+                await asyncio.sleep(0)  # lets the timeout take effect where events come faster than they are sent
                 index, event = await self._events.get()
         except TimeoutError:
             raise too_slow(self.settings.limits.request_seconds) from None
@@ -124,7 +124,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class _Deliver:
+class _Delivery:
     """Passes events from the thread that reads the model's process to the event loop."""
 
     loop: asyncio.AbstractEventLoop

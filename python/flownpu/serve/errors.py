@@ -51,12 +51,12 @@ def too_long(message: str, parameter: str) -> ApiError:
 
 
 def mistake() -> ApiError:
-    """Status 500: the server has a bug. What is known of it is logged, for it is not the client's business."""
+    """Status 500: the server has a bug, whose details are only logged."""
     return ApiError(500, "the server made a mistake; its log says which")
 
 
 def too_slow(seconds: float) -> ApiError:
-    """Status 504: an answer has had its time, `seconds`."""
+    """Status 504: an answer took more than `seconds`."""
     return ApiError(504, f"the answer took more than {seconds:.0f} s, and was given up", code="timeout")
 
 

@@ -105,7 +105,7 @@ class BodyGuard:
         await self._app(scope, again, send)
 
     async def _refuse(self, error: ApiError, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """Answers at once, but completes the answer, which closes the connection, only when the body has been read."""
+        """Answers at once, but completes the answer, which closes the connection, only after the body was read."""
 
         async def hold_open(message: "Message") -> None:
             await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)

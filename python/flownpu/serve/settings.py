@@ -34,7 +34,7 @@ class Limits:
     request_seconds: float = 600.0
     """From the end of a request to the end of its answer, waiting included."""
     stopping_seconds: float = 30.0
-    """How long requests may still run after the server is told to end."""
+    """How long requests may still run after the server receives the signal to end."""
 
 
 @dataclass(frozen=True)

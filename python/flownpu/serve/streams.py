@@ -18,7 +18,7 @@ __all__ = ["ClientGoneError", "event_stream", "line_stream", "unless_gone"]
 
 log = logging.getLogger(__name__)
 
-# When the server is told to end, streams continue to their end; uvicorn limits the time that this may take.
+# When the server receives the signal to end, streams continue to their end; uvicorn limits the time that this may take.
 AppStatus.enable_automatic_graceful_drain = False
 
 
@@ -35,17 +35,12 @@ def event_stream(
     """
 
     async def events() -> AsyncIterator[dict[str, str]]:
-        try:
-            async for document in documents:
-                name = {"event": document["type"]} if "type" in document else {}
-                yield {**name, "data": _json(document)}
-        except ApiError as error:
-            yield {"data": _json(error.document())}
-            return
-        except Exception:
-            log.exception("a stream broke off")
-            yield {"data": _json(mistake().document())}
-            return
+        async for item in _until_error(documents):
+            if isinstance(item, ApiError):
+                yield {"data": _json(item.document())}
+                return
+            name = {"event": item["type"]} if "type" in item else {}
+            yield {**name, "data": _json(item)}
         if end is not None:
             yield {"data": end}
 
@@ -56,16 +51,22 @@ def line_stream(documents: AsyncIterator[dict[str, Any]], headers: dict[str, str
     """One JSON document per line, as Ollama's clients read them."""
 
     async def lines() -> AsyncIterator[str]:
-        try:
-            async for document in documents:
-                yield f"{_json(document)}\n"
-        except ApiError as error:
-            yield f"{_json({'error': error.message})}\n"
-        except Exception:
-            log.exception("a stream broke off")
-            yield f"{_json({'error': mistake().message})}\n"
+        async for item in _until_error(documents):
+            yield f"{_json({'error': item.message} if isinstance(item, ApiError) else item)}\n"
 
     return StreamingResponse(lines(), headers=headers, media_type="application/x-ndjson")
+
+
+async def _until_error(documents: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any] | ApiError]:
+    """The documents; an error on the way ends them, and is the last item."""
+    try:
+        async for document in documents:
+            yield document
+    except ApiError as error:
+        yield error
+    except Exception:
+        log.exception("a stream broke off")
+        yield mistake()
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:

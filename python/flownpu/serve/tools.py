@@ -49,7 +49,7 @@ class CallFormat:
         return cls(knows, knows and BEGIN in template, key, in_system and not knows, short_ids)
 
     def call_id(self, given: str) -> str:
-        """The id of a call as the template takes it: the same for the call and for its result."""
+        """The id of a call in the form that the template takes; a call and its result get the same."""
         if not self.short_ids or re.fullmatch("[a-zA-Z0-9]{9}", given):
             return given
         return hashlib.sha256(given.encode()).hexdigest()[:9]

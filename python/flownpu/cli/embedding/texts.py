@@ -33,7 +33,7 @@ def read_texts(given: list[str] | None) -> list[str]:
     text = sys.stdin.read()
     if not text:
         raise FlowNPUError("expected a text on each line of stdin, and it is empty")
-    # Not splitlines: a form feed or U+2028 in a text would make two of it, and the results would belong to other lines.
+    # Not splitlines: it would split a text at a form feed or U+2028, and results would belong to other lines.
     return text.removesuffix("\n").split("\n")
 
 

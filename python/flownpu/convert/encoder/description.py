@@ -34,8 +34,8 @@ class TextEncoder:
     norm_epsilon: float
     gelu: GeluKind
     head: Literal["none", "pooler", "dense"] = "none"
-    """What computes a pair's score from its first token: a product, tanh, and another product. The two kinds differ in
-    the names of their tensors only. "none": the model embeds texts."""
+    """The head that computes a pair's score from its first token: a product, tanh, and another product. The two kinds
+    differ in the names of their tensors only. "none": the model embeds texts."""
 
     @property
     def head_size(self) -> int:

@@ -44,12 +44,12 @@ _DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class EncoderFamily:
-    """What is particular to a family of text encoders."""
+    """The properties in which families of text encoders differ."""
 
     model_type: str
     """The family's model_type in config.json."""
     prefix: str
-    """What precedes the tensors' names in a model that was saved with a head."""
+    """The prefix of the tensors' names in a model that was saved with a head."""
     head: Literal["pooler", "dense"]
     """See `TextEncoder.head`."""
     counts_from_padding: bool = False

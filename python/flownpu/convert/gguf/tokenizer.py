@@ -42,7 +42,7 @@ _LLAMA3_WORDS, _QWEN_WORDS = _WORDS.format(digits="{1,3}"), _WORDS.format(digits
 
 @dataclass(frozen=True)
 class _ByteLevel:
-    """What a value of tokenizer.ggml.pre stands for."""
+    """The meaning of a value of tokenizer.ggml.pre."""
 
     words: str
     tokenizer_class: str

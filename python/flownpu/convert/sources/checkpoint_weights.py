@@ -25,7 +25,7 @@ __all__ = ["CheckpointWeights"]
 # transformers 4 and by transformers 5, and of a text model without an LM head, such as a model that embeds texts.
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
 # RoPE's frequencies, which older versions of transformers saved with each layer: config.json defines them already.
-_TOLD_TWICE = "rotary_emb.inv_freq"
+_DERIVED = "rotary_emb.inv_freq"
 
 
 class CheckpointWeights:
@@ -61,7 +61,7 @@ class CheckpointWeights:
             name
             for name in sorted(self.checkpoint.names())
             if name.startswith(f"{self._prefix}layers.")
-            and not name.endswith(_TOLD_TWICE)
+            and not name.endswith(_DERIVED)
             and self._whole(name) not in known
         ]
         if unknown:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model that takes pictures has besides its decoder: a vision model, and the settings to prepare pictures."""
+"""The parts of a model that takes pictures, besides its decoder: a vision model, and how pictures are prepared."""
 
 from __future__ import annotations
 

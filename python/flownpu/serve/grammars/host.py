@@ -32,7 +32,7 @@ def main() -> None:
                 connection.send(FlowNPUError("the schema is nested too deeply"))
             except (EOFError, OSError):
                 raise
-            except Exception as error:  # noqa: BLE001 a mistake here, which the server says
+            except Exception as error:  # noqa: BLE001 a bug here, which the server reports
                 connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
     except (EOFError, OSError):
         return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON schemas as GenAI's guidance (llguidance) can enforce them, and the keywords that it cannot enforce.
 
-A keyword that cannot be enforced is left out, so that the answer is JSON of a wider schema, and its place is told. A
-schema that no value follows, or whose references lead nowhere, is an error.
+A keyword that cannot be enforced is left out, so that the answer is JSON of a wider schema, and its place is reported.
+A schema that no value follows, or whose references lead nowhere, is an error.
 """
 
 import json
@@ -232,7 +232,7 @@ class _Translation:
                 self.left_out.append(place.under(key).path)
 
     def _check_names(self, result: dict[str, Any], schema: dict[str, Any], place: _Place) -> None:
-        """Adds bounds on the number of properties; leaves out what cannot be told of properties' names."""
+        """Adds bounds on the number of properties; leaves out keywords on names that guidance cannot check."""
         patterns = dict.fromkeys(result.get("patternProperties", {}), True)
         if patterns and self._refuses({"type": "object", "patternProperties": patterns}):
             # Without the patterns, other properties must be allowed, else none of those with such names would be.

@@ -191,7 +191,7 @@ def main() -> None:
         worker = open_worker(settings)
     except EOFError:
         return
-    except Exception as error:  # noqa: BLE001 whatever it is, the server says it
+    except Exception as error:  # noqa: BLE001 whatever it is, the server reports it
         connection.send(error if isinstance(error, FlowNPUError) else RuntimeError(str(error)))
         return
     model = worker.model

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads JSON that clients and files hold: whatever it is, it becomes a value that can be written again, or an error."""
+"""Reads JSON from clients and files: any input becomes a value that can be written as JSON again, or an error."""
 
 import codecs
 import json

@@ -175,7 +175,7 @@ class Conversation:
         product of a score is off by half an ulp of the query, and each probability by as much and by the
         exponential's error, in the numerator and in the denominator. Where rounding to the cache's type falls the
         other way, which happens to one element in thousands (two in a key are allowed for), a key's or value's
-        element is off by an ulp. int8 rounds queries and weights as FewInt8 (few_int8.h) says, where few look.
+        element is off by an ulp. int8 rounds queries and weights as FewRowsInt8 (few_rows_int8.h) says, where few look.
         """
         h, g, d = self.heads
         scale = self.attributes.get("scale", 0.0) or d**-0.5

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 import httpx
 import psutil
 
-from flownpu.bench.servers import PORT, Server, running
+from flownpu.bench.servers import Server, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,13 +23,6 @@ if TYPE_CHECKING:
 ADDRESS_SPACE = 6 << 30
 """Bytes of address space of each process: a request that would fill the memory ends its model's process instead."""
 _EVERY = 0.25  # seconds between two looks
-COMMAND = "import sys; from flownpu.cli import main; sys.exit(main())"
-
-
-def flownpu_serve(models: dict[str, Path], *arguments: object) -> tuple[str, ...]:
-    """The command that serves these models."""
-    named = [f"{name}={folder}" for name, folder in models.items()]
-    return (sys.executable, "-c", COMMAND, "serve", *named, "--port", PORT, *map(str, arguments))
 
 
 @dataclass(frozen=True)

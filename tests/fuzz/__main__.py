@@ -127,9 +127,9 @@ def server(
     if again is not None:
         found = command.replay(start, report.saved_requests(again))
     else:
-        found = command.attack(start, command.Attack(time_, clients, seed, chosen))
+        found = command.attack(start, time_, clients, seed, chosen)
         report.write(found, output / "server")
-    report.show(found, console)
+    console.print(report.text_of(found), markup=False, highlight=False, soft_wrap=True)
     if found.findings:
         raise typer.Exit(1)
 
@@ -150,7 +150,7 @@ def replay(
 
 
 def _limit_memory() -> None:
-    """What the reference cannot compute in so much is unknown: a case may hold gigabytes between its nodes."""
+    """Limits this process, where the reference computes: a case may hold gigabytes between its nodes."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (REFERENCE_BYTES, hard))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reply says, in any of the APIs, whole or streamed: texts, reasons and calls, or an error."""
+"""Reads replies of all APIs, whole or streamed: texts, reasons and calls, or an error."""
 
 from __future__ import annotations
 

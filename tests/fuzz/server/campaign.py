@@ -34,7 +34,7 @@ LOG_BYTES = 2000  # for each request, on average: a line or two, and a reason
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a server may take.
+    """Limits of time and memory of a server.
 
     Attributes:
         in_time: seconds until a neighbour has its answer, being sent away and coming again included.
@@ -51,7 +51,7 @@ class Bounds:
 
 @dataclass
 class Finding:
-    """What was wrong, and with which request (None: no single one), whose place in the stream is client and number."""
+    """A fault and its request (None: no single one), whose place in the stream is client and number."""
 
     fault: str
     request: Request | None = None
@@ -66,7 +66,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """What a campaign saw. Statuses by kind; "left": the client went away, "late": there was no answer."""
+    """Results of a campaign. Statuses by kind; "left": the client went away, "late": there was no answer."""
 
     statuses: dict[str, Counter[str]] = field(default_factory=dict)
     slowest: list[tuple[float, str, str, int, int]] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Report:
     memory: list[Memory] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     refusals: int = 0
-    """How often neighbours were told to come again."""
+    """Times that neighbours were told to come again."""
     requests: int = 0
     log: str = ""
     """The end of what the server wrote."""

@@ -18,7 +18,7 @@ PIECES = 4  # of a slow body
 
 @dataclass(frozen=True)
 class Request:
-    """What is sent, and how.
+    """A request, byte by byte, and the manner of its sending.
 
     Attributes:
         kind: name of the kind of requests that it belongs to.
@@ -75,7 +75,7 @@ def request_of(document: dict[str, Any]) -> Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back.
+    """The reply to a request.
 
     Attributes:
         status: HTTP's status; 0: the connection ended without one.
@@ -141,7 +141,7 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
 
 
 class _Bytes:
-    """What http.client takes for a socket."""
+    """Bytes in the place of a socket for http.client."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

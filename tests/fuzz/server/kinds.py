@@ -41,7 +41,7 @@ def _of(kind: str, random: Random, document: Callable[[Random, str], dict[str, A
 
 
 def plain(random: Random) -> Request:
-    """What a well-behaved client asks."""
+    """A request of a well-behaved client."""
     return _of("plain", random, bodies.plain, succeeds=True)
 
 
@@ -245,7 +245,7 @@ def much(random: Random) -> Request:
     return _posted("much", path, values.body(document | random.choice(fields)))
 
 
-# How often each comes, relative to the others.
+# Weights of the kinds, relative to one another.
 KINDS: dict[str, tuple[int, Callable[[Random], Request]]] = {
     "plain": (10, plain), "texts": (10, texts), "schema": (10, schema), "odd schema": (10, odd_schema),
     "bomb": (4, bomb), "tools": (6, tools), "odd tools": (6, odd_tools), "wrong": (10, wrong), "numbers": (8, numbers),

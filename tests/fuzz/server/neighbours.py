@@ -16,7 +16,7 @@ from tests.fuzz.server.exchange import Reply, Request, exchange
 if TYPE_CHECKING:
     from random import Random
 
-# What is another text in each request: a schema with it is a new one, which no earlier request has made cheap.
+# Replaced by another text in each request: a schema with it is a new one, which no earlier request has made cheap.
 _FRESH = "@fresh@"
 _SCHEMA = {
     "type": "object",
@@ -27,8 +27,8 @@ _SCHEMA = {
 _LONGEST_WAIT = 2.0  # seconds, whatever Retry-After says: the sooner it asks again, the harder for the server
 
 
-def questions(seeing: bool) -> list[Request]:
-    """Questions to every route and model; `seeing`: to the one that takes images as well."""
+def questions() -> list[Request]:
+    """Questions to every route and model that answers."""
     message = [{"role": "user", "content": "Tell me about loops."}]
     schema = {"type": "json_schema", "json_schema": {"name": "loop", "schema": {"title": _FRESH, **_SCHEMA}}}
     tools = [{"type": "function", "function": {"name": "find", "parameters": _SCHEMA}}]
@@ -51,11 +51,10 @@ def questions(seeing: bool) -> list[Request]:
                 {"model": model, "input": "What are strings?", "temperature": 0, "max_output_tokens": 16},
             ),
         ]
-    if seeing:
-        url = f"data:image/png;base64,{bodies.PICTURE}"
-        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
-        picture = [{"role": "user", "content": content}]
-        asked.append((bodies.CHAT, {"model": bodies.SEEING, "temperature": 0, "max_tokens": 12, "messages": picture}))
+    url = f"data:image/png;base64,{bodies.PICTURE}"
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+    picture = [{"role": "user", "content": content}]
+    asked.append((bodies.CHAT, {"model": bodies.SEEING, "temperature": 0, "max_tokens": 12, "messages": picture}))
     headers = (("Content-Type", "application/json"),)
     return [Request("neighbour", "POST", path, headers, values.body(document)) for path, document in asked]
 

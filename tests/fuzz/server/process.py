@@ -8,7 +8,6 @@ import contextlib
 import re
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -32,13 +31,6 @@ PORT = "{port}"
 _EVERY = 0.25  # seconds between two looks
 _START_SECONDS = 600.0  # within which a server loads its models
 _STOP_SECONDS = 30.0
-COMMAND = "import sys; from flownpu.cli import main; sys.exit(main())"
-
-
-def flownpu_serve(models: dict[str, Path], *arguments: object) -> tuple[str, ...]:
-    """The command that serves these models."""
-    named = [f"{name}={folder}" for name, folder in models.items()]
-    return (sys.executable, "-c", COMMAND, "serve", *named, "--port", PORT, *map(str, arguments))
 
 
 @dataclass(frozen=True)

@@ -1,94 +1,126 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short form of the server's campaign, and faults that it must find."""
+"""The short form of the server's campaign, and faults that its judges must find."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 
+from tests.fuzz.server import neighbours as asking
 from tests.fuzz.server import report
-from tests.fuzz.server.campaign import Bounds, Campaign, Report
-from tests.fuzz.server.command import OPTIONS
-from tests.fuzz.server.exchange import Request, request_of
+from tests.fuzz.server.answers import Answer
+from tests.fuzz.server.campaign import Bounds, Campaign
+from tests.fuzz.server.command import command_of
+from tests.fuzz.server.exchange import Reply, Request, request_of
 from tests.fuzz.server.kinds import KINDS, request
-from tests.fuzz.server.models import make_models
 from tests.fuzz.server.neighbours import Neighbours, questions
-from tests.fuzz.server.planted import FAULTS
-from tests.fuzz.server.process import PORT, Served, served
+from tests.fuzz.server.process import Memory, served
+from tests.fuzz.server.verdicts import fault_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-# What a machine with other work needs; a server that hangs takes longer.
+# Allows for a machine with other work; a server that hangs takes longer.
 SECONDS = 30.0
-# Short, so that a fault is found soon; memory grows by less where nothing is planted.
-SHORT = Bounds(in_time=2, late=3, growth=64 << 20)
+CHAT = Request("plain", "POST", "/v1/chat/completions", body=b"{}", succeeds=True)
+ANSWER = b'{"choices": [{"index": 0, "message": {"content": "The loop"}, "finish_reason": "stop"}]}'
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    models = make_models(tmp_path_factory.mktemp("models"))
-    named = [f"{name}={folder}" for name, folder in models.items()]
-    start = (sys.executable, "-m", "tests.fuzz.server.planted", *named, "--port", PORT, *map(str, OPTIONS))
-    with served((*start, "--request-seconds", "20")) as server:
-        yield server
+def test_campaign_short_form_finds_nothing(tmp_path: Path) -> None:
+    async def attack() -> Campaign:
+        known = await Neighbours.alone(server.port, questions(), SECONDS)
+        campaign = Campaign(server, known, 8, 1, bounds=Bounds(in_time=SECONDS, late=2 * SECONDS))
+        await campaign.run(8)
+        return campaign
 
-
-@pytest.fixture(scope="module")
-def neighbours(server: Served) -> Neighbours:
-    return asyncio.run(Neighbours.alone(server.port, questions(seeing=True), SECONDS))
-
-
-def attack(server: Served, neighbours: Neighbours, seconds: float, bounds: Bounds, clients: int = 8) -> Report:
-    server.memory.clear()
-    return asyncio.run(Campaign(server, neighbours, clients, 1, bounds=bounds).run(seconds))
-
-
-def test_campaign_short_form_finds_nothing(server: Served, neighbours: Neighbours, tmp_path: Path) -> None:
-    found = attack(server, neighbours, 8, Bounds(in_time=SECONDS, late=2 * SECONDS))
+    with served(command_of(tmp_path / "models", embedding=False, request_seconds=20)) as server:
+        found = asyncio.run(attack()).report
     report.write(found, tmp_path)
     assert [(finding.request and finding.request.kind, finding.fault) for finding in found.findings] == []
     assert found.statuses["neighbour"].keys() == {"200"}
     assert len(found.statuses) > len(KINDS) / 2
+    assert f"{found.requests} requests, 0 findings" in report.text_of(found)
 
 
-FOUND = {
-    "mistake": "status 500",
-    "refusal": "refused: status 400",
-    "no words": "an error without words",
-    "internals": "an error that tells internals",
-    "never again": "does not say when to come again",
-    "no JSON": "which JSON has not",
-    "silence": "no answer within 2 s",
-    "cut": "was cut short after",
-    "other text": "expected Answer(",
-    "no end": "ends without [DONE]",
-    "leak": "memory grew from",
-    "log": "the log has",
-    "files": "open files more than before",
-}
+@pytest.mark.parametrize(
+    ("status", "body", "fault"),
+    [
+        (500, b'{"error": {"message": "a mistake"}}', "status 500"),
+        (400, b'{"error": {"message": "not today"}}', "refused: status 400"),
+        (429, b'{"error": {"message": "later"}}', "does not say when to come again"),
+        (200, b'{"choices": [NaN]}', "which JSON has not"),
+        (200, ANSWER, ""),
+    ],
+)
+def test_faulty_reply_is_found(status: int, body: bytes, fault: str) -> None:
+    found = fault_of(CHAT, Reply(status, {}, body, 0.0))
+    assert fault in found
+    assert bool(fault) == bool(found)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_planted_fault_is_found(server: Served, neighbours: Neighbours, fault: str) -> None:
-    address = f"http://127.0.0.1:{server.port}/planted"
-    assert httpx.get(f"{address}/{fault}").is_success
-    faults: list[str] = []
-    try:
-        # On a slow machine the first attacks may end before the server has answered what shows the fault.
-        for _ in range(10):
-            faults += [finding.fault for finding in attack(server, neighbours, 0.8, SHORT, clients=4).findings]
-            if any(FOUND[fault] in one for one in faults):
-                return
-    finally:
-        assert httpx.get(f"{address}/none").is_success
-    pytest.fail(f"{FOUND[fault]!r} is not among the findings: {faults}")
+@pytest.mark.parametrize(
+    ("message", "fault"),
+    [("", "an error without words"), ("Traceback (most recent call last)", "an error that tells internals")],
+)
+def test_error_without_useful_words_is_found(message: str, fault: str) -> None:
+    hostile = Request("wrong", "POST", CHAT.path, body=b"{}")
+    assert fault in fault_of(hostile, Reply(400, {}, json.dumps({"error": {"message": message}}).encode(), 0.0))
+
+
+def test_answer_cut_short_is_found() -> None:
+    assert "was cut short after" in fault_of(CHAT, Reply(200, {}, ANSWER[:20], 0.0, whole=False))
+    stream = Reply(200, {"content-type": "text/event-stream"}, b'data: {"choices": []}\n\n', 0.0)
+    assert "ends without [DONE]" in fault_of(CHAT, stream)
+
+
+def test_answer_beside_schema_is_found() -> None:
+    asked = Request("schema", "POST", CHAT.path, body=b"{}", succeeds=True, schema={"type": "integer"})
+    body = ANSWER.replace(b'"The loop"', b'"\\"text\\""')
+    assert "does not satisfy its schema" in fault_of(asked, Reply(200, {}, body, 0.0))
+
+
+def test_changed_or_missing_answer_of_neighbour_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(*_: Any) -> Reply:
+        return Reply(200, {}, ANSWER, 0.0)
+
+    async def never(*_: Any) -> Reply:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    for exchange, fault in ((answer, "expected Answer(text='Teh loop'"), (never, "no answer within 0 s")):
+        monkeypatch.setattr(asking, "exchange", exchange)
+        known = Neighbours(((CHAT, Answer("Teh loop", "stop")),))
+        chosen = SimpleNamespace(choice=lambda among: among[0])
+        _, outcome = asyncio.run(known.ask_one(0, chosen, 0.05))  # type: ignore[arg-type]
+        assert outcome.fault.startswith(fault)
+
+
+def test_growth_of_server_is_found(tmp_path: Path) -> None:
+    """Memory, the log, and open files after all clients have gone."""
+    log = tmp_path / "log"
+    log.write_bytes(bytes(300_000))
+
+    async def none() -> int:
+        return 0
+
+    server: Any = SimpleNamespace(log=log, open_files=lambda: 20, requests=none)
+    campaign = Campaign(server, Neighbours(()), 1, 0, bounds=Bounds(in_time=0.0, growth=64 << 20, peak=400 << 20))
+    campaign.report.memory = [Memory(float(i), {"host": (100 + 50 * i) << 20}) for i in range(10)]
+    campaign._judge_memory()
+    campaign._judge_log(0)
+    asyncio.run(campaign._settle(files=10))
+    faults = [finding.fault for finding in campaign.report.findings]
+    expected = (
+        "the processes had 550 MiB at a time",
+        "memory grew from",
+        "the log has 300000 bytes",
+        "open files more",
+    )
+    assert all(text in fault for text, fault in zip(expected, faults, strict=True))
 
 
 def test_request_is_same_whatever_came_before() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a reply, in words; nothing else about the server is known here than its APIs."""
+"""Judges replies by the APIs alone, and says in words what is wrong with them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INTERNALS = re.compile(r"Traceback|File \"|bug of|[a-z]Error: |object at 0x|/py
 
 
 def fault_of(request: Request, reply: Reply) -> str:
-    """What is wrong with a reply; "" if nothing is."""
+    """Says what is wrong with a reply; "" if nothing is."""
     if reply.status >= 500 and reply.status not in _NO_TIME:
         return _status(reply)
     if reply.left or (fault := _fault_of_http(reply)):

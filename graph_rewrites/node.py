@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeGuard
 
-from flownpu.ops.definitions import flow_qkv_attention
+from flownpu.ops.contracts import input_position
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# Positions of inputs of FlowQKVAttention, by its definition.
 PAST_KEY, PAST_VALUE, SEQLENS_K = (
-    flow_qkv_attention.INPUTS.index(name) for name in ("past_key", "past_value", "seqlens_k")
+    input_position("FlowQKVAttention", name) for name in ("past_key", "past_value", "seqlens_k")
 )
 
 

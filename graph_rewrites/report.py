@@ -112,7 +112,7 @@ class Report:
         return "\n".join([*lines, *self.left()])
 
     def left(self) -> list[str]:
-        """What was left and why, one line for each reason, since a model's layers repeat their misses."""
+        """The nodes that were left and why, one line for each reason, since a model's layers repeat their misses."""
         by_reason: dict[tuple[str, str], list[str]] = {}
         for miss in self.misses:
             by_reason.setdefault((miss.rule, miss.reason), []).append(miss.node)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from flownpu.ops import emulated, q4nx
-from flownpu.ops.contracts import contract_of
-from flownpu.ops.eager_call import argument, as_array, as_integer, compute
+from flownpu.ops.contracts import contract_of, documented, input_names
+from flownpu.ops.eager_call import ARGUMENTS, argument, as_array, as_integer, compute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class AttentionKeywords(TypedDict, total=False):
-    """Optional inputs and attributes of attention; `flow_qkv_attention` describes them."""
+    """The optional inputs and attributes of attention, for type checkers; `help(flow_qkv_attention)` describes them."""
 
     past_key: Array | None
     past_value: Array | None
@@ -61,6 +61,17 @@ class AttentionKeywords(TypedDict, total=False):
     counted_prompt: int
 
 
+_DEVICE = {
+    "device": '"cpu", "gpu" or "emulate"',
+    "options": "the device's options, by name",
+}
+_ROWS = {
+    "rows": "M, the rows of the weight. None: all of the blocks, including the padding of the last block, whose "
+    "results are 0"
+}
+
+
+@documented("Q4NXMatMul", _DEVICE | _ROWS, ARGUMENTS)
 def q4nx_matmul(
     x: Array,
     weight: Array,
@@ -74,17 +85,6 @@ def q4nx_matmul(
 ) -> Floats:
     """Q4NXMatMul: `x @ dequantize(weight).T (+ bias) (+ residual)`, any number of rows of x.
 
-    Args:
-        x: float32 [..., K].
-        weight: uint8 [row blocks, column blocks, bytes of a block], Q4NX blocks of [M, K] in any layout
-            (`q4nx.pack`); with gating the gate's and below them the up projection's (`q4nx.pack_gated`).
-        rows: M. None: all rows of the blocks, including the padding of the last block, whose results are 0.
-        bias: float32 [M], not with gating.
-        residual: float32 [..., M], the shape of the result.
-        gating: "none", or "geglu" or "swiglu": `act(x @ gate.T) * (x @ up.T) (+ residual)`.
-        device: "cpu", "gpu" or "emulate".
-        options: The device's options, by name.
-
     Returns:
         float32 [..., M].
 
@@ -97,6 +97,7 @@ def q4nx_matmul(
     )
 
 
+@documented("FusedDQP", _DEVICE | _ROWS, ARGUMENTS)
 def fused_dqp(
     x: Array,
     weight: Array,
@@ -108,17 +109,7 @@ def fused_dqp(
     device: str = "cpu",
     options: Options | None = None,
 ) -> Floats:
-    """FusedDQP: dequantisation and projection of one row, fused; arguments and errors are those of `q4nx_matmul`.
-
-    Args:
-        x: float32 [..., K], whose axes before the last are all 1.
-        weight: As in `q4nx_matmul`.
-        rows: M. None: all rows of the blocks.
-        bias: float32 [M], not with gating.
-        residual: float32 [..., M].
-        gating: "none", "geglu" or "swiglu".
-        device: "cpu", "gpu" or "emulate".
-        options: The device's options, by name.
+    """FusedDQP: `q4nx_matmul` of one row: the axes of x before the last are all 1.
 
     Returns:
         float32 [..., M].
@@ -132,6 +123,7 @@ def fused_dqp(
     )
 
 
+@documented("Q4NXGather", _DEVICE | _ROWS | {"columns": "K. None: all columns of the blocks"}, ARGUMENTS)
 def q4nx_gather(
     weight: Array,
     indices: Array,
@@ -142,14 +134,6 @@ def q4nx_gather(
     options: Options | None = None,
 ) -> Floats:
     """Q4NXGather: looks up rows of a Q4NX table, as an embedding does.
-
-    Args:
-        weight: uint8 [row blocks, column blocks, bytes of a block], Q4NX blocks of [M, K] in any layout.
-        indices: int64 or int32 [...], each in 0..M-1.
-        rows: M. None: all rows of the blocks, including the padding of the last block, which is 0.
-        columns: K. None: all columns of the blocks, including padding.
-        device: "cpu", "gpu" or "emulate".
-        options: The device's options, by name.
 
     Returns:
         float32 [..., K].
@@ -170,6 +154,7 @@ def q4nx_gather(
     return compute(function, "Q4NXGather", inputs, sizes, ["float"], host, options)[0]
 
 
+@documented("FlowQKVAttention", _DEVICE)
 def flow_qkv_attention(
     query: Array,
     key: Array | None = None,
@@ -185,31 +170,8 @@ def flow_qkv_attention(
     """FlowQKVAttention: attention of S new tokens over the KV cache and themselves.
 
     B is the batch size, T the number of tokens so far in its longest row (new ones included), H and G the numbers of
-    query and KV heads, d the size of a head. The results contain copies of the caches with the new keys and values
-    appended.
-
-    Args:
-        query: float32 [B, S, H d]; without key and value [B, S, (H + 2 G) d], all three packed.
-        key: float32 [B, S, G d].
-        value: float32 [B, S, G d].
-        num_heads: H, a multiple of G.
-        kv_num_heads: G.
-        head_size: d, of at most 512.
-        device: "cpu", "gpu" or "emulate".
-        options: The device's options, by name.
-        **keywords: Optional inputs and attributes. Arrays are float32 unless another type is given.
-
-            The cache: past_key, past_value [B, G, P, d], float32, bfloat16 or float16; they need seqlens_k int32 [B],
-            the number of tokens so far in each row less 1, and total_sequence_length, T, an int or int32 of one
-            element.
-            RoPE: do_rotary = 1, with cos_cache, sin_cache [positions, d/2], rotates heads by their tokens' positions,
-            which count on from the cache unless position_ids int64 [B, S] gives them; rotary_interleaved = 1 rotates
-            neighbouring elements; with counted_prompt = 1 all rows of a first prompt count on from position_ids[0, 0].
-            Norms: q_norm_weight, k_norm_weight [d] normalise the heads before RoPE, with qk_norm_epsilon (1e-6).
-            Scores: scale (0: 1/sqrt(d)), softcap (0: none), attention_bias [B or 1, H or 1, S, T], head_sink [H].
-            Which keys a query sees: local_window_size (-1: no window), causal (1; 0: all keys), bidirectional_blocks
-            int32 [B, S] (tokens with the same number above 0 see one another).
-            sliding_window_cache = 1: the cache holds only the newest tokens, at most P of them.
+    query and KV heads, d the size of a head, P the tokens that the past has room for. The results contain copies of the
+    caches with the new keys and values appended. total_sequence_length may be an int.
 
     Returns:
         output float32 [B, S, H d]; present_key and present_value [B, G, max(P, T), d] (with sliding_window_cache
@@ -224,6 +186,7 @@ def flow_qkv_attention(
     return _attend("flow_qkv_attention", "FlowQKVAttention", tensors, {**keywords, **sizes}, device, options)
 
 
+@documented("FlowKVAttention", _DEVICE)
 def flow_kv_attention(
     query: Array,
     key: Array | None = None,
@@ -236,18 +199,7 @@ def flow_kv_attention(
     options: Options | None = None,
     **keywords: Unpack[AttentionKeywords],
 ) -> tuple[Floats, NDArray[Any], NDArray[Any]]:
-    """FlowKVAttention: attention of one new token, which reads the KV cache once.
-
-    Args:
-        query: float32 [B, 1, H d]; without key and value [B, 1, (H + 2 G) d], all three packed.
-        key: float32 [B, 1, G d].
-        value: float32 [B, 1, G d].
-        num_heads: H, a multiple of G.
-        kv_num_heads: G.
-        head_size: d.
-        device: "cpu", "gpu" or "emulate".
-        options: The device's options, by name.
-        **keywords: Those of `flow_qkv_attention`.
+    """FlowKVAttention: `flow_qkv_attention` of one new token, S = 1, which reads the KV cache once.
 
     Returns:
         output float32 [B, 1, H d]; present_key and present_value as in `flow_qkv_attention`.
@@ -317,11 +269,10 @@ def _attend(
     device: str,
     options: Options | None,
 ) -> tuple[Floats, NDArray[Any], NDArray[Any]]:
-    contract = contract_of(op_type)
-    names = [port.name for port in contract.inputs]
-    attributes = [rule.name for rule in contract.attributes]
+    names = input_names(op_type)
+    attributes = [rule.name for rule in contract_of(op_type).attributes]
     if unknown := [name for name in keywords if name not in names and name not in attributes]:
-        raise TypeError(f"[{function}] expected keywords among {', '.join(names + attributes)}, got {unknown[0]}")
+        raise TypeError(f"[{function}] expected keywords among {', '.join([*names, *attributes])}, got {unknown[0]}")
     total = keywords.get("total_sequence_length")
     if isinstance(total, (int, np.integer)):
         keywords["total_sequence_length"] = np.array(as_integer(function, "total_sequence_length", total, 32), np.int32)

@@ -41,8 +41,8 @@ DTYPES = {name: dtype for dtype, name in TYPE_NAMES.items()}
 _ALIGNMENT = 8
 # The most axes that a shape has in the C++ (Shape::kMaxRank, ops/nodes/tensor.h).
 _MOST_AXES = 8
-# The functions' names for inputs that the operators call by a letter of their equation.
-_ARGUMENTS = {"X": "x", "W": "weight"}
+# The functions' names for inputs and sizes that the operators call by a letter of their equation.
+ARGUMENTS = {"X": "x", "W": "weight", "M": "rows", "K": "columns"}
 
 # The devices that the C++ makes; "emulate" is computed in Python (`emulated`).
 _DEVICES = ("cpu", "gpu")
@@ -144,7 +144,7 @@ def open_device(function: str, name: str, options: Mapping[str, str | int] | Non
 
 def argument(name: str) -> str:
     """The functions' name for an input that the operator calls `name`."""
-    return _ARGUMENTS.get(name, name)
+    return ARGUMENTS.get(name, name)
 
 
 def as_array(function: str, op_type: str, name: str, value: object) -> NDArray[Any] | None:

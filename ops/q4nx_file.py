@@ -182,7 +182,7 @@ def _entry(name: str, tensor: NDArray[Any]) -> Entry:
 
 
 def _explain(path: Path) -> str:
-    """What is wrong with a file that safetensors refused, with tensor and byte; empty if no fault is found."""
+    """The fault of a file that safetensors refused, with tensor and byte; empty if no fault is found."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the table of contracts in docs/operators.md; a test checks that the page is up to date."""
+"""Writes the tables of docs/operators.md from the operators' contracts; a test checks that they are up to date."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any
 from flownpu import _native
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operators.md"
-_SECTION = re.compile(r"(<!-- begin contracts -->\n).*?(<!-- end contracts -->)", re.DOTALL)
+_DOMAIN = "ai.flownpu"
 _NUMBERS = {"float", "int64", "int32"}
 _ALL = _NUMBERS | {"float16", "bfloat16", "int8", "uint8", "bool"}
 _WORDS = {frozenset(_NUMBERS): "number", frozenset(_ALL): "any", frozenset({"int64", "int32"}): "integer"}
@@ -17,13 +17,40 @@ _MOST = 2**31
 
 
 def page(text: str) -> str:
-    """The page's text with its table rewritten."""
-    return _SECTION.sub(lambda found: f"{found[1]}{_table()}\n{found[2]}", text)
+    """The page's text with its tables rewritten."""
+    for name, table in (("schemas", _schemas()), ("contracts", _contracts())):
+        section = re.compile(f"(<!-- begin {name} -->\\n).*?(<!-- end {name} -->)", re.DOTALL)
+        text = section.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)  # type: ignore[misc]
+    return text
 
 
-def _table() -> str:
+def _schemas() -> str:
+    """A table for each of FlowNPU's own operators, or for those that have the same inputs and attributes."""
+    tables: dict[str, list[str]] = {}
+    for contract in _native.contracts():
+        if contract.domain == _DOMAIN:
+            rows = [f"| `{p.name}` | {_types(p)} | {p.meaning} |" for p in contract.inputs]
+            rows += [f"| output `{p.name}` | {_types(p)} | {p.meaning} |" for p in contract.outputs]
+            rows += [f"| attribute `{r.name}` | {_values(r)} | {r.meaning} |" for r in contract.attributes]
+            tables.setdefault("\n".join(rows), []).append(f"`{contract.op_type}`")
+    return "\n\n".join(f"| {', '.join(names)} | | |\n|---|---|---|\n{rows}" for rows, names in tables.items())
+
+
+def _types(port: Any) -> str:
+    types = ", ".join("float32" if name == "float" else name for name in port.types)
+    return types + ("?" if port.presence == _native.Presence.OPTIONAL else "")
+
+
+def _values(rule: Any) -> str:
+    if rule.required:
+        return "required"
+    return f"{rule.texts.replace('|', ', ')}; default {rule.default}" if rule.texts else f"default {rule.default:g}"
+
+
+def _contracts() -> str:
     lines = ["| operator | versions | inputs | outputs | attributes |", "|---|---|---|---|---|"]
-    for contract in sorted(_native.contracts(), key=lambda c: (c.domain, c.op_type)):
+    others = [contract for contract in _native.contracts() if contract.domain != _DOMAIN]
+    for contract in sorted(others, key=lambda c: (c.domain, c.op_type)):
         first, last = contract.first_version, contract.last_version
         cells = [
             f"{contract.domain}::{contract.op_type}" if contract.domain else contract.op_type,

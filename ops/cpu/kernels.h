@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ops/cpu/q4nx_rows.h"
+#include "ops/nodes/kv_cache.h"
 #include "ops/nodes/tensor.h"
 
 namespace flownpu::cpu {
@@ -111,10 +112,6 @@ struct AttentionSweep {
   // attention_scratch() bytes, 64-byte aligned. For attend_many.
   std::byte* scratch = nullptr;
 };
-
-// The most elements of a head that kernels have buffers for; the heads of known models have 64 to
-// 256.
-inline constexpr std::int64_t kMaxHeadSize = 512;
 
 // Chunks of keys are cut at multiples of this, which is a multiple of what a kernel takes together
 // (a pair of keys in bf16, a tile of 16 in registers).

@@ -21,8 +21,6 @@ from flownpu.ops.definitions import (
 from flownpu.ops.definitions.onnx_function import DOMAIN, IR_VERSION, OPSET, VERSION
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     import onnx_ir as ir
 
 OPERATORS = {
@@ -66,7 +64,6 @@ def add_functions(model: ir.Model) -> None:
                 f"[{DOMAIN}] expected one of {', '.join(OPERATORS)}, got {node.op_type} at node {node.name!r}"
             )
         operator = OPERATORS[node.op_type]
-        _check_signature(node, operator)
         node.overload = "_".join(operator.features(node))
         if (DOMAIN, node.op_type, node.overload) not in model.functions:
             for function in (operator.function(node.overload), *operator.helpers()):
@@ -74,23 +71,3 @@ def add_functions(model: ir.Model) -> None:
     model.opset_imports.setdefault(DOMAIN, VERSION)
     model.opset_imports.setdefault("com.microsoft", 1)
     model.ir_version = max(model.ir_version, IR_VERSION)
-
-
-def _check_signature(node: ir.Node, operator: ModuleType) -> None:
-    """Raises ValueError for undeclared inputs, outputs and attributes, which ONNX would silently ignore."""
-    known = [declaration.partition(":")[0] for declaration in operator.ATTRIBUTES]
-    unknown = [name for name in node.attributes if name not in known]
-    if unknown:
-        raise ValueError(
-            f"[{node.op_type}] expected the attributes {', '.join(known)}, got {', '.join(unknown)} at node "
-            f"{node.name!r}"
-        )
-    for what, given, declared in (
-        ("inputs", node.inputs, operator.INPUTS),
-        ("outputs", node.outputs, operator.OUTPUTS),
-    ):
-        if len(given) > len(declared):
-            raise ValueError(
-                f"[{node.op_type}] expected at most {len(declared)} {what} ({', '.join(declared)}), got {len(given)} "
-                f"at node {node.name!r}"
-            )

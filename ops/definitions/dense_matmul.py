@@ -6,14 +6,7 @@
 Encoders' projections become this operator. ONNX Runtime replaces a Cast of a constant by its result, so a graph that
 casts bfloat16 weights has them in float32 before any execution provider sees it; this operator keeps the stored type.
 
-Inputs:
-    X float32 [..., K]
-    W float32, bfloat16, float16 or int8 [K, M], or [M, K] with transposed = 1; a constant
-    scale float32 [M], optional: the scales of an int8 weight, one for each column of the result
-    bias float32 [M], optional
-    residual float32 that broadcasts with the product, optional
-Output: Y float32 [..., M]
-Attributes: activation = "none" (default), "gelu" or "gelu_tanh"; transposed = 0 (default) or 1.
+Inputs, output and attributes: ops/nodes/dense_matmul.h.
 """
 
 from __future__ import annotations
@@ -23,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flownpu.ops.definitions.onnx_function import build, has_input, require_inputs
+from flownpu.ops.definitions.onnx_function import build, read
 from flownpu.ops.definitions.q4nx_matmul import gelu as gelu_tanh
 
 if TYPE_CHECKING:
@@ -31,9 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NAME = "DenseMatMul"
-INPUTS = ("X", "W", "scale", "bias", "residual")
-OUTPUTS = ("Y",)
-ATTRIBUTES = ('activation: string = "none"', "transposed: int = 0")
 # The activations, and the attributes of the Gelu node that computes each.
 ACTIVATIONS = {"none": "", "gelu": '<approximate = "none">', "gelu_tanh": '<approximate = "tanh">'}
 
@@ -42,22 +32,13 @@ def features(node: ir.Node) -> list[str]:
     """The variant of a node: which of "transposed", "scale", "bias", "gelu" or "tanh", and "residual" it has.
 
     Raises:
-        ValueError: X or W is missing, or an attribute has an invalid value.
+        ValueError: The node does not fit the schema.
     """
-    require_inputs(node, INPUTS[:2])
-    activation = node.attributes["activation"].value if "activation" in node.attributes else "none"
-    if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"[{NAME}] expected activation to be one of {', '.join(ACTIVATIONS)}, got {activation!r} at node "
-            f"{node.name!r}"
-        )
-    transposed = node.attributes["transposed"].value if "transposed" in node.attributes else 0
-    if transposed not in (0, 1):
-        raise ValueError(f"[{NAME}] expected transposed to be 0 or 1, got {transposed!r} at node {node.name!r}")
-    found = ["transposed"] if transposed else []
-    found += [name for i, name in ((2, "scale"), (3, "bias")) if has_input(node, i)]
-    found += {"none": [], "gelu": ["gelu"], "gelu_tanh": ["tanh"]}[activation]
-    return found + (["residual"] if has_input(node, 4) else [])
+    inputs, attributes = read(node)
+    found = ["transposed"] if attributes["transposed"] else []
+    found += [name for name in ("scale", "bias") if inputs[name] is not None]
+    found += {"none": [], "gelu": ["gelu"], "gelu_tanh": ["tanh"]}[attributes["activation"]]
+    return found + (["residual"] if inputs["residual"] is not None else [])
 
 
 def function(overload: str) -> ir.Function:
@@ -80,7 +61,7 @@ def function(overload: str) -> ir.Function:
             steps.append(f"activated = Gelu {ACTIVATIONS[activation]} ({product})")
             product = "activated"
     steps.append(f"Y = Add ({product}, residual)" if "residual" in found else f"Y = Identity ({product})")
-    return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, "\n".join(steps))
+    return build(NAME, overload, "\n".join(steps))
 
 
 def helpers() -> list[ir.Function]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flownpu.ops.definitions import flow_qkv_attention
-from flownpu.ops.definitions.flow_qkv_attention import ATTRIBUTES, INPUTS, OUTPUTS, features, helpers
+from flownpu.ops.definitions.flow_qkv_attention import features, helpers
 from flownpu.ops.definitions.flow_qkv_attention_body import body
 from flownpu.ops.definitions.onnx_function import build
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from numpy.typing import NDArray
 
-__all__ = ["ATTRIBUTES", "INPUTS", "NAME", "OUTPUTS", "features", "function", "helpers", "reference"]
+__all__ = ["NAME", "features", "function", "helpers", "reference"]
 
 NAME = "FlowKVAttention"
 
 
 def function(overload: str) -> ir.Function:
     """The definition of one variant; `overload` is its features, joined by "_"."""
-    return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, body(overload, tokens=1))
+    return build(NAME, overload, body(overload, tokens=1))
 
 
 def reference(

@@ -17,33 +17,13 @@ also applies to them: a key is seen if it is in the window, and causal or in the
 transformers' Gemma3. Tokens of earlier calls and padding are in no block: if a block is split into several calls, its
 first part does not see the second.
 
-Inputs (B batch, S new tokens, T tokens so far in the longest row, H query heads, G KV heads, d head size):
-    query float32 [B, S, H d], or packed QKV [B, S, (H + 2 G) d] where key and value are absent;  key, value [B, S, G d]
-    past_key, past_value [B, G, P, d], float32, bfloat16 or float16, or int8 [B, G, P, d + 4], rows of codes followed by
-        their scale (int8_cache.py), optional; P is their capacity and may be 0
-    seqlens_k int32 [B] or [B, 1], the number of tokens so far in each row, less 1
-    total_sequence_length int32, scalar or [1], T.  Both may be absent without a past: then T = S in every row.
-    cos_cache, sin_cache float32 [positions, d/2];  position_ids int64 [B, S], optional: the position of each token;
-        with counted_prompt, a first prompt (S = T) has the positions from position_ids[0, 0] on in every row instead
-    attention_bias float32 [B or 1, H or 1, S, T], optional
-    q_norm_weight, k_norm_weight float32 [d], optional, only together
-    bidirectional_blocks int32 [B, S], optional: the number of each token's block, above 0 and growing from one block to
-        the next in a row; 0 or less for tokens in no block. Changes nothing if S = 1 or causal = 0.
-    head_sink float32 [H], optional: the score of an additional key with value 0, which every query of the head sees;
-        without it, the term in the denominator is 0.
-Outputs:
-    output float32 [B, S, H d]
-    present_key, present_value [B, G, max(P, T), last dimension of past], in past's type, float32 without past. With
-        sliding_window_cache their capacity C is past's, C >= W = local_window_size, and for a row of t tokens they hold
-        the L newest in order: L = t if t <= C, else t - (C - W + 1) ceil((t - C) / (C - W + 1)).
-        Rows behind the last token of a batch row are unspecified.
+Inputs, outputs and attributes: ops/nodes/flow_qkv_attention.h, also for B, S, T, H, G, d and P.
+With sliding_window_cache the cache's capacity P is at least W = local_window_size, and for a row of t tokens it holds
+the L newest in order: L = t if t <= P, else t - (P - W + 1) ceil((t - P) / (P - W + 1)). Rows behind the last token of
+a batch row are unspecified.
 
 Positions: if S = T (a first prompt) the past is empty in every row, else row b has seqlens_k[b] + 1 - S past tokens.
 The rows of a ragged batch are padded on the right; the output for padding is unspecified.
-
-Attributes: num_heads, kv_num_heads, head_size (integers, required); scale (0: 1/sqrt(d)); softcap (0 and below: none);
-local_window_size (-1: none); causal (1); do_rotary (0); rotary_interleaved (0); qk_norm_epsilon (1e-6);
-sliding_window_cache (0); counted_prompt (0; 1 is what GroupQueryAttention does).
 """
 
 from __future__ import annotations
@@ -53,9 +33,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from flownpu.ops.contracts import arguments
 from flownpu.ops.definitions.flow_qkv_attention_body import body
 from flownpu.ops.definitions.int8_cache import SCALE_BYTES, dequantise_rows, quantise_rows
-from flownpu.ops.definitions.onnx_function import build, has_input, integer, positive, require_inputs
+from flownpu.ops.definitions.onnx_function import build, read
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,39 +44,6 @@ if TYPE_CHECKING:
 Array: TypeAlias = "NDArray[Any]"
 
 NAME = "FlowQKVAttention"
-INPUTS = (
-    "query",
-    "key",
-    "value",
-    "past_key",
-    "past_value",
-    "seqlens_k",
-    "total_sequence_length",
-    "cos_cache",
-    "sin_cache",
-    "position_ids",
-    "attention_bias",
-    "q_norm_weight",
-    "k_norm_weight",
-    "bidirectional_blocks",
-    "head_sink",
-)
-OUTPUTS = ("output", "present_key", "present_value")
-ATTRIBUTES = (
-    "num_heads",
-    "kv_num_heads",
-    "head_size",
-    "scale: float = 0.0",
-    "softcap: float = 0.0",
-    "local_window_size: int = -1",
-    "causal: int = 1",
-    "do_rotary: int = 0",
-    "rotary_interleaved: int = 0",
-    "qk_norm_epsilon: float = 0.000001",
-    "sliding_window_cache: int = 0",
-    "counted_prompt: int = 0",
-)
-
 # Inputs that come together or not at all.
 PAIRS = (
     ("key", "value"),
@@ -104,8 +52,6 @@ PAIRS = (
     ("cos_cache", "sin_cache"),
     ("q_norm_weight", "k_norm_weight"),
 )
-# Attributes that change the body of the definition, and their defaults.
-MODES = {"local_window_size": -1, "causal": 1, "do_rotary": 0, "sliding_window_cache": 0, "counted_prompt": 0}
 
 
 def features(node: ir.Node) -> list[str]:
@@ -114,18 +60,17 @@ def features(node: ir.Node) -> list[str]:
     Raises:
         ValueError: Attributes or inputs that do not fit together.
     """
-    require_inputs(node, INPUTS[:1])
-    heads, kv_heads, _ = (positive(node, name) for name in ATTRIBUTES[:3])
+    inputs, modes = read(node)
+    heads, kv_heads = modes["num_heads"], modes["kv_num_heads"]
     if heads % kv_heads:
         raise ValueError(
             f"[{node.op_type}] expected num_heads to be a multiple of kv_num_heads, got {heads} and {kv_heads} at node "
             f"{node.name!r}"
         )
-    has = {name: has_input(node, i) for i, name in enumerate(INPUTS)}
+    has = {name: value is not None for name, value in inputs.items()}
     for pair in PAIRS:
         if has[pair[0]] != has[pair[1]]:
             raise ValueError(f"[{node.op_type}] expected both of {' and '.join(pair)} or neither at node {node.name!r}")
-    modes = {name: integer(node, name) if name in node.attributes else default for name, default in MODES.items()}
     for need, by, why in (
         (has["seqlens_k"], has["past_key"], "past_key needs seqlens_k and total_sequence_length"),
         (has["cos_cache"], modes["do_rotary"], "do_rotary = 1 needs cos_cache and sin_cache"),
@@ -147,7 +92,7 @@ def features(node: ir.Node) -> list[str]:
         "positions": modes["do_rotary"] and has["position_ids"],
         "counted": modes["do_rotary"] and has["position_ids"] and modes["counted_prompt"],
         "past": has["past_key"],
-        "int8": has["past_key"] and _is_int8(node, "past_key"),
+        "int8": inputs["past_key"] is not None and inputs["past_key"].dtype == ir.DataType.INT8,
         "bias": has["attention_bias"],
         "windowed": modes["sliding_window_cache"],
         "noncausal": not modes["causal"],
@@ -158,14 +103,9 @@ def features(node: ir.Node) -> list[str]:
     return [name for name, is_there in found.items() if is_there]
 
 
-def _is_int8(node: ir.Node, name: str) -> bool:
-    value = node.inputs[INPUTS.index(name)]
-    return value is not None and value.dtype == ir.DataType.INT8
-
-
 def function(overload: str) -> ir.Function:
     """The definition of one variant; `overload` is its features, joined by "_"."""
-    return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, body(overload))
+    return build(NAME, overload, body(overload))
 
 
 def helpers() -> list[ir.Function]:
@@ -173,74 +113,46 @@ def helpers() -> list[ir.Function]:
     return []
 
 
-def reference(
-    query: Array,
-    key: Array | None = None,
-    value: Array | None = None,
-    past_key: Array | None = None,
-    past_value: Array | None = None,
-    seqlens_k: Array | None = None,
-    total_sequence_length: Array | None = None,
-    cos_cache: Array | None = None,
-    sin_cache: Array | None = None,
-    position_ids: Array | None = None,
-    attention_bias: Array | None = None,
-    q_norm_weight: Array | None = None,
-    k_norm_weight: Array | None = None,
-    bidirectional_blocks: Array | None = None,
-    head_sink: Array | None = None,
-    *,
-    num_heads: int,
-    kv_num_heads: int,
-    head_size: int,
-    scale: float = 0.0,
-    softcap: float = 0.0,
-    local_window_size: int = -1,
-    causal: int = 1,
-    do_rotary: int = 0,
-    rotary_interleaved: int = 0,
-    qk_norm_epsilon: float = 1e-6,
-    sliding_window_cache: int = 0,
-    counted_prompt: int = 0,
-    chunk: int = 64,
-) -> tuple[NDArray[np.float64], Array, Array]:
+def reference(*inputs: Array | None, chunk: int = 64, **named: Any) -> tuple[NDArray[np.float64], Array, Array]:
     """Computes the operator in float64, by equations 6 to 12: online softmax over chunks of `chunk` keys.
 
-    What the operator leaves unspecified is 0 here.
+    Inputs are given in their order or by name, attributes by name. What the operator leaves unspecified is 0 here.
 
     Returns:
         output [B, S, H d], and present_key and present_value in past's type.
     """
-    batch, new, _ = query.shape
-    by_head = query.astype(np.float64).reshape(batch, new, -1, head_size)
-    if key is None or value is None:
-        q, k, v = np.split(by_head, [num_heads, num_heads + kv_num_heads], axis=2)
+    given = arguments(NAME, inputs, named)
+    batch, new, _ = given.query.shape
+    by_head = given.query.astype(np.float64).reshape(batch, new, -1, given.head_size)
+    if given.key is None or given.value is None:
+        q, k, v = np.split(by_head, [given.num_heads, given.num_heads + given.kv_num_heads], axis=2)
     else:
-        q, k, v = by_head, *(a.astype(np.float64).reshape(batch, new, -1, head_size) for a in (key, value))
-    if q_norm_weight is not None and k_norm_weight is not None:
-        q, k = (_rms_norm(a, w, qk_norm_epsilon) for a, w in ((q, q_norm_weight), (k, k_norm_weight)))
-    totals = np.full(batch, new) if seqlens_k is None else seqlens_k.reshape(batch).astype(int) + 1
-    longest = new if total_sequence_length is None else int(total_sequence_length.reshape(-1)[0])
+        q, k, v = (
+            by_head,
+            *(a.astype(np.float64).reshape(batch, new, -1, given.head_size) for a in (given.key, given.value)),
+        )
+    if given.q_norm_weight is not None and given.k_norm_weight is not None:
+        q, k = (_rms_norm(a, w, given.qk_norm_epsilon) for a, w in ((q, given.q_norm_weight), (k, given.k_norm_weight)))
+    totals = np.full(batch, new) if given.seqlens_k is None else given.seqlens_k.reshape(batch).astype(int) + 1
+    longest = new if given.total_sequence_length is None else int(given.total_sequence_length.reshape(-1)[0])
     pasts = np.zeros(batch, int) if longest == new else totals - new
-    if do_rotary:
-        assert cos_cache is not None
-        assert sin_cache is not None
-        positions = pasts[:, None] + np.arange(new) if position_ids is None else position_ids
-        if position_ids is not None and counted_prompt and longest == new:
-            positions = np.tile(position_ids[:1, :1] + np.arange(new), (batch, 1))
-        cos, sin = (table.astype(np.float64)[positions][:, :, None] for table in (cos_cache, sin_cache))
-        q, k = (_rotate(a, cos, sin, bool(rotary_interleaved)) for a in (q, k))
+    if given.do_rotary:
+        positions = pasts[:, None] + np.arange(new) if given.position_ids is None else given.position_ids
+        if given.position_ids is not None and given.counted_prompt and longest == new:
+            positions = np.tile(given.position_ids[:1, :1] + np.arange(new), (batch, 1))
+        cos, sin = (table.astype(np.float64)[positions][:, :, None] for table in (given.cos_cache, given.sin_cache))
+        q, k = (_rotate(a, cos, sin, bool(given.rotary_interleaved)) for a in (q, k))
 
-    empty = np.zeros((batch, kv_num_heads, 0, head_size), np.float32)
-    past_key, past_value = empty if past_key is None else past_key, empty if past_value is None else past_value
+    empty = np.zeros((batch, given.kv_num_heads, 0, given.head_size), np.float32)
+    past_key, past_value = (empty if past is None else past for past in (given.past_key, given.past_value))
     past_capacity = past_key.shape[2]
-    capacity = past_capacity if sliding_window_cache else max(past_capacity, longest)
-    output = np.zeros((batch, new, num_heads, head_size))
-    columns = head_size + (SCALE_BYTES if past_key.dtype == np.int8 else 0)
-    present = [np.zeros((batch, kv_num_heads, capacity, columns), past_key.dtype) for _ in range(2)]
+    capacity = past_capacity if given.sliding_window_cache else max(past_capacity, longest)
+    output = np.zeros((batch, new, given.num_heads, given.head_size))
+    columns = given.head_size + (SCALE_BYTES if past_key.dtype == np.int8 else 0)
+    present = [np.zeros((batch, given.kv_num_heads, capacity, columns), past_key.dtype) for _ in range(2)]
     for b, (total, past) in enumerate(zip(totals, pasts, strict=True)):
         # All keys of this row that the cache still holds, which begin with position `first`, and the new ones.
-        resident = resident_tokens(past, past_capacity, local_window_size) if sliding_window_cache else past
+        resident = resident_tokens(past, past_capacity, given.local_window_size) if given.sliding_window_cache else past
         first = past - resident
         keys, values = (
             np.concatenate([cache[b, :, :resident], _stored(fresh[b].swapaxes(0, 1), cache.dtype)], axis=1)[
@@ -250,26 +162,26 @@ def reference(
         )
         query_positions = past + np.arange(new)[:, None]
         key_positions = first + np.arange(total - first)
-        visible = key_positions <= (query_positions if causal else total + 0 * query_positions)
-        if bidirectional_blocks is not None:
-            blocks = np.concatenate([np.zeros(past - first, int), bidirectional_blocks[b, : total - past]])
-            visible |= (blocks == bidirectional_blocks[b][:, None]) & (blocks > 0)
-        if local_window_size > 0:
-            visible &= key_positions > query_positions - local_window_size
-        addend = np.zeros((num_heads, new, total - first))
-        if attention_bias is not None:
-            addend += attention_bias[b % attention_bias.shape[0], :, :, first:total]
+        visible = key_positions <= (query_positions if given.causal else total + 0 * query_positions)
+        if given.bidirectional_blocks is not None:
+            blocks = np.concatenate([np.zeros(past - first, int), given.bidirectional_blocks[b, : total - past]])
+            visible |= (blocks == given.bidirectional_blocks[b][:, None]) & (blocks > 0)
+        if given.local_window_size > 0:
+            visible &= key_positions > query_positions - given.local_window_size
+        addend = np.zeros((given.num_heads, new, total - first))
+        if given.attention_bias is not None:
+            addend += given.attention_bias[b % given.attention_bias.shape[0], :, :, first:total]
         output[b] = _online_softmax(
             q[b].swapaxes(0, 1),
             keys,
             values,
             np.where(visible, addend, -np.inf),
-            scale or head_size**-0.5,
-            softcap,
-            head_sink,
+            given.scale or given.head_size**-0.5,
+            given.softcap,
+            given.head_sink,
             chunk,
         ).swapaxes(0, 1)
-        kept = resident_tokens(total, capacity, local_window_size) if sliding_window_cache else total
+        kept = resident_tokens(total, capacity, given.local_window_size) if given.sliding_window_cache else total
         for cache, rows in zip(present, (keys, values), strict=True):
             cache[b, :, :kept] = rows[:, rows.shape[1] - kept :]
     return output.reshape(batch, new, -1), present[0], present[1]

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.ops.definitions import q4nx_matmul
 from flownpu.ops.definitions.onnx_function import build
-from flownpu.ops.definitions.q4nx_matmul import ATTRIBUTES, INPUTS, OUTPUTS, features, helpers
+from flownpu.ops.definitions.q4nx_matmul import features, helpers
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx_ir as ir
     from numpy.typing import NDArray
 
-__all__ = ["ATTRIBUTES", "INPUTS", "NAME", "OUTPUTS", "features", "function", "helpers", "reference"]
+__all__ = ["NAME", "features", "function", "helpers", "reference"]
 
 NAME = "FusedDQP"
 
@@ -39,7 +39,7 @@ _SHAPE = """
 def function(overload: str) -> ir.Function:
     """The definition of one variant; `overload` is its features, joined by "_"."""
     body = "\n".join([_ONE_ROW, q4nx_matmul.body(overload, "row", "projected"), _SHAPE])
-    return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, body)
+    return build(NAME, overload, body)
 
 
 def reference(x: NDArray[Any], blocks: NDArray[np.uint8], *inputs: Any, **attributes: Any) -> NDArray[np.float64]:

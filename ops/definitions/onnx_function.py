@@ -10,10 +10,13 @@ difference: they look at domain, name, inputs and attributes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx.parser
 import onnx_ir as ir
+
+from flownpu import _native
+from flownpu.ops.contracts import contract_of, defaults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,67 +31,91 @@ OPSET = 21
 _OPSETS = f'["": {OPSET}, "com.microsoft": 1, "{DOMAIN}": {VERSION}]'
 
 
-def build(
-    name: str,
-    overload: str,
-    attributes: Sequence[str],
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    body: str,
-) -> ir.Function:
-    """Parses a function in ONNX's textual syntax.
+# ONNX's names for the types of attributes, in the syntax of functions' signatures and in models.
+_KINDS = {
+    _native.Kind.INTEGER: ("int", ir.AttributeType.INT, "an integer"),
+    _native.Kind.NUMBER: ("float", ir.AttributeType.FLOAT, "a float"),
+    _native.Kind.TEXT: ("string", ir.AttributeType.STRING, "a text"),
+}
+
+
+def build(name: str, overload: str, body: str) -> ir.Function:
+    """The function of one variant of an operator, whose inputs, outputs and attributes are those of its schema.
 
     Args:
         name: The operator's name.
         overload: The variant's features, joined by "_"; empty for the variant without any.
-        attributes: Names of required attributes ("M"), and declarations of those with a default ("causal: int = 1").
-        inputs: All inputs of the operator, including those that this variant does not use.
-        outputs: All outputs of the operator.
-        body: The statements of the body, one on each line.
+        body: The statements of the body in ONNX's textual syntax, one on each line.
     """
+    contract = contract_of(name)
+    inputs, outputs = ([port.name for port in ports] for ports in (contract.inputs, contract.outputs))
+    return build_helper(name, [_declaration(rule) for rule in contract.attributes], inputs, outputs, body, overload)
+
+
+def _declaration(rule: _native.AttributeRule) -> str:
+    if rule.required:
+        return rule.name
+    value = f'"{rule.default}"' if isinstance(rule.default, str) else f"{rule.default:g}"
+    value += ".0" if isinstance(rule.default, float) and value.isdigit() else ""
+    return f"{rule.name}: {_KINDS[rule.kind][0]} = {value}"
+
+
+def build_helper(
+    name: str, attributes: Sequence[str], inputs: Sequence[str], outputs: Sequence[str], body: str, overload: str = ""
+) -> ir.Function:
+    """A function that others call; `attributes` are names ("M"), or declarations of defaults ("causal: int = 1")."""
     header = f'<domain: "{DOMAIN}", overload: "{overload}", opset_import: {_OPSETS}>'
     signature = f"{name} <{', '.join(attributes)}>" if attributes else name
     text = f"{header} {signature} ({', '.join(inputs)}) => ({', '.join(outputs)}) {{ {body} }}"
     return ir.serde.deserialize_function(onnx.parser.parse_function(text))
 
 
-def integer(node: ir.Node, name: str) -> int:
-    """A required integer attribute of a node.
+def read(node: ir.Node) -> tuple[dict[str, ir.Value | None], dict[str, Any]]:
+    """The inputs of a node by name, absent ones as None, and its attributes, absent ones with their defaults.
 
     Raises:
-        ValueError: The attribute is missing, or no integer.
+        ValueError: The node does not fit the operator's schema. ONNX would ignore undeclared inputs and attributes.
     """
-    attribute = node.attributes.get(name)
-    if attribute is None or attribute.type != ir.AttributeType.INT:
-        raise ValueError(
-            f"[{node.op_type}] expected an integer attribute {name} at node {node.name!r}, got {attribute}"
-        )
-    return attribute.as_int()
+    contract = contract_of(node.op_type)
+    for what, given, ports in (
+        ("inputs", node.inputs, contract.inputs),
+        ("outputs", node.outputs, contract.outputs),
+    ):
+        if len(given) > len(ports):
+            declared = ", ".join(port.name for port in ports)
+            raise _misfit(node, f"at most {len(ports)} {what} ({declared})", f"{len(given)}")
+    known = [rule.name for rule in contract.attributes]
+    if unknown := [name for name in node.attributes if name not in known]:
+        raise _misfit(node, f"the attributes {', '.join(known)}", ", ".join(unknown))
+    values = [*node.inputs, *[None] * (len(contract.inputs) - len(node.inputs))]
+    inputs = {port.name: value for port, value in zip(contract.inputs, values, strict=True)}
+    for port in contract.inputs:
+        if port.presence == _native.Presence.REQUIRED and inputs[port.name] is None:
+            raise _misfit(node, f"an input {port.name}", "none")
+    attributes = defaults(node.op_type)
+    for rule in contract.attributes:
+        if rule.required or rule.name in node.attributes:
+            attributes[rule.name] = _attribute(node, rule)
+    return inputs, attributes
 
 
-def positive(node: ir.Node, name: str) -> int:
-    """A required integer attribute of a node that is at least 1.
+def _attribute(node: ir.Node, rule: _native.AttributeRule) -> Any:
+    found = node.attributes.get(rule.name)
+    _, kind, article = _KINDS[rule.kind]
+    if rule.texts:
+        texts = rule.texts.split("|")
+        if found is None or found.value not in texts:
+            raise _misfit(node, f"{rule.name} to be one of {', '.join(texts)}", repr(found and found.value))
+        return found.value
+    if found is None or found.type != kind:
+        raise _misfit(node, f"{article} attribute {rule.name}", str(found))
+    if rule.kind == _native.Kind.INTEGER and (rule.lowest, rule.highest) == (0, 1) and found.value not in (0, 1):
+        raise _misfit(node, f"{rule.name} to be 0 or 1", repr(found.value))
+    # The highest value is the device's limit, not the operator's.
+    if rule.kind == _native.Kind.INTEGER and found.value < rule.lowest:
+        raise _misfit(node, f"{rule.name} of at least {rule.lowest}", repr(found.value))
+    return found.value
 
-    Raises:
-        ValueError: The attribute is missing, no integer, or less than 1.
-    """
-    found = integer(node, name)
-    if found < 1:
-        raise ValueError(f"[{node.op_type}] expected {name} of at least 1 at node {node.name!r}, got {found}")
-    return found
 
-
-def has_input(node: ir.Node, index: int) -> bool:
-    """Whether the optional input at `index` is present."""
-    return index < len(node.inputs) and node.inputs[index] is not None
-
-
-def require_inputs(node: ir.Node, names: Sequence[str]) -> None:
-    """Checks that the first inputs of a node, those called `names`, are present.
-
-    Raises:
-        ValueError: An input is missing.
-    """
-    for i, name in enumerate(names):
-        if not has_input(node, i):
-            raise ValueError(f"[{node.op_type}] expected an input {name} at node {node.name!r}, got none")
+def _misfit(node: ir.Node, expected: str, got: str) -> ValueError:
+    return ValueError(f"[{node.op_type}] expected {expected}, got {got} at node {node.name!r}")

@@ -16,20 +16,7 @@ The key and value of position j of sequence b are in row j % S of block block_ta
 there. Sequences may share blocks that they only read, those of a common prefix. This follows ORT GenAI's contract for
 paged models.
 
-Inputs (N new tokens, B sequences, P blocks of S rows, M blocks of a sequence, H query heads, G KV heads, d head size):
-    query float32 [N, (H + 2 G) d], packed QKV
-    key_cache, value_cache [P, S, G, d], float32, bfloat16 or float16
-    cumulative_sequence_lengths int32 [B + 1]: c, from 0 to N; tokens c[b] .. c[b + 1] - 1 are those of sequence b
-    past_sequence_lengths int32 [B]: the number of tokens of each sequence that are in the cache already
-    block_table int32 [B, M]; entries behind a sequence's last block are ignored
-    cos_cache, sin_cache float32 [positions, d/2], with do_rotary
-    q_norm_weight, k_norm_weight float32 [d], optional, only together
-Outputs:
-    output float32 [N, H d]
-    key_cache_out, value_cache_out: the caches with the new rows; the caller may bind them to the caches' own memory
-
-Attributes: num_heads, kv_num_heads, head_size (integers, required); scale (0: 1/sqrt(d)); softcap (0 and below: none);
-local_window_size (-1: none); do_rotary (0); rotary_interleaved (0); qk_norm_epsilon (1e-6).
+Inputs, outputs and attributes: ops/nodes/paged_attention.h.
 """
 
 from __future__ import annotations
@@ -40,7 +27,7 @@ import numpy as np
 
 from flownpu.ops.definitions import flow_qkv_attention
 from flownpu.ops.definitions.flow_qkv_attention_body import NO_NORM, NO_ROTARY, NORM, ROTARY, SCORES, WEIGHTS
-from flownpu.ops.definitions.onnx_function import build, has_input, integer, positive, require_inputs
+from flownpu.ops.definitions.onnx_function import build, read
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -49,30 +36,6 @@ if TYPE_CHECKING:
 Array: TypeAlias = "NDArray[Any]"
 
 NAME = "PagedAttention"
-INPUTS = (
-    "query",
-    "key_cache",
-    "value_cache",
-    "cumulative_sequence_lengths",
-    "past_sequence_lengths",
-    "block_table",
-    "cos_cache",
-    "sin_cache",
-    "q_norm_weight",
-    "k_norm_weight",
-)
-OUTPUTS = ("output", "key_cache_out", "value_cache_out")
-ATTRIBUTES = (
-    "num_heads",
-    "kv_num_heads",
-    "head_size",
-    "scale: float = 0.0",
-    "softcap: float = 0.0",
-    "local_window_size: int = -1",
-    "do_rotary: int = 0",
-    "rotary_interleaved: int = 0",
-    "qk_norm_epsilon: float = 0.000001",
-)
 
 # The sequence of each token, and the token's position in its sequence, [N].
 _POSITIONS = """
@@ -204,16 +167,14 @@ def features(node: ir.Node) -> list[str]:
     Raises:
         ValueError: Attributes or inputs that do not fit together.
     """
-    require_inputs(node, INPUTS[:6])
-    heads, kv_heads, _ = (positive(node, name) for name in ATTRIBUTES[:3])
-    has = {name: has_input(node, i) for i, name in enumerate(INPUTS)}
-    rotary = integer(node, "do_rotary") if "do_rotary" in node.attributes else 0
-    window = integer(node, "local_window_size") if "local_window_size" in node.attributes else -1
+    inputs, attributes = read(node)
+    has = {name: value is not None for name, value in inputs.items()}
+    heads, kv_heads, rotary = (attributes[name] for name in ("num_heads", "kv_num_heads", "do_rotary"))
     for is_wrong, expected in (
         (heads % kv_heads, f"num_heads to be a multiple of kv_num_heads, got {heads} and {kv_heads}"),
         (has["q_norm_weight"] != has["k_norm_weight"], "both of q_norm_weight and k_norm_weight or neither"),
         (rotary and not (has["cos_cache"] and has["sin_cache"]), "cos_cache and sin_cache with do_rotary = 1"),
-        (window == 0, "local_window_size above 0, or -1 for none, got 0"),
+        (attributes["local_window_size"] == 0, "local_window_size above 0, or -1 for none, got 0"),
     ):
         if is_wrong:
             raise ValueError(f"[{NAME}] expected {expected}, at node {node.name!r}")
@@ -231,7 +192,7 @@ def function(overload: str) -> ir.Function:
         ROTARY if "rotary" in found else NO_ROTARY,
     ]
     parts += [_STORE, _READ, SCORES, _NO_BIAS, WEIGHTS, _OUTPUT]
-    return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, "".join(parts))
+    return build(NAME, overload, "".join(parts))
 
 
 def helpers() -> list[ir.Function]:

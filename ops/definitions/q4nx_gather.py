@@ -3,11 +3,7 @@
 
     Y[..., :] = dequant(W)[indices[...], :]
 
-Inputs:
-    W uint8, Q4NX blocks of [M, K] in any layout (see `q4nx`)
-    indices int64 or int32 [...], each in 0..M-1; any other is an error
-Output: Y float32 [..., K]
-Attributes: M, K (integers, required).
+An index outside 0..M-1 is an error. Inputs, output and attributes: ops/nodes/q4nx_matmul.h.
 """
 
 from __future__ import annotations
@@ -18,16 +14,13 @@ import numpy as np
 
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import q4nx_unpack
-from flownpu.ops.definitions.onnx_function import build, positive, require_inputs
+from flownpu.ops.definitions.onnx_function import build, read
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     from numpy.typing import NDArray
 
 NAME = "Q4NXGather"
-INPUTS = ("W", "indices")
-OUTPUTS = ("Y",)
-ATTRIBUTES = ("M", "K")
 
 # Only the requested rows are dequantised: for each, its row of blocks is gathered, and from that the scales, minima and
 # nibbles of the one row in 32. Indices are looked up in the list 0..M-1, so that one outside fails instead of reading
@@ -94,17 +87,15 @@ def features(node: ir.Node) -> list[str]:
     """The variant of a node: always the only one, without features.
 
     Raises:
-        ValueError: M or K is missing or invalid.
+        ValueError: The node does not fit the schema.
     """
-    require_inputs(node, INPUTS)
-    for name in ATTRIBUTES:
-        positive(node, name)
+    read(node)
     return []
 
 
 def function(overload: str) -> ir.Function:
     """The definition; `overload` is always empty."""
-    return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, _BODY)
+    return build(NAME, overload, _BODY)
 
 
 def helpers() -> list[ir.Function]:

@@ -4,14 +4,7 @@
     Y = X . dequant(W)^T (+ bias) (+ residual)
     Y = act(X . dequant(W_gate)^T) * (X . dequant(W_up)^T) (+ residual)         act = GELU (tanh) or SiLU
 
-Inputs:
-    X float32 [..., K]
-    W uint8, Q4NX blocks of [M, K] in any layout (see `q4nx`); with gating, the gate's blocks and below them the up
-        projection's, twice as many rows of blocks
-    bias float32 [M], optional, not with gating
-    residual float32 [..., M], optional
-Output: Y float32 [..., M]
-Attributes: M, K (integers, required); gating = "none" (default), "geglu" or "swiglu".
+Inputs, output and attributes: ops/nodes/q4nx_matmul.h.
 """
 
 from __future__ import annotations
@@ -22,17 +15,13 @@ import numpy as np
 
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import q4nx_unpack
-from flownpu.ops.definitions.onnx_function import build, has_input, positive, require_inputs
+from flownpu.ops.definitions.onnx_function import build, read
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     from numpy.typing import NDArray
 
 NAME = "Q4NXMatMul"
-INPUTS = ("X", "W", "bias", "residual")
-OUTPUTS = ("Y",)
-ATTRIBUTES = ("M", "K", 'gating: string = "none"')
-GATINGS = ("none", "geglu", "swiglu")
 
 _PLAIN = """
     zero = Constant <value_ints = [0]> ()
@@ -60,27 +49,19 @@ def features(node: ir.Node) -> list[str]:
     """The variant of a node: which of "geglu" or "swiglu", "bias" and "residual" it has.
 
     Raises:
-        ValueError: M, K or gating is missing or invalid, or gating comes with a bias.
+        ValueError: The node does not fit the schema, or gating comes with a bias.
     """
-    require_inputs(node, INPUTS[:2])
-    for name in ("M", "K"):
-        positive(node, name)
-    gating = node.attributes["gating"].value if "gating" in node.attributes else "none"
-    if gating not in GATINGS:
-        raise ValueError(f"[{node.op_type}] expected gating to be one of {', '.join(GATINGS)}, got {gating!r}")
+    inputs, attributes = read(node)
+    gating = attributes["gating"]
+    if gating != "none" and inputs["bias"] is not None:
+        raise ValueError(f"[{node.op_type}] expected no bias with gating {gating!r}, got one at node {node.name!r}")
     found = [] if gating == "none" else [gating]
-    if has_input(node, 2):
-        if found:
-            raise ValueError(f"[{node.op_type}] expected no bias with gating {gating!r}, got one at node {node.name!r}")
-        found.append("bias")
-    if has_input(node, 3):
-        found.append("residual")
-    return found
+    return found + [name for name in ("bias", "residual") if inputs[name] is not None]
 
 
 def function(overload: str) -> ir.Function:
     """The definition of one variant; `overload` is its features, joined by "_"."""
-    return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, body(overload, "X", "Y"))
+    return build(NAME, overload, body(overload, "X", "Y"))
 
 
 def body(overload: str, x: str, y: str) -> str:

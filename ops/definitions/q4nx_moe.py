@@ -10,15 +10,7 @@
 (Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer", 2017. A softmax over
 all experts whose chosen weights are then divided by their sum is the same as the softmax over the chosen ones.)
 
-Inputs, with E = num_experts, D = hidden_size and I = expert_size:
-    X float32 [..., D]
-    router float32 or bfloat16 [E, D], or absent
-    gate_up uint8, Q4NX blocks in any layout (see `q4nx`): for each expert those of gate [I, D], then those of up [I, D]
-    down uint8, likewise: for each expert those of down [D, I]
-    router_logits float32 [..., E], only without a router: the logits, which another node has computed
-Output: Y float32 [..., D]
-Attributes: num_experts, experts_per_token (k), hidden_size, expert_size (integers, required);
-normalize_routing_weights = 0 or 1 (default); gating = "swiglu" (default) or "geglu".
+Inputs, output and attributes: ops/nodes/q4nx_moe.h.
 """
 
 from __future__ import annotations
@@ -29,18 +21,13 @@ import numpy as np
 
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import q4nx_matmul
-from flownpu.ops.definitions.onnx_function import build, has_input, positive
+from flownpu.ops.definitions.onnx_function import build, read
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     from numpy.typing import NDArray
 
 NAME = "Q4NXMoE"
-INPUTS = ("X", "router", "gate_up", "down", "router_logits")
-OUTPUTS = ("Y",)
-SIZES = ("num_experts", "experts_per_token", "hidden_size", "expert_size")
-ATTRIBUTES = (*SIZES, "normalize_routing_weights: int = 1", 'gating: string = "swiglu"')
-GATINGS = ("swiglu", "geglu")
 
 _LOGITS = {
     "": """
@@ -125,34 +112,23 @@ def features(node: ir.Node) -> list[str]:
     """The variant of a node: which of "all" (a softmax over all experts), "geglu" and "logits" it has.
 
     Raises:
-        ValueError: An input or a size is missing, or an attribute has an invalid value.
+        ValueError: The node does not fit the schema, or has not one of router and router_logits.
     """
-    has = {name: has_input(node, i) for i, name in enumerate(INPUTS)}
-    for name in ("X", "gate_up", "down"):
-        if not has[name]:
-            raise ValueError(f"[{NAME}] expected an input {name} at node {node.name!r}, got none")
-    if has["router"] == has["router_logits"]:
-        got = "both" if has["router"] else "none"
+    inputs, attributes = read(node)
+    if (inputs["router"] is None) == (inputs["router_logits"] is None):
+        got = "none" if inputs["router"] is None else "both"
         raise ValueError(f"[{NAME}] expected an input router, or router_logits, at node {node.name!r}, got {got}")
-    experts, taken, *_ = (positive(node, name) for name in SIZES)
+    experts, taken = attributes["num_experts"], attributes["experts_per_token"]
     if taken > experts:
         raise ValueError(
             f"[{NAME}] expected experts_per_token to be at most num_experts, {experts}, got {taken} at node "
             f"{node.name!r}"
         )
-    normalize = (
-        node.attributes["normalize_routing_weights"].value if "normalize_routing_weights" in node.attributes else 1
-    )
-    if normalize not in (0, 1):
-        raise ValueError(
-            f"[{NAME}] expected normalize_routing_weights to be 0 or 1, got {normalize!r} at node {node.name!r}"
-        )
-    gating = node.attributes["gating"].value if "gating" in node.attributes else "swiglu"
-    if gating not in GATINGS:
-        raise ValueError(
-            f"[{NAME}] expected gating to be one of {', '.join(GATINGS)}, got {gating!r} at node {node.name!r}"
-        )
-    found = {"all": not normalize, "geglu": gating == "geglu", "logits": has["router_logits"]}
+    found = {
+        "all": not attributes["normalize_routing_weights"],
+        "geglu": attributes["gating"] == "geglu",
+        "logits": inputs["router_logits"] is not None,
+    }
     return [feature for feature, there in found.items() if there]
 
 
@@ -165,7 +141,7 @@ def function(overload: str) -> ir.Function:
         weights=_WEIGHTS["all" if "all" in found else ""],
         activation=q4nx_matmul.ACTIVATION[gating],
     )
-    return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, body)
+    return build(NAME, overload, body)
 
 
 def helpers() -> list[ir.Function]:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flownpu.ops.definitions.onnx_function import build
+from flownpu.ops.definitions.onnx_function import build_helper
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -189,19 +189,19 @@ _PROJECT = """
 
 def fields() -> ir.Function:
     """The function Q4NXFields."""
-    return build("Q4NXFields", "", [], ["blocks", "W"], ["parameters", "codes", "groups"], _FIELDS)
+    return build_helper("Q4NXFields", [], ["blocks", "W"], ["parameters", "codes", "groups"], _FIELDS)
 
 
 def parameters() -> ir.Function:
     """The function Q4NXParameters."""
-    return build("Q4NXParameters", "", [], ["bytes"], ["scale", "minimum"], _PARAMETERS)
+    return build_helper("Q4NXParameters", [], ["bytes"], ["scale", "minimum"], _PARAMETERS)
 
 
 def unpack() -> ir.Function:
     """The function Q4NXUnpack."""
-    return build("Q4NXUnpack", "", [], ["W"], ["codes", "scale", "minimum"], _UNPACK)
+    return build_helper("Q4NXUnpack", [], ["W"], ["codes", "scale", "minimum"], _UNPACK)
 
 
 def project() -> ir.Function:
     """The function Q4NXProject."""
-    return build("Q4NXProject", "", ["M", "K"], ["X", "codes", "scale", "minimum", "first"], ["Y"], _PROJECT)
+    return build_helper("Q4NXProject", ["M", "K"], ["X", "codes", "scale", "minimum", "first"], ["Y"], _PROJECT)

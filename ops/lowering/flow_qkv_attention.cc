@@ -17,33 +17,6 @@
 namespace flownpu::lowering {
 namespace {
 
-// For each input of GroupQueryAttention, its position in FlowQKVAttention, which has neither
-// k_scale nor v_scale.
-constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
-constexpr std::array<std::size_t, 16> kPlaces{kQuery,
-                                              kKey,
-                                              kValue,
-                                              kPastKey,
-                                              kPastValue,
-                                              kSeqlensK,
-                                              kTotalSequenceLength,
-                                              kCosCache,
-                                              kSinCache,
-                                              kPositionIds,
-                                              kAttentionBias,
-                                              kHeadSink,
-                                              kNowhere,
-                                              kNowhere,
-                                              kQNormWeight,
-                                              kKNormWeight};
-// The position of head_sink in GroupQueryAttention.
-constexpr std::size_t kSink = 11;
-
-// Attributes that mean the same in both.
-constexpr std::array<std::string_view, 10> kSharedAttributes{
-    "num_heads",       "kv_num_heads",        "scale",     "softcap",
-    "causal",          "local_window_size",   "do_rotary", "rotary_interleaved",
-    "qk_norm_epsilon", "sliding_window_cache"};
 // The head size d, from the width of the query, which holds H heads, or H + 2 G where keys and
 // values are packed behind the queries; 0 if it is not known.
 std::int64_t head_size(const Node& node) {
@@ -56,21 +29,6 @@ std::int64_t head_size(const Node& node) {
   if (query == nullptr || !query->shape || query->shape->rank() == 0 || heads <= 0) return 0;
   const std::int64_t width = (*query->shape)[-1];
   return width > 0 && width % heads == 0 ? width / heads : 0;
-}
-
-// smooth_softmax = 1 adds e^0 to the denominator, as a sink of zeros does; a head_sink that is
-// given comes first. ONNX Runtime ignores other values.
-Value head_sink(Graph& graph, const Node& node) {
-  Value sink = input_or_none(node, kSink);
-  if (!sink.name.empty() || node.integer("smooth_softmax", 0) != 1) return sink;
-  const std::int64_t heads = node.required_integer("num_heads");
-  auto zeros = std::make_shared<float[]>(static_cast<std::size_t>(heads));
-  sink.name = graph.unique_name(node.outputs[0].name + ".head_sink");
-  sink.type = DataType::kFloat32;
-  sink.shape = Shape{heads};
-  sink.constant = zeros.get();
-  sink.owner = std::move(zeros);
-  return sink;
 }
 
 constexpr auto kOptional = Presence::kOptional;
@@ -101,22 +59,36 @@ constexpr Port kOutputs[] = {{.name = "output", .types = kFloat},
                              {.name = "present_key", .types = kFloats, .advice = kAppends},
                              {.name = "present_value", .types = kFloats, .advice = kAppends},
                              {.name = "output_qk", .types = kNone, .presence = kOptional}};
-constexpr AttributeRule kAttributes[] = {
-    required(count("num_heads", 1)),
-    required(count("kv_num_heads", 1)),
-    number("scale"),
-    number("softcap"),
-    flag("causal"),
-    integer("local_window_size", -1, std::numeric_limits<std::int32_t>::max()),
-    flag("do_rotary"),
-    flag("rotary_interleaved"),
-    number("qk_norm_epsilon"),
-    flag("sliding_window_cache"),
-    integer("smooth_softmax", -1, 1),
-    only("qk_output", 0),
-    advised(only("kv_cache_bit_width", 0), kUnquantized),
-    advised(text("k_quant_type", "NONE"), kUnquantized),
-    advised(text("v_quant_type", "NONE"), kUnquantized)};
+constexpr AttributeRule kAttributes[] = {attention::kNumHeads,
+                                         attention::kKvNumHeads,
+                                         attention::kScale,
+                                         attention::kSoftcap,
+                                         flag("causal"),
+                                         attention::kLocalWindowSize,
+                                         attention::kDoRotary,
+                                         attention::kRotaryInterleaved,
+                                         attention::kQkNormEpsilon,
+                                         flag("sliding_window_cache"),
+                                         integer("smooth_softmax", -1, 1),
+                                         only("qk_output", 0),
+                                         advised(only("kv_cache_bit_width", 0), kUnquantized),
+                                         advised(text("k_quant_type", "NONE"), kUnquantized),
+                                         advised(text("v_quant_type", "NONE"), kUnquantized)};
+
+// smooth_softmax = 1 adds e^0 to the denominator, as a sink of zeros does; a head_sink that is
+// given comes first. ONNX Runtime ignores other values.
+Value head_sink(Graph& graph, const Node& node) {
+  Value sink = input_or_none(node, position(kInputs, "head_sink"));
+  if (!sink.name.empty() || node.integer("smooth_softmax", 0) != 1) return sink;
+  const std::int64_t heads = node.required_integer("num_heads");
+  auto zeros = std::make_shared<float[]>(static_cast<std::size_t>(heads));
+  sink.name = graph.unique_name(node.outputs[0].name + ".head_sink");
+  sink.type = DataType::kFloat32;
+  sink.shape = Shape{heads};
+  sink.constant = zeros.get();
+  sink.owner = std::move(zeros);
+  return sink;
+}
 
 }  // namespace
 
@@ -138,14 +110,19 @@ void flow_qkv_attention(Graph& graph) {
     std::string reason = obstacle(kGroupQueryAttention, flow_qkv_attention_obstacle, node);
     if (!reason.empty()) return graph.missed("flow_qkv_attention", node, std::move(reason));
     const std::int64_t d = head_size(node);
-    std::vector<Value> inputs(kAttentionInputs);
-    for (std::size_t i = 0; i < kPlaces.size(); ++i) {
-      if (kPlaces[i] != kNowhere) inputs[kPlaces[i]] = input_or_none(node, i);
+    // Inputs and attributes of the same names mean the same in both.
+    std::vector<Value> inputs(std::size(kAttentionPorts));
+    for (std::size_t i = 0; i < std::size(kInputs); ++i) {
+      const auto* port = std::ranges::find(kAttentionPorts, kInputs[i].name, &Port::name);
+      if (port != std::end(kAttentionPorts)) {
+        const auto place = static_cast<std::size_t>(port - std::begin(kAttentionPorts));
+        inputs[place] = input_or_none(node, i);
+      }
     }
     inputs[kHeadSink] = head_sink(graph, node);
     std::map<std::string, Attribute, std::less<>> attributes;
-    for (const std::string_view name : kSharedAttributes) {
-      const auto found = node.attributes.find(name);
+    for (const AttributeRule& rule : kAttentionAttributes) {
+      const auto found = node.attributes.find(rule.name);
       if (found != node.attributes.end()) attributes.insert(*found);
     }
     attributes.emplace("head_size", d);

@@ -39,9 +39,9 @@ namespace flownpu::lowering {
 
 // Whether some rule replaces nodes of this node's operator one by one.
 bool is_lowered(const Node& node);
-// What such a node becomes by itself; the constants of the result have no bytes yet. Throws Error
-// with the reason if the rule does not take the node. `producer`: as in Device::unsupported;
-// `check`: violation() or violation_in_file().
+// The nodes that such a node becomes by itself; the constants of the result have no bytes yet.
+// Throws Error with the reason if the rule does not take the node. `producer`: as in
+// Device::unsupported; `check`: violation() or violation_in_file().
 Node lowered_alone(const Node& node, const Producer& producer, ContractCheck check);
 // The contracts of the operators that rules replace.
 std::vector<const Contract*> contracts();

@@ -2,8 +2,8 @@
 // QMoE(X, router_probs, gate_up, scales, , down, scales; k) -> Q4NXMoE(X, , gate_up, down,
 // router_logits)
 //
-// What QMoE calls router_probs are logits: ONNX Runtime's CPU kernel takes the softmax of the k
-// largest, whatever `normalize_routing_weights` says. They have two axes, while Q4NXMoE's
+// The input that QMoE calls router_probs has logits: ONNX Runtime's CPU kernel takes the softmax of
+// the k largest, whatever `normalize_routing_weights` says. They have two axes, while Q4NXMoE's
 // router_logits have the axes of X: these are the input of the Reshape to [-1, experts] that
 // exporters write.
 //
@@ -38,7 +38,6 @@ enum Input : std::uint8_t {
 constexpr std::int64_t kInTurns = 1;
 constexpr std::int64_t kAbove = 2;
 
-constexpr Types kUInt8{DataType::kUInt8};
 constexpr std::string_view kOneInput = "gate and up must be one input; export with swiglu_fusion=1";
 constexpr Port kInputs[] = {
     {.name = "input",

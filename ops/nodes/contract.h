@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contract: what a device accepts of an operator: versions, inputs, outputs, attributes, element
 // types and shapes. A node with anything else is not taken, and the reason names what does not fit.
-// The table in docs/operators.md is generated from the contracts.
+// The tables in docs/operators.md are generated from the contracts.
+//
+// The contract of an operator of FlowNPU's own is its schema, too: with what its parts mean and the
+// defaults of its attributes. Positions in C++, the signatures of the ONNX functions
+// (ops/definitions), those of the functions on arrays (ops/eager.py) with their documentation, and
+// the fuzzers' defaults come from it.
 #pragma once
 
 #include <array>
@@ -13,6 +18,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <variant>
 
 #include "ops/nodes/node.h"
 #include "ops/nodes/tensor.h"
@@ -43,9 +49,10 @@ inline constexpr Types kInt32{DataType::kInt32};
 inline constexpr Types kInt64{DataType::kInt64};
 inline constexpr Types kIntegers{DataType::kInt64, DataType::kInt32};
 inline constexpr Types kNumbers{DataType::kFloat32, DataType::kInt64, DataType::kInt32};
+inline constexpr Types kUInt8{DataType::kUInt8};
 inline constexpr Types kBytes{DataType::kInt8, DataType::kUInt8};
 inline constexpr Types kFloats{DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16};
-// The types of a KV cache: rows of int8 contain their scale (ops/nodes/flow_qkv_attention.h).
+// The types of a KV cache: rows of int8 contain their scale (ops/nodes/kv_cache.h).
 inline constexpr Types kCacheTypes{DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16,
                                    DataType::kInt8};
 inline constexpr Types kAnyType{DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16,
@@ -109,9 +116,20 @@ struct Port {
   char type_letter = 0;
   // Whether the value must be a constant of the model.
   bool constant = false;
-  // What a user can do about a node that does not fit: "export with float32 inputs".
+  // The remedy for a node that does not fit: "export with float32 inputs".
   std::string_view advice = {};
+  // The shape in the letters of the operator's description, and what the value is; only in schemas
+  // of FlowNPU's own operators.
+  std::string_view meaning = {};
 };
+
+// The position of the port called `name`. For constants only: an unknown name does not compile.
+consteval std::uint8_t position(std::span<const Port> ports, std::string_view name) {
+  for (std::size_t i = 0; i < ports.size(); ++i) {
+    if (ports[i].name == name) return static_cast<std::uint8_t>(i);
+  }
+  throw std::invalid_argument("expected the name of a port");
+}
 
 // An attribute and the values that are accepted for it.
 struct AttributeRule {
@@ -127,9 +145,22 @@ struct AttributeRule {
   float highest_number = std::numeric_limits<float>::infinity();
   // The values accepted for a text, as "none|gelu".
   std::string_view texts = {};
-  // What a user can do about a node that has another value.
+  // The remedy for a node that has another value.
   std::string_view advice = {};
+  // The value of a node without the attribute, and what the value is for; only in schemas of
+  // FlowNPU's own operators.
+  std::variant<std::monostate, std::int64_t, float, std::string_view> fallback = {};
+  std::string_view meaning = {};
 };
+
+// The fallback, of that type, of the attribute called `name`.
+template <typename Value>
+constexpr Value fallback_of(std::span<const AttributeRule> rules, std::string_view name) {
+  for (const AttributeRule& rule : rules) {
+    if (rule.name == name) return std::get<Value>(rule.fallback);
+  }
+  throw std::invalid_argument("expected the name of an attribute");
+}
 
 constexpr AttributeRule integer(std::string_view name,
                                 std::int64_t lowest = std::numeric_limits<std::int64_t>::min(),
@@ -138,6 +169,19 @@ constexpr AttributeRule integer(std::string_view name,
 }
 constexpr AttributeRule required(AttributeRule rule) {
   rule.required = true;
+  return rule;
+}
+constexpr AttributeRule required(AttributeRule rule, std::string_view meaning) {
+  rule.meaning = meaning;
+  return required(rule);
+}
+// An optional attribute of a schema.
+constexpr AttributeRule optional(
+    AttributeRule rule,
+    std::variant<std::monostate, std::int64_t, float, std::string_view> fallback,
+    std::string_view meaning) {
+  rule.fallback = fallback;
+  rule.meaning = meaning;
   return rule;
 }
 constexpr AttributeRule advised(AttributeRule rule, std::string_view advice) {

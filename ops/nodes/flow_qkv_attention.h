@@ -1,43 +1,177 @@
 // SPDX-License-Identifier: Apache-2.0
-// The positions of the inputs and outputs of FlowQKVAttention and FlowKVAttention.
-// ops/definitions/flow_qkv_attention.py says what they mean; the contracts in
-// ops/cpu/attention/step.cc list the same names in this order.
+// The schema of FlowQKVAttention and FlowKVAttention; ops/definitions/flow_qkv_attention.py has the
+// equations. B batch, S new tokens, T tokens so far in the longest row, H query heads, G KV heads,
+// d size of a head, P tokens that the past has room for, which may be 0.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
 
+#include "ops/nodes/contract.h"
+#include "ops/nodes/kv_cache.h"
 #include "ops/nodes/tensor.h"
 
 namespace flownpu {
 
-enum AttentionInput : std::uint8_t {
-  kQuery,
-  kKey,
-  kValue,
-  kPastKey,
-  kPastValue,
-  kSeqlensK,
-  kTotalSequenceLength,
-  kCosCache,
-  kSinCache,
-  kPositionIds,
-  kAttentionBias,
-  kQNormWeight,
-  kKNormWeight,
-  kBidirectionalBlocks,
-  kHeadSink,
-  kAttentionInputs,
+// In shapes G KV heads, D elements of a cache's rows, R positions and A angles of the RoPE tables.
+// Token axes that are cut into slices with the prompt are '?'.
+inline constexpr Port kAttentionPorts[] = {
+    {.name = "query",
+     .types = kFloat,
+     .shape = "[B,?,?]",
+     .meaning = "[B, S, H d]; without key and value [B, S, (H + 2 G) d], all three packed"},
+    {.name = "key",
+     .types = kFloat,
+     .presence = Presence::kOptional,
+     .shape = "[B,?,K]",
+     .meaning = "[B, S, G d]"},
+    {.name = "value",
+     .types = kFloat,
+     .presence = Presence::kOptional,
+     .shape = "[B,?,K]",
+     .meaning = "[B, S, G d]"},
+    {.name = "past_key",
+     .types = kCacheTypes,
+     .presence = Presence::kOptional,
+     .shape = "[B,G,P,D]",
+     .type_letter = 'C',
+     .meaning = "[B, G, P, d], in int8 [B, G, P, d + 4]: rows of codes followed by their scale"},
+    {.name = "past_value",
+     .types = kCacheTypes,
+     .presence = Presence::kOptional,
+     .shape = "[B,G,P,D]",
+     .type_letter = 'C',
+     .meaning = "like past_key"},
+    {.name = "seqlens_k",
+     .types = kInt32,
+     .presence = Presence::kOptional,
+     .meaning = "[B] or [B, 1], the tokens so far in each row less 1; a past needs it"},
+    {.name = "total_sequence_length",
+     .types = kInt32,
+     .presence = Presence::kOptional,
+     .meaning = "T, one element; without it and seqlens_k T = S in every row"},
+    {.name = "cos_cache",
+     .types = kFloat,
+     .presence = Presence::kOptional,
+     .shape = "[R,A]",
+     .meaning = "[positions, d/2], for do_rotary"},
+    {.name = "sin_cache",
+     .types = kFloat,
+     .presence = Presence::kOptional,
+     .shape = "[R,A]",
+     .meaning = "like cos_cache"},
+    {.name = "position_ids",
+     .types = kInt64,
+     .presence = Presence::kOptional,
+     .meaning = "[B, S], each token's position; without it they count on from the cache"},
+    {.name = "attention_bias",
+     .types = kFloat,
+     .presence = Presence::kOptional,
+     .shape = "[?,?,?,?]",
+     .meaning = "[B or 1, H or 1, S, T], added to the scores"},
+    {.name = "q_norm_weight",
+     .types = kFloat,
+     .presence = Presence::kOptional,
+     .meaning = "[d], of an RMS norm of each query head before RoPE"},
+    {.name = "k_norm_weight",
+     .types = kFloat,
+     .presence = Presence::kOptional,
+     .meaning = "[d], likewise of each key head; only together"},
+    {.name = "bidirectional_blocks",
+     .types = kInt32,
+     .presence = Presence::kOptional,
+     .shape = "[B,S]",
+     .meaning = "[B, S]: tokens with the same number above 0 see one another in both directions; "
+                "numbers grow from block to block"},
+    {.name = "head_sink",
+     .types = kFloat,
+     .presence = Presence::kOptional,
+     .shape = "[H]",
+     .meaning = "[H], the score of one more key, with value 0, that every query of a head sees"},
 };
-enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
+inline constexpr Port kAttentionResults[] = {
+    {.name = "output", .types = kFloat, .meaning = "[B, S, H d]"},
+    {.name = "present_key",
+     .types = kCacheTypes,
+     .presence = Presence::kOptional,
+     .type_letter = 'C',
+     .meaning = "[B, G, max(P, T), d], with sliding_window_cache [B, G, P, d], in past_key's type "
+                "(float32 without one), with the new keys appended"},
+    {.name = "present_value",
+     .types = kCacheTypes,
+     .presence = Presence::kOptional,
+     .type_letter = 'C',
+     .meaning = "likewise of the values"},
+};
 
-// A row of an int8 KV cache is a head's codes followed by their scale, an f32.
-inline constexpr std::int64_t kInt8ScaleBytes = 4;
-// The number of elements in a row of a KV cache of that type.
-std::int64_t cache_columns(DataType type, std::int64_t head_size);
-// The size of such a row in bytes.
-std::int64_t cache_row_bytes(DataType type, std::int64_t head_size);
+// Attributes that PagedAttention has, too.
+namespace attention {
+inline constexpr AttributeRule kNumHeads = required(count("num_heads", 1), "H, a multiple of G");
+inline constexpr AttributeRule kKvNumHeads = required(count("kv_num_heads", 1), "G");
+inline constexpr AttributeRule kHeadSize = required(integer("head_size", 1, kMaxHeadSize), "d");
+inline constexpr AttributeRule kScale =
+    optional(number("scale"), 0.0F, "the factor of the scores; 0: 1/sqrt(d)");
+inline constexpr AttributeRule kSoftcap =
+    optional(number("softcap"), 0.0F,
+             "c of c tanh(score / c), by which scores are bounded; 0 and below: none");
+inline constexpr AttributeRule kLocalWindowSize = optional(
+    integer("local_window_size", -1, std::numeric_limits<std::int32_t>::max()), std::int64_t{-1},
+    "how many keys, its own included, a query sees at the most; -1: all");
+inline constexpr AttributeRule kDoRotary =
+    optional(flag("do_rotary"), std::int64_t{0}, "1: RoPE of queries and keys by their positions");
+inline constexpr AttributeRule kRotaryInterleaved =
+    optional(flag("rotary_interleaved"), std::int64_t{0},
+             "1: RoPE rotates neighbouring elements; 0: those half a head apart");
+inline constexpr AttributeRule kQkNormEpsilon = optional(
+    number("qk_norm_epsilon"), 1e-6F, "the epsilon of q_norm_weight's and k_norm_weight's norms");
+}  // namespace attention
+
+inline constexpr AttributeRule kAttentionAttributes[] = {
+    attention::kNumHeads,
+    attention::kKvNumHeads,
+    attention::kHeadSize,
+    attention::kScale,
+    attention::kSoftcap,
+    attention::kLocalWindowSize,
+    optional(flag("causal"), std::int64_t{1}, "0: queries see all keys"),
+    attention::kDoRotary,
+    attention::kRotaryInterleaved,
+    attention::kQkNormEpsilon,
+    optional(flag("sliding_window_cache"), std::int64_t{0},
+             "1: the cache holds only the newest tokens, at most P of them"),
+    optional(flag("counted_prompt"), std::int64_t{0},
+             "1: the rows of a first prompt count on from position_ids[0, 0]"),
+};
+
+inline constexpr Contract kFlowQKVAttention{
+    kDomain, "FlowQKVAttention", 1, 1, kAttentionPorts, kAttentionResults, kAttentionAttributes};
+inline constexpr Contract kFlowKVAttention{
+    kDomain, "FlowKVAttention", 1, 1, kAttentionPorts, kAttentionResults, kAttentionAttributes};
+
+enum AttentionInput : std::uint8_t {
+  kQuery = position(kAttentionPorts, "query"),
+  kKey = position(kAttentionPorts, "key"),
+  kValue = position(kAttentionPorts, "value"),
+  kPastKey = position(kAttentionPorts, "past_key"),
+  kPastValue = position(kAttentionPorts, "past_value"),
+  kSeqlensK = position(kAttentionPorts, "seqlens_k"),
+  kTotalSequenceLength = position(kAttentionPorts, "total_sequence_length"),
+  kCosCache = position(kAttentionPorts, "cos_cache"),
+  kSinCache = position(kAttentionPorts, "sin_cache"),
+  kPositionIds = position(kAttentionPorts, "position_ids"),
+  kAttentionBias = position(kAttentionPorts, "attention_bias"),
+  kQNormWeight = position(kAttentionPorts, "q_norm_weight"),
+  kKNormWeight = position(kAttentionPorts, "k_norm_weight"),
+  kBidirectionalBlocks = position(kAttentionPorts, "bidirectional_blocks"),
+  kHeadSink = position(kAttentionPorts, "head_sink"),
+};
+enum AttentionOutput : std::uint8_t {
+  kOutput = position(kAttentionResults, "output"),
+  kPresentKey = position(kAttentionResults, "present_key"),
+  kPresentValue = position(kAttentionResults, "present_value"),
+};
 
 // Both functions take one row of bidirectional_blocks, which must not be empty.
 

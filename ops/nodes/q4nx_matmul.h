@@ -1,18 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
-// The positions of the inputs of Q4NXMatMul and FusedDQP. ops/definitions/q4nx_matmul.py says what
-// they mean; the contracts in ops/cpu/products/q4nx_matmul.cc list the same names in this order.
+// The schemas of Q4NXMatMul, FusedDQP and Q4NXGather, whose weight [M, K] is in Q4NX blocks;
+// ops/definitions/<operator>.py has the equations.
 #pragma once
 
 #include <cstdint>
+#include <string_view>
+
+#include "ops/nodes/contract.h"
 
 namespace flownpu {
 
+inline constexpr std::string_view kQ4nxBlocks =
+    "[row blocks, column blocks, bytes of a block], Q4NX blocks of [M, K] in any layout";
+
+inline constexpr Port kProductPorts[] = {
+    {.name = "X", .types = kFloat, .shape = "[..,K]", .meaning = "[.., K]"},
+    {.name = "W",
+     .types = kUInt8,
+     .shape = "[?,?,?]",
+     .constant = true,
+     .meaning = "[row blocks, column blocks, bytes of a block], Q4NX blocks of [M, K] in any "
+                "layout; with gating the gate's and below them the up projection's"},
+    {.name = "bias",
+     .types = kFloat,
+     .presence = Presence::kOptional,
+     .shape = "[..,M]",
+     .meaning = "[M], not with gating"},
+    {.name = "residual",
+     .types = kFloat,
+     .presence = Presence::kOptional,
+     .shape = "[..,M]",
+     .meaning = "[.., M], added to the result"},
+};
+inline constexpr Port kProductResult[] = {{.name = "Y", .types = kFloat, .meaning = "[.., M]"}};
+inline constexpr AttributeRule kProductAttributes[] = {
+    required(count("M", 1), "rows of the weight"),
+    required(count("K", 1), "columns of the weight"),
+    optional(text("gating", "none|geglu|swiglu"), std::string_view("none"),
+             "the activation of the gate: Y = act(X gate^T) * (X up^T) (+ residual)"),
+};
+
+inline constexpr Port kGatherPorts[] = {
+    {.name = "W", .types = kUInt8, .shape = "[?,?,?]", .constant = true, .meaning = kQ4nxBlocks},
+    {.name = "indices", .types = kIntegers, .meaning = "[..], each in 0..M-1"},
+};
+inline constexpr Port kGatherResult[] = {{.name = "Y", .types = kFloat, .meaning = "[.., K]"}};
+inline constexpr AttributeRule kGatherAttributes[] = {
+    required(count("M", 1), "rows of the table"), required(count("K", 1), "columns of the table")};
+
+inline constexpr Contract kQ4nxMatMul{kDomain,        "Q4NXMatMul",      1, 1, kProductPorts,
+                                      kProductResult, kProductAttributes};
+inline constexpr Contract kFusedDqp{kDomain,        "FusedDQP",        1, 1, kProductPorts,
+                                    kProductResult, kProductAttributes};
+inline constexpr Contract kQ4nxGather{kDomain,       "Q4NXGather",     1, 1, kGatherPorts,
+                                      kGatherResult, kGatherAttributes};
+
 enum ProductInput : std::uint8_t {
-  kProductX,
-  kProductWeight,
-  kProductBias,
-  kProductResidual,
-  kProductInputs,
+  kProductX = position(kProductPorts, "X"),
+  kProductWeight = position(kProductPorts, "W"),
+  kProductBias = position(kProductPorts, "bias"),
+  kProductResidual = position(kProductPorts, "residual"),
 };
 
 }  // namespace flownpu

@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <string>
@@ -83,7 +84,8 @@ void bind_contracts(nb::module_& module) {
                      return port.type_letter == 0 ? std::string()
                                                   : std::string(1, port.type_letter);
                    })
-      .def_ro("constant", &Port::constant);
+      .def_ro("constant", &Port::constant)
+      .def_prop_ro("meaning", [](const Port& port) { return std::string(port.meaning); });
   nb::class_<AttributeRule>(module, "AttributeRule")
       .def_prop_ro("name", [](const AttributeRule& rule) { return std::string(rule.name); })
       .def_ro("kind", &AttributeRule::kind)
@@ -92,7 +94,9 @@ void bind_contracts(nb::module_& module) {
       .def_ro("highest", &AttributeRule::highest)
       .def_ro("lowest_number", &AttributeRule::lowest_number)
       .def_ro("highest_number", &AttributeRule::highest_number)
-      .def_prop_ro("texts", [](const AttributeRule& rule) { return std::string(rule.texts); });
+      .def_prop_ro("texts", [](const AttributeRule& rule) { return std::string(rule.texts); })
+      .def_prop_ro("default", [](const AttributeRule& rule) { return rule.fallback; })
+      .def_prop_ro("meaning", [](const AttributeRule& rule) { return std::string(rule.meaning); });
   nb::class_<Contract>(module, "Contract")
       .def_prop_ro("domain", [](const Contract& contract) { return std::string(contract.domain); })
       .def_prop_ro("op_type",

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from flownpu.cli.options import Activations, Device
-from flownpu.ops.definitions import OPERATORS
+from scripts import write_model_gemm_page
 from scripts.figures import npu_designs
 from tests.docs.pages import PAGES, ROOT, table
 
@@ -54,18 +54,6 @@ def test_command_line_offers_the_providers_values():
     rows = {CODE.findall(row[0])[0]: CODE.findall(row[1]) for row in table("docs/use/options.md", "key")}
     assert rows["device"] == list(get_args(Device))
     assert rows["activations"] == list(get_args(Activations))
-
-
-def test_operators_are_those_that_are_defined():
-    rows = {
-        CODE.findall(row[0])[0]: [CODE.findall(cell) for cell in row[1:]]
-        for row in table("docs/operators.md", "operator")
-    }
-    assert rows.keys() == OPERATORS.keys()
-    rows["FlowKVAttention"] = rows["FlowQKVAttention"]  # "the same"
-    for name, operator in OPERATORS.items():
-        attributes = [attribute.partition(":")[0] for attribute in operator.ATTRIBUTES]
-        assert rows[name] == [list(operator.INPUTS), list(operator.OUTPUTS), attributes], name
 
 
 def test_command_line_page_is_up_to_date():

@@ -24,7 +24,7 @@ from flownpu.graph_rewrites.plain.weights.embedding import quantise_embeddings
 from flownpu.graph_rewrites.plain.weights.projection import quantise_projections
 from flownpu.graph_rewrites.rewriter import rewrite
 from flownpu.graph_rewrites.signature import unknown_parts
-from flownpu.ops.definitions import flow_qkv_attention
+from flownpu.ops.contracts import input_names
 from graph_rewrites.plain import gelu_test, layer_norm_test, rms_norm_test, rotary_embedding_test
 from graph_rewrites.plain.attention import scaled_dot_product_attention_test
 from graph_rewrites.plain.weights import embedding_test, projection_test
@@ -93,7 +93,7 @@ EXAMPLES: dict[str, Example] = {
 
 
 def _of_tomorrow(node: ir.Node) -> Iterator[tuple[str, Callable[[ir.Model, ir.Node], None]]]:
-    """What to add to a node, and the change that adds it: what a later version of the operator might have."""
+    """An addition to a node, and the change that adds it: one that a later version of the operator might have."""
     yield "attribute", lambda _, node: node.attributes.add(ir.AttrInt64("of_tomorrow", 1))
 
     def add_input(model: ir.Model, node: ir.Node) -> None:
@@ -168,17 +168,17 @@ def test_unknown_attribute_is_reported(model: ir.Model, rewrite_all: Callable[[i
 )
 def test_attention_keeps_all_inputs(rule: str, model: ir.Model) -> None:
     """Inputs that a rule has nothing to do with stay in their places, up to the last."""
-    count = len(flow_qkv_attention.INPUTS)
+    count = len(input_names("FlowQKVAttention"))
     node = next(node for node in model.graph if node.op_type == "FlowQKVAttention")
     node.resize_inputs(count)
-    for position, name in enumerate(flow_qkv_attention.INPUTS):
+    for position, name in enumerate(input_names("FlowQKVAttention")):
         if position > 2 and name not in {"q_norm_weight", "k_norm_weight"} and node.inputs[position] is None:
             node.replace_input_with(position, ir.val(name))
     before = list(node.inputs)
     assert testing.apply(rule, model, []) == 1
     (after,) = (node for node in model.graph if node.op_type == "FlowQKVAttention")
     changed = [
-        name for name, old, new in zip(flow_qkv_attention.INPUTS, before, after.inputs, strict=True) if new is not old
+        name for name, old, new in zip(input_names("FlowQKVAttention"), before, after.inputs, strict=True) if new is not old
     ]
     norms = ["q_norm_weight", "k_norm_weight"]
     assert changed == (["query", "key", *norms] if rule == "qk_norm" else ["query", "key", "value"])

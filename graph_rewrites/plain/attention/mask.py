@@ -27,7 +27,7 @@ class Visible(NamedTuple):
 
 
 def visible(condition: ir.Value | None, past: ir.Value | None) -> Visible:
-    """What a mask, which is true where a query sees a key, is known to leave visible at most.
+    """The most that a mask, which is true where a query sees a key, is known to leave visible.
 
     The mask may also hide keys for other reasons, such as padding. A comparison that is not understood is ignored.
 

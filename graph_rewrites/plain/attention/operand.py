@@ -13,7 +13,7 @@ from flownpu.graph_rewrites.signature import unknown_part
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# What each axis of a value counts: "B" batch, "H" head, "S" token, "D" element of a head.
+# The meaning of each axis of a value: "B" batch, "H" head, "S" token, "D" element of a head.
 Axes: TypeAlias = tuple[str, ...]
 
 BY_HEAD: Axes = ("B", "H", "S", "D")

@@ -9,7 +9,7 @@ import pytest
 from flownpu.graph_rewrites import testing
 from flownpu.graph_rewrites.plain.attention.scaled_dot_product_attention import fold_attention
 from flownpu.graph_rewrites.report import AttentionGeometry, FoldedAttention
-from flownpu.ops.definitions import flow_qkv_attention
+from flownpu.ops.contracts import input_position
 
 # Queries, keys and values [B, S, heads d] become [B, heads, S, d]; `k_last` is [B, heads, d, S].
 MODEL = """
@@ -466,7 +466,7 @@ def test_positions_after_cache_are_left_out(positions: str, counted: bool) -> No
     assert misses == []
     (node,) = (node for node in model.graph if node.op_type == "FlowQKVAttention")
     assert node.attributes["do_rotary"].as_int() == 1
-    position_ids = node.inputs[flow_qkv_attention.INPUTS.index("position_ids")]
+    position_ids = node.inputs[input_position("FlowQKVAttention", "position_ids")]
     assert (position_ids is None) == counted
     past, generator = 4, np.random.default_rng(6)
     feeds = {name: generator.standard_normal((1, 3, 64), np.float32) for name in ("q", "k", "v")}

@@ -29,7 +29,7 @@ constexpr std::int64_t kMostPositions = std::numeric_limits<std::int32_t>::max()
 // What a process can address on x86-64: 47 bits.
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 47;
 
-std::string_view name_of(AttentionInput input) { return attention_contract("").inputs[input].name; }
+std::string_view name_of(AttentionInput input) { return kAttentionPorts[input].name; }
 
 void check_shape(const std::string& name, const Tensor& input, AttentionInput index,
                  const Shape& expected) {

@@ -97,7 +97,7 @@ class FlowKVAttention final : public FlowQKVAttention {
 
 std::span<const Operator> flow_kv_attention_operators() {
   static const Operator kOperators[] = {
-      {attention_contract("FlowKVAttention"),
+      {kFlowKVAttention,
        [](const Node& node, const Context& context) -> std::unique_ptr<Step> {
          return std::make_unique<FlowKVAttention>(node, context);
        }},

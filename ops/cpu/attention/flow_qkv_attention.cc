@@ -203,7 +203,7 @@ float FlowQKVAttention::denominator_of(const AttentionCall& call, std::int64_t h
 
 std::span<const Operator> flow_qkv_attention_operators() {
   static const Operator kOperators[] = {
-      {attention_contract("FlowQKVAttention"),
+      {kFlowQKVAttention,
        [](const Node& node, const Context& context) -> std::unique_ptr<Step> {
          return std::make_unique<FlowQKVAttention>(node, context);
        }},

@@ -3,11 +3,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "ops/error.h"
+#include "ops/nodes/flow_qkv_attention.h"
 
 namespace flownpu::cpu {
 namespace {
+
+std::int64_t integer_or_default(const Node& node, std::string_view name) {
+  return node.integer(name, fallback_of<std::int64_t>(kAttentionAttributes, name));
+}
+float number_or_default(const Node& node, std::string_view name) {
+  return node.number(name, fallback_of<float>(kAttentionAttributes, name));
+}
 
 // Keys that a layer without a window is assumed to see, for the placement report.
 constexpr std::int64_t kNominalKeys = 64;
@@ -19,15 +28,15 @@ AttentionAttributes::AttentionAttributes(const Node& node)
       heads(node.required_integer("num_heads")),
       kv_heads(node.integer("kv_num_heads", heads)),
       head_size(node.required_integer("head_size")),
-      scale(node.number("scale", 0.0F)),
-      softcap(std::max(0.0F, node.number("softcap", 0.0F))),
-      window(std::max<std::int64_t>(node.integer("local_window_size", -1), 0)),
-      causal(node.integer("causal", 1) != 0),
-      rotary(node.integer("do_rotary", 0) != 0),
-      rotary_interleaved(node.integer("rotary_interleaved", 0) != 0),
-      counted_prompt(node.integer("counted_prompt", 0) != 0),
-      norm_epsilon(node.number("qk_norm_epsilon", 1e-6F)),
-      window_sized_cache(node.integer("sliding_window_cache", 0) != 0) {
+      scale(number_or_default(node, "scale")),
+      softcap(std::max(0.0F, number_or_default(node, "softcap"))),
+      window(std::max<std::int64_t>(integer_or_default(node, "local_window_size"), 0)),
+      causal(integer_or_default(node, "causal") != 0),
+      rotary(integer_or_default(node, "do_rotary") != 0),
+      rotary_interleaved(integer_or_default(node, "rotary_interleaved") != 0),
+      counted_prompt(integer_or_default(node, "counted_prompt") != 0),
+      norm_epsilon(number_or_default(node, "qk_norm_epsilon")),
+      window_sized_cache(integer_or_default(node, "sliding_window_cache") != 0) {
   if (heads <= 0 || kv_heads <= 0 || heads % kv_heads != 0) {
     fail("[", name, "] expected num_heads to be a multiple of kv_num_heads, got ", heads, " and ",
          kv_heads);
@@ -35,7 +44,7 @@ AttentionAttributes::AttentionAttributes(const Node& node)
   if (head_size <= 0 || head_size > kMaxHeadSize) {
     fail("[", name, "] expected head_size in 1..", kMaxHeadSize, ", got ", head_size);
   }
-  if (node.integer("local_window_size", -1) == 0)
+  if (integer_or_default(node, "local_window_size") == 0)
     fail("[", name, "] expected local_window_size above 0, or -1 for none, got 0");
   if (window > 0 && !causal)
     fail("[", name, "] expected no local_window_size with causal = 0, got ", window);

@@ -221,7 +221,7 @@ class PagedAttention final : public Step {
 
 std::span<const Operator> paged_attention_operators() {
   static const Operator kOperators[] = {
-      {paged_attention_contract(),
+      {kPagedAttention,
        [](const Node& node, const Context& context) -> std::unique_ptr<Step> {
          return std::make_unique<PagedAttention>(node, context);
        }},

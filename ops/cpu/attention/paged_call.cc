@@ -2,7 +2,6 @@
 #include "ops/cpu/attention/paged_call.h"
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
 #include <string>
 
@@ -10,42 +9,6 @@
 
 namespace flownpu::cpu {
 namespace {
-
-constexpr auto kOptional = Presence::kOptional;
-
-// N new tokens, B sequences, L = B + 1, at most M blocks for a sequence, P blocks of S rows of G
-// heads of D elements, RoPE tables of R positions and A angles.
-constexpr Port kInputs[] = {
-    {.name = "query", .types = kFloat, .shape = "[N,Q]"},
-    {.name = "key_cache", .types = kFloats, .shape = "[P,S,G,D]", .type_letter = 'C'},
-    {.name = "value_cache", .types = kFloats, .shape = "[P,S,G,D]", .type_letter = 'C'},
-    {.name = "cumulative_sequence_lengths", .types = kInt32, .shape = "[L]"},
-    {.name = "past_sequence_lengths", .types = kInt32, .shape = "[B]"},
-    {.name = "block_table", .types = kInt32, .shape = "[B,M]"},
-    {.name = "cos_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
-    {.name = "sin_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
-    {.name = "q_norm_weight", .types = kFloat, .presence = kOptional, .shape = "[D]"},
-    {.name = "k_norm_weight", .types = kFloat, .presence = kOptional, .shape = "[D]"},
-};
-static_assert(std::size(kInputs) == kPagedInputs && kInputs[kBlockTable].name == "block_table" &&
-              kInputs[kPagedCosCache].name == "cos_cache" &&
-              kInputs[kPagedKNormWeight].name == "k_norm_weight");
-constexpr Port kOutputs[] = {
-    {.name = "output", .types = kFloat},
-    {.name = "key_cache_out", .types = kFloats, .type_letter = 'C'},
-    {.name = "value_cache_out", .types = kFloats, .type_letter = 'C'},
-};
-constexpr AttributeRule kAttributes[] = {
-    required(count("num_heads", 1)),
-    required(count("kv_num_heads", 1)),
-    required(integer("head_size", 1, kMaxHeadSize)),
-    number("scale"),
-    number("softcap"),
-    integer("local_window_size", -1, std::numeric_limits<std::int32_t>::max()),
-    flag("do_rotary"),
-    flag("rotary_interleaved"),
-    number("qk_norm_epsilon"),
-};
 
 // Positions are counted in 32 bits by the kernels.
 constexpr std::int64_t kMostPositions = std::numeric_limits<std::int32_t>::max();
@@ -96,10 +59,6 @@ void check_sequence(const AttentionAttributes& attributes, const PagedCall& call
 }
 
 }  // namespace
-
-Contract paged_attention_contract() noexcept {
-  return {kDomain, "PagedAttention", 1, 1, kInputs, kOutputs, kAttributes};
-}
 
 PagedCall::PagedCall(const AttentionAttributes& attributes, std::span<const Tensor> inputs,
                      std::span<const Tensor> outputs)

@@ -8,24 +8,9 @@
 #include <span>
 
 #include "ops/cpu/attention/heads.h"
-#include "ops/nodes/contract.h"
+#include "ops/nodes/paged_attention.h"
 
 namespace flownpu::cpu {
-
-enum PagedInput : std::uint8_t {
-  kPagedQuery,
-  kKeyCache,
-  kValueCache,
-  kCumulativeSequenceLengths,
-  kPastSequenceLengths,
-  kBlockTable,
-  kPagedCosCache,
-  kPagedSinCache,
-  kPagedQNormWeight,
-  kPagedKNormWeight,
-  kPagedInputs,
-};
-enum PagedOutput : std::uint8_t { kPagedOutput, kKeyCacheOut, kValueCacheOut };
 
 // Tokens [first, first + tokens) of the call, before which `past` tokens are in the cache; `table`
 // is the sequence's row of block_table.
@@ -35,8 +20,6 @@ struct PagedSequence {
   std::int64_t past;
   const std::int32_t* table;
 };
-
-Contract paged_attention_contract() noexcept;
 
 // The views and numbers of one call, N new tokens of B sequences.
 class PagedCall {

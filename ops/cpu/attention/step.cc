@@ -3,71 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <string_view>
 
 #include "ops/error.h"
 #include "ops/system/processors.h"
 
 namespace flownpu::cpu {
-namespace {
-
-constexpr auto kOptional = Presence::kOptional;
-
-// B batch, S tokens of the prompt, G KV heads, P positions that past has room for, D elements of
-// its rows, R positions of the RoPE tables. Token axes that are cut into slices with the prompt are
-// '?'.
-constexpr Port kInputs[] = {
-    {.name = "query", .types = kFloat, .shape = "[B,?,?]"},
-    {.name = "key", .types = kFloat, .presence = kOptional, .shape = "[B,?,K]"},
-    {.name = "value", .types = kFloat, .presence = kOptional, .shape = "[B,?,K]"},
-    {.name = "past_key",
-     .types = kCacheTypes,
-     .presence = kOptional,
-     .shape = "[B,G,P,D]",
-     .type_letter = 'C'},
-    {.name = "past_value",
-     .types = kCacheTypes,
-     .presence = kOptional,
-     .shape = "[B,G,P,D]",
-     .type_letter = 'C'},
-    {.name = "seqlens_k", .types = kInt32, .presence = kOptional},
-    {.name = "total_sequence_length", .types = kInt32, .presence = kOptional},
-    {.name = "cos_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
-    {.name = "sin_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
-    {.name = "position_ids", .types = kInt64, .presence = kOptional},
-    {.name = "attention_bias", .types = kFloat, .presence = kOptional, .shape = "[?,?,?,?]"},
-    {.name = "q_norm_weight", .types = kFloat, .presence = kOptional},
-    {.name = "k_norm_weight", .types = kFloat, .presence = kOptional},
-    {.name = "bidirectional_blocks", .types = kInt32, .presence = kOptional, .shape = "[B,S]"},
-    {.name = "head_sink", .types = kFloat, .presence = kOptional, .shape = "[H]"},
-};
-static_assert(std::size(kInputs) == kAttentionInputs && kInputs[kHeadSink].name == "head_sink" &&
-              kInputs[kSeqlensK].name == "seqlens_k" && kInputs[kCosCache].name == "cos_cache" &&
-              kInputs[kAttentionBias].name == "attention_bias" &&
-              kInputs[kQNormWeight].name == "q_norm_weight" &&
-              kInputs[kBidirectionalBlocks].name == "bidirectional_blocks");
-constexpr Port kOutputs[] = {
-    {.name = "output", .types = kFloat},
-    {.name = "present_key", .types = kCacheTypes, .presence = kOptional, .type_letter = 'C'},
-    {.name = "present_value", .types = kCacheTypes, .presence = kOptional, .type_letter = 'C'},
-};
-constexpr AttributeRule kAttributes[] = {
-    required(count("num_heads", 1)),
-    required(count("kv_num_heads", 1)),
-    required(integer("head_size", 1, kMaxHeadSize)),
-    number("scale"),
-    number("softcap"),
-    integer("local_window_size", -1, std::numeric_limits<std::int32_t>::max()),
-    flag("causal"),
-    flag("do_rotary"),
-    flag("rotary_interleaved"),
-    number("qk_norm_epsilon"),
-    flag("sliding_window_cache"),
-    flag("counted_prompt"),
-};
-
-}  // namespace
 
 AttentionCall::AttentionCall(std::span<const Tensor> inputs, std::span<const Tensor> outputs)
     : inputs(inputs), outputs(outputs) {
@@ -76,10 +16,6 @@ AttentionCall::AttentionCall(std::span<const Tensor> inputs, std::span<const Ten
   tokens = query.shape[1];
   first_token = query.slice.first;
   prompt_tokens = query.slice.tokens > 0 ? query.slice.tokens : tokens;
-}
-
-Contract attention_contract(std::string_view op_type) noexcept {
-  return {kDomain, op_type, 1, 1, kInputs, kOutputs, kAttributes};
 }
 
 const Tensor& AttentionCall::input(AttentionInput index) const {

@@ -20,10 +20,6 @@
 
 namespace flownpu::cpu {
 
-// What FlowQKVAttention and FlowKVAttention take; ops/definitions/flow_qkv_attention.py says what
-// it means.
-Contract attention_contract(std::string_view op_type) noexcept;
-
 // One row of the batch in one call.
 struct AttentionRow {
   // Tokens before this call, and tokens of this call without the padding on the right.

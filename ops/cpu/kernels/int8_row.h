@@ -16,7 +16,7 @@
 #include <limits>
 
 #include "ops/cpu/kernels/vector.h"
-#include "ops/nodes/flow_qkv_attention.h"
+#include "ops/nodes/kv_cache.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "ops/cpu/broadcast.h"
 #include "ops/error.h"
+#include "ops/nodes/dense_matmul.h"
 
 namespace flownpu::cpu {
 
@@ -160,32 +161,21 @@ std::unique_ptr<Step> make_matmul(const Node& node, const Context& context) {
   return std::make_unique<DenseMatMul>(node, context, Operands{});
 }
 
-constexpr Types kWeight{DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16,
-                        DataType::kInt8};
-constexpr Port kDense[] = {
-    {.name = "X", .types = kFloat, .shape = "[..,?]"},
-    {.name = "W", .types = kWeight, .shape = "[?,?]"},
-    {.name = "scale", .types = kFloat, .presence = Presence::kOptional, .shape = "[..,M]"},
-    {.name = "bias", .types = kFloat, .presence = Presence::kOptional, .shape = "[..,M]"},
-    {.name = "residual", .types = kFloat, .presence = Presence::kOptional}};
-constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
-constexpr AttributeRule kDenseAttributes[] = {text("activation", "none|gelu|gelu_tanh"),
-                                              flag("transposed")};
 constexpr Port kMatMul[] = {{.name = "A", .types = kFloat, .shape = "[..,?]"},
                             {.name = "B", .types = kFloat, .shape = "[..,?]"}};
 
 constexpr Operator kOperators[] = {
-    {{kDomain, "DenseMatMul", 1, 1, kDense, kY, kDenseAttributes}, make_dense_matmul},
-    {{"", "MatMul", 1, 13, kMatMul, kY}, make_matmul},
+    {kDenseMatMul, make_dense_matmul},
+    {{"", "MatMul", 1, 13, kMatMul, kDenseResult}, make_matmul},
 };
 
 }  // namespace
 
 std::unique_ptr<Step> make_dense_matmul(const Node& node, const Context& context) {
   return std::make_unique<DenseMatMul>(node, context,
-                                       Operands{.scale = 2,
-                                                .bias = 3,
-                                                .residual = 4,
+                                       Operands{.scale = kDenseScale,
+                                                .bias = kDenseBias,
+                                                .residual = kDenseResidual,
                                                 .transposed = node.integer("transposed", 0) != 0,
                                                 .activation = activation_of(node)});
 }

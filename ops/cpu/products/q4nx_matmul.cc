@@ -122,26 +122,10 @@ class FusedDQP final : public Q4NXMatMul {
   }
 };
 
-constexpr Types kUInt8{DataType::kUInt8};
-constexpr Port kProduct[] = {
-    {.name = "X", .types = kFloat, .shape = "[..,K]"},
-    {.name = "W", .types = kUInt8, .shape = "[?,?,?]", .constant = true},
-    {.name = "bias", .types = kFloat, .presence = Presence::kOptional, .shape = "[..,M]"},
-    {.name = "residual", .types = kFloat, .presence = Presence::kOptional, .shape = "[..,M]"}};
-static_assert(std::size(kProduct) == kProductInputs && kProduct[kProductX].name == "X" &&
-              kProduct[kProductBias].name == "bias" &&
-              kProduct[kProductResidual].name == "residual");
-constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
-constexpr AttributeRule kSizesAndGating[] = {required(count("M", 1)), required(count("K", 1)),
-                                             text("gating", "none|geglu|swiglu")};
-constexpr Port kGather[] = {{.name = "W", .types = kUInt8, .shape = "[?,?,?]", .constant = true},
-                            {.name = "indices", .types = kIntegers}};
-constexpr AttributeRule kSizes[] = {required(count("M", 1)), required(count("K", 1))};
-
 constexpr Operator kOperators[] = {
-    {{kDomain, "Q4NXMatMul", 1, 1, kProduct, kY, kSizesAndGating}, make_q4nx_matmul},
-    {{kDomain, "FusedDQP", 1, 1, kProduct, kY, kSizesAndGating}, make_fused_dqp},
-    {{kDomain, "Q4NXGather", 1, 1, kGather, kY, kSizes}, make_q4nx_gather},
+    {kQ4nxMatMul, make_q4nx_matmul},
+    {kFusedDqp, make_fused_dqp},
+    {kQ4nxGather, make_q4nx_gather},
 };
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "ops/cpu/products/q4nx_matmul.h"
 #include "ops/cpu/products/q4nx_product.h"
 #include "ops/error.h"
+#include "ops/nodes/q4nx_moe.h"
 
 namespace flownpu::cpu {
 namespace {
@@ -25,8 +26,6 @@ namespace {
 // and added up afterwards: so the threads read weights expert by expert, in one stream. More are
 // added to Y as they are made, by threads that have some columns each.
 constexpr std::int64_t kKeptBytes = 2 << 20;
-
-enum Input : std::uint8_t { kX, kRouter, kGateUp, kDown, kLogits };
 
 class Q4NXMoE final : public Step {
  public:
@@ -46,8 +45,8 @@ class Q4NXMoE final : public Step {
       fail("[", name_, "] expected experts_per_token to be at most num_experts, ", experts_,
            ", got ", per_row_);
     }
-    const Value* router = node.input(kRouter);
-    if ((router == nullptr) == (node.input(kLogits) == nullptr)) {
+    const Value* router = node.input(kMoeRouter);
+    if ((router == nullptr) == (node.input(kMoeLogits) == nullptr)) {
       fail("[", name_, "] expected an input router, or router_logits, got ",
            router == nullptr ? "none" : "both");
     }
@@ -60,20 +59,20 @@ class Q4NXMoE final : public Step {
     has_router_ = router != nullptr;
     inner_blocks_ = q4nx::row_blocks(inner_);
     outer_blocks_ = q4nx::row_blocks(hidden_);
-    gate_up_layout_ = q4nx_layout(node, kGateUp, experts_ * 2 * inner_blocks_, hidden_);
-    down_layout_ = q4nx_layout(node, kDown, experts_ * outer_blocks_, inner_);
+    gate_up_layout_ = q4nx_layout(node, kMoeGateUp, experts_ * 2 * inner_blocks_, hidden_);
+    down_layout_ = q4nx_layout(node, kMoeDown, experts_ * outer_blocks_, inner_);
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
-    const Shape& x = inputs[kX].shape;
+    const Shape& x = inputs[kMoeX].shape;
     if (x.rank() == 0 || x[-1] != hidden_)
       fail("[", name_, "] expected X of shape [.., ", hidden_, "], got ", to_string(x));
     if (!has_router_) {
       Shape expected = x;
       expected[-1] = experts_;
-      if (inputs[kLogits].shape != expected) {
+      if (inputs[kMoeLogits].shape != expected) {
         fail("[", name_, "] expected router_logits of shape ", to_string(expected), ", got ",
-             to_string(inputs[kLogits].shape));
+             to_string(inputs[kMoeLogits].shape));
       }
     }
     outputs[0] = x;
@@ -81,21 +80,22 @@ class Q4NXMoE final : public Step {
 
   std::size_t scratch_bytes(std::span<const Tensor> inputs) const override {
     Scratch scratch;
-    const Work work(*this, scratch, inputs[kX].shape.elements() / hidden_);
+    const Work work(*this, scratch, inputs[kMoeX].shape.elements() / hidden_);
     return scratch.bytes();
   }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> memory) const override {
-    const std::int64_t rows = inputs[kX].shape.elements() / hidden_;
+    const std::int64_t rows = inputs[kMoeX].shape.elements() / hidden_;
     if (rows == 0) return;
     Scratch scratch(memory.data());
     Work work(*this, scratch, rows);
-    const float* x = inputs[kX].as<const float>();
+    const float* x = inputs[kMoeX].as<const float>();
     if (has_router_) {
-      rank(x, DenseWeight{inputs[kRouter].data, router_type_, hidden_, experts_, true}, rows, work);
+      rank(x, DenseWeight{inputs[kMoeRouter].data, router_type_, hidden_, experts_, true}, rows,
+           work);
     } else {
-      std::memcpy(work.logits, inputs[kLogits].data,
+      std::memcpy(work.logits, inputs[kMoeLogits].data,
                   static_cast<std::size_t>(rows * experts_) * sizeof(float));
     }
     route(rows, work);
@@ -106,11 +106,11 @@ class Q4NXMoE final : public Step {
     }
     round_by_expert(gate_up_, work.taken, work.by_expert,
                     [&](std::int64_t place) { return x + work.by_expert.row(place) * hidden_; });
-    multiply_inwards(Q4NXRows(inputs[kGateUp].as<const std::uint8_t>(), gate_up_layout_, hidden_),
-                     work);
+    multiply_inwards(
+        Q4NXRows(inputs[kMoeGateUp].as<const std::uint8_t>(), gate_up_layout_, hidden_), work);
     round_by_expert(down_, work.inside, work.by_expert,
                     [&](std::int64_t place) { return work.products + place * inner_; });
-    const Q4NXRows down(inputs[kDown].as<const std::uint8_t>(), down_layout_, inner_);
+    const Q4NXRows down(inputs[kMoeDown].as<const std::uint8_t>(), down_layout_, inner_);
     if (work.answers != nullptr) {
       multiply_outwards(down, work);
       add_up(rows, work, outputs[0].as<float>());
@@ -122,11 +122,11 @@ class Q4NXMoE final : public Step {
   // The router is read first; which experts are read next is not known in advance.
   std::optional<std::size_t> streamed_input() const override {
     if (!has_router_) return std::nullopt;
-    return kRouter;
+    return kMoeRouter;
   }
 
   std::optional<Slicing> slicing(const Node& node) const override {
-    return has_router_ ? slice_rows(node, {kX}, 1) : slice_rows(node, {kX, kLogits}, 1);
+    return has_router_ ? slice_rows(node, {kMoeX}, 1) : slice_rows(node, {kMoeX, kMoeLogits}, 1);
   }
 
   std::int64_t multiply_adds() const override {
@@ -298,25 +298,7 @@ std::unique_ptr<Step> make_alone(const Node& node, const Context& context) {
   return std::make_unique<Q4NXMoE>(node, context);
 }
 
-constexpr Types kUInt8{DataType::kUInt8};
-constexpr Types kRouterTypes{DataType::kFloat32, DataType::kBFloat16};
-constexpr Port kInputs[] = {
-    {.name = "X", .types = kFloat, .shape = "[..,?]"},
-    {.name = "router",
-     .types = kRouterTypes,
-     .presence = Presence::kOptional,
-     .shape = "[?,?]",
-     .constant = true},
-    {.name = "gate_up", .types = kUInt8, .shape = "[?,?,?]", .constant = true},
-    {.name = "down", .types = kUInt8, .shape = "[?,?,?]", .constant = true},
-    {.name = "router_logits", .types = kFloat, .presence = Presence::kOptional, .shape = "[..,?]"}};
-constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
-constexpr AttributeRule kAttributes[] = {
-    required(count("num_experts", 1)), required(count("experts_per_token", 1)),
-    required(count("hidden_size", 1)), required(count("expert_size", 1)),
-    flag("normalize_routing_weights"), text("gating", "swiglu|geglu")};
-constexpr Operator kOperators[] = {
-    {{kDomain, "Q4NXMoE", 1, 1, kInputs, kY, kAttributes}, make_alone}};
+constexpr Operator kOperators[] = {{kQ4nxMoe, make_alone}};
 
 }  // namespace
 

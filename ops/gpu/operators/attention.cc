@@ -147,8 +147,8 @@ std::string refused_attention(const Node& node) {
 
 std::unique_ptr<Step> make_attention(const Node& node, Making making) {
   return std::make_unique<cpu::CheckedStep>(
-      cpu::attention_contract(node.op_type == kOneToken ? kOneToken : "FlowQKVAttention"),
-      to_string(node), std::make_unique<Attention>(node, making));
+      node.op_type == kOneToken ? kFlowKVAttention : kFlowQKVAttention, to_string(node),
+      std::make_unique<Attention>(node, making));
 }
 
 }  // namespace flownpu::gpu

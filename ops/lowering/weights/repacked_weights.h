@@ -36,7 +36,7 @@ struct FloatWeight {
 class Q4NXConstant {
  public:
   struct Part {
-    // What the blocks are made from: a 4-bit weight in another format, floats, or a constant that
+    // The source of the blocks: a 4-bit weight in another format, floats, or a constant that
     // is Q4NX already.
     std::variant<QuantizedWeight, FloatWeight, Value> source;
     std::int64_t rows = 0;

@@ -227,8 +227,8 @@ std::unique_ptr<Step> make_attention_step(const Node& node,
                                           const cpu::Context& context) {
   const Node of_graph = operator_of_graph(node);
   return std::make_unique<cpu::CheckedStep>(
-      cpu::attention_contract(of_graph.op_type == kOneToken ? kOneToken : kSeveralTokens),
-      to_string(of_graph), std::make_unique<AttentionStep>(of_graph, std::move(programs), context));
+      of_graph.op_type == kOneToken ? kFlowKVAttention : kFlowQKVAttention, to_string(of_graph),
+      std::make_unique<AttentionStep>(of_graph, std::move(programs), context));
 }
 
 }  // namespace flownpu::npu

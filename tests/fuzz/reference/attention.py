@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flownpu.ops.contracts import defaults
 from flownpu.ops.definitions import flow_qkv_attention
 from tests.fuzz.arrays import Array, limits
 from tests.fuzz.reference.bounds import Bounds, Unknown, rounded, unknown_where
@@ -17,25 +18,12 @@ if TYPE_CHECKING:
 FLOAT32 = 2.0**-24
 # Rounding of queries and weights in prompts on AVX-512 with a bf16 cache (docs/performance.md, Accuracy).
 BFLOAT16 = 2.0**-8
-ATTRIBUTES = {
-    "num_heads": 0,
-    "kv_num_heads": 0,
-    "head_size": 0,
-    "scale": 0.0,
-    "softcap": 0.0,
-    "local_window_size": -1,
-    "causal": 1,
-    "do_rotary": 0,
-    "rotary_interleaved": 0,
-    "qk_norm_epsilon": 1e-6,
-    "sliding_window_cache": 0,
-}
 FLOAT_INPUTS = (0, 1, 2, 3, 4, 7, 8, 10, 11, 12, 14)
 
 
 def flow_attention(node: Node) -> list[Bounds | None]:
     inputs: list[Bounds | None] = [node.optional(i) for i in range(15)]
-    attributes = {name: node.attributes.get(name, default) for name, default in ATTRIBUTES.items()}
+    attributes = defaults("FlowQKVAttention") | node.attributes
     return attend(inputs, attributes)
 
 
@@ -48,7 +36,8 @@ def group_query_attention(node: Node) -> list[Bounds | None]:
         raise Unknown
     heads, groups = attributes["num_heads"], attributes["kv_num_heads"]
     width = node.input(0).shape[-1]
-    given = {name: attributes.get(name, default) for name, default in ATTRIBUTES.items()}
+    known = defaults("FlowQKVAttention")
+    given = known | {name: attributes[name] for name in {*known, "num_heads", "kv_num_heads"} & attributes.keys()}
     given["head_size"] = width // (heads if node.has(1) else heads + 2 * groups)
     if not given["head_size"]:
         raise Unknown

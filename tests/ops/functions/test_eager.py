@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import threading
@@ -17,9 +18,9 @@ import torch
 
 from flownpu import ops
 from flownpu.ops import eager, eager_call, q4nx
-from flownpu.ops.definitions import OPERATORS, flow_qkv_attention
+from flownpu.ops.contracts import defaults, input_names
 from flownpu.ops.definitions import q4nx_matmul as matmul_definition
-from tests.ops.cpu.attention.conversation import SIZES, Conversation, D, G, H, rope_tables
+from tests.ops.cpu.attention.conversation import SIZES, D, G, H
 from tests.ops.cpu.test_q4nx_matmul import accumulation_error, blocks_of, largest_weights, rounded
 from tests.ops.device import ISAS, run
 
@@ -83,24 +84,6 @@ def test_gather_equals_operator() -> None:
     whole = ops.q4nx_gather(blocks, torch.tensor([39]))
     assert whole.shape == (1, 512)
     np.testing.assert_array_equal(whole[0, :COLUMNS], expected[0, 1])
-
-
-@pytest.mark.parametrize("cache", ["float", "bfloat16", "float16"])
-def test_attention_equals_operator(cache: str) -> None:
-    """A prompt, tokens one by one, and a second turn; the bounds are those of the operator's own tests."""
-    talk = Conversation(capacity=0, cache=cache, norm=True, batch=2)
-    for tokens in (37, 1, 9, 1):
-        total = int(talk.lengths.max()) + tokens
-        query = talk.rng.standard_normal((2, tokens, (H + 2 * G) * D), dtype=np.float32)
-        talk.lengths = np.full(2, total)
-        inputs = talk.inputs(query, total, talk.lengths, talk.past)
-        expected, *presents = flow_qkv_attention.reference(*inputs, **talk.attributes)
-        given = dict(zip(flow_qkv_attention.INPUTS, inputs, strict=True))
-        function = ops.flow_kv_attention if tokens == 1 else ops.flow_qkv_attention
-        output, *talk.past = function(**given, **talk.attributes)
-        assert output.dtype == np.float32
-        assert np.abs(output - expected).max() <= talk.tolerance(query, total)
-        talk.check_present(talk.past, presents)
 
 
 def attention_call(dtype: Any, tokens: int = 1) -> dict[str, Any]:
@@ -219,38 +202,18 @@ def test_empty_input_gives_empty_output_and_nan_gives_nan() -> None:
 
 
 def test_keywords_are_those_of_definition() -> None:
-    definition = OPERATORS["FlowQKVAttention"]
-    attributes = [attribute.partition(":")[0] for attribute in definition.ATTRIBUTES]
-    optional = {*definition.INPUTS[3:], *attributes[3:]}
+    optional = {*input_names("FlowQKVAttention")[3:], *defaults("FlowQKVAttention")}
     assert set(eager.AttentionKeywords.__annotations__) == optional
+    parameters = inspect.signature(ops.flow_qkv_attention).parameters
+    assert parameters.keys() - {"device", "options", "query", "key", "value", *SIZES} == optional
+    assert parameters["local_window_size"].default == -1
 
 
-def test_attention_keywords_reach_operator() -> None:
-    """Each keyword changes the result, or is refused; the node that is compared with was made by position."""
-    cos, sin = rope_tables(64)
-    rng = np.random.default_rng(8)
-    call = attention_call(np.float32, tokens=4) | {
-        "cos_cache": cos,
-        "sin_cache": sin,
-        "position_ids": np.array([[3, 1, 4, 2]]),
-        "attention_bias": rng.standard_normal((1, H, 4, 20), dtype=np.float32),
-        "q_norm_weight": rng.uniform(0.5, 2, D).astype(np.float32),
-        "k_norm_weight": rng.uniform(0.5, 2, D).astype(np.float32),
-        "bidirectional_blocks": np.array([[1, 1, 2, 2]], np.int32),
-        "head_sink": rng.standard_normal(H, dtype=np.float32),
-    }
-    call |= {"do_rotary": 1, "rotary_interleaved": 1, "softcap": 3.0, "scale": 0.3, "local_window_size": 7}
-    call |= {"qk_norm_epsilon": 0.5}
-    inputs = [call.get(name) for name in flow_qkv_attention.INPUTS]
-    attributes = {name: value for name, value in call.items() if name not in flow_qkv_attention.INPUTS}
-    expected = run("FlowQKVAttention", inputs, outputs=("float",) * 3, **attributes)
-    found = ops.flow_qkv_attention(**call)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert theirs is not None
-        np.testing.assert_array_equal(ours[..., :20, :], theirs[..., :20, :])
-    for name in ("bidirectional_blocks", "head_sink", "attention_bias", "position_ids", "softcap", "qk_norm_epsilon"):
-        without = {key: value for key, value in call.items() if key != name}
-        assert np.any(ops.flow_qkv_attention(**without)[0] != found[0]), name
+@pytest.mark.parametrize("name", ["q4nx_matmul", "fused_dqp", "q4nx_gather", "flow_qkv_attention", "flow_kv_attention"])
+def test_function_help_describes_each_argument(name: str) -> None:
+    function = getattr(ops, name)
+    for parameter in inspect.signature(function).parameters:
+        assert f"\n        {parameter}: " in function.__doc__
 
 
 def test_threads_may_call_at_same_time() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from flownpu.ops.contracts import input_names
 from flownpu.ops.definitions import paged_attention
 from tests.ops.cpu.attention.conversation import (
     CACHE_EPSILON,
@@ -259,9 +260,9 @@ def test_function_in_stock_onnxruntime(norm: bool, cache: str, attributes: dict[
     a, b = Sequence(40, 1), Sequence(40, 2)
     pool.run([(a, 17), (b, 9)])
     inputs = pool.inputs([(a, 1), (b, 13)])
-    feeds = {n: i for n, i in zip(paged_attention.INPUTS, inputs, strict=True) if i is not None}
+    feeds = {n: i for n, i in zip(input_names("PagedAttention"), inputs, strict=True) if i is not None}
     known = {name: value(name, array) for name, array in feeds.items()}
-    given = [known.get(name) for name in paged_attention.INPUTS]
+    given = [known.get(name) for name in input_names("PagedAttention")]
     model = with_functions(model_of([node("PagedAttention", given, 3, **pool.constants)], list(known.values())))
     for output, kind in zip(model.graph.outputs, ("float", cache, cache), strict=True):
         output.dtype = ir.DataType.from_numpy(np.dtype(CACHE_TYPES[kind]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FlowQKVAttention refuses: nodes when they are made, inputs when shapes are inferred; each with its reason."""
+"""Refusals of FlowQKVAttention: nodes when they are made, inputs when shapes are inferred; each with its reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flownpu.ops.definitions.flow_qkv_attention import INPUTS
+from flownpu.ops.contracts import input_names
 from tests.ops.cpu.attention.conversation import SIZES, D, G, H, rope_tables
 from tests.ops.device import Node, run
 
@@ -42,7 +42,7 @@ def call(**changed: np.ndarray | None) -> list[np.ndarray | None]:
         "bidirectional_blocks": zeros(B, S, dtype=np.int32),
         "head_sink": zeros(H),
     }
-    return [(given | changed)[name] for name in INPUTS]
+    return [(given | changed)[name] for name in input_names("FlowQKVAttention")]
 
 
 def infer(inputs: list[np.ndarray | None], **attributes: int) -> list[list[int]]:

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// The schema of Q4NXMoE; ops/definitions/q4nx_moe.py has the equations. E = num_experts,
+// D = hidden_size, I = expert_size.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "ops/nodes/contract.h"
+
+namespace flownpu {
+
+inline constexpr Port kMoePorts[] = {
+    {.name = "X", .types = kFloat, .shape = "[..,?]", .meaning = "[.., D]"},
+    {.name = "router",
+     .types = {DataType::kFloat32, DataType::kBFloat16},
+     .presence = Presence::kOptional,
+     .shape = "[?,?]",
+     .constant = true,
+     .meaning = "[E, D], whose product with X gives the logits"},
+    {.name = "gate_up",
+     .types = kUInt8,
+     .shape = "[?,?,?]",
+     .constant = true,
+     .meaning = "Q4NX blocks of each expert's gate [I, D] and then its up projection [I, D]"},
+    {.name = "down",
+     .types = kUInt8,
+     .shape = "[?,?,?]",
+     .constant = true,
+     .meaning = "Q4NX blocks of each expert's down projection [D, I]"},
+    {.name = "router_logits",
+     .types = kFloat,
+     .presence = Presence::kOptional,
+     .shape = "[..,?]",
+     .meaning = "[.., E], instead of a router: logits that another node computes"},
+};
+inline constexpr Port kMoeResult[] = {{.name = "Y", .types = kFloat, .meaning = "[.., D]"}};
+inline constexpr AttributeRule kMoeAttributes[] = {
+    required(count("num_experts", 1), "E"),
+    required(count("experts_per_token", 1), "experts that each row chooses"),
+    required(count("hidden_size", 1), "D"),
+    required(count("expert_size", 1), "I"),
+    optional(flag("normalize_routing_weights"), std::int64_t{1},
+             "1: the softmax is over the chosen experts' logits; 0: over all"),
+    optional(text("gating", "swiglu|geglu"), std::string_view("swiglu"),
+             "the activation of the gates"),
+};
+inline constexpr Contract kQ4nxMoe{kDomain, "Q4NXMoE", 1, 1, kMoePorts, kMoeResult, kMoeAttributes};
+
+enum MoeInput : std::uint8_t {
+  kMoeX = position(kMoePorts, "X"),
+  kMoeRouter = position(kMoePorts, "router"),
+  kMoeGateUp = position(kMoePorts, "gate_up"),
+  kMoeDown = position(kMoePorts, "down"),
+  kMoeLogits = position(kMoePorts, "router_logits"),
+};
+
+}  // namespace flownpu

@@ -8,7 +8,6 @@ from typing import get_args
 import pytest
 
 from flownpu.cli.options import Activations, Device
-from scripts import write_model_gemm_page
 from scripts.figures import npu_designs
 from tests.docs.pages import PAGES, ROOT, table
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from flownpu.npu.models import MODELS, Decoder
+from flownpu.npu.models import ENCODERS, MODELS
 from flownpu.predict.gpu import GPUS, GpuPoint, predict_gpu
 from flownpu.predict.target import known
 from scripts.write_model_page import fill
@@ -47,7 +47,7 @@ def _table(cell: Callable[[GpuPoint], str]) -> str:
         f"| model | GPU | {' | '.join(f'{context // 1024}k' for context in CONTEXTS)} |",
         "|---|---|" + "---|" * len(CONTEXTS),
     ]
-    for model in (name for name, entry in MODELS.items() if isinstance(entry, Decoder)):
+    for model in (name for name in MODELS if name not in ENCODERS):
         found = known(model)
         contexts = [context for context in CONTEXTS if context <= found.decoder.positions]
         for number, (name, gpu) in enumerate(GPUS.items()):

@@ -11,7 +11,7 @@ from pathlib import Path
 from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.parameters import TABLE, VALUES
 from flownpu.aie.programs.cost import CHANGES, DISPATCHES, Prices, prompt_runs
-from flownpu.npu.models import MODELS, Decoder
+from flownpu.npu.models import ENCODERS, MODELS
 from flownpu.predict.prices import Prediction
 from flownpu.predict.published import CONTEXTS, TABLES, Role
 from flownpu.predict.report import Point, predict
@@ -85,7 +85,7 @@ def prompt_rows(model: str) -> list[str]:
 def _by_context(rows: Callable[[str], list[str]]) -> str:
     lengths = [f"{context // 1024}k" for context in CONTEXTS]
     lines = [f"| model | | {' | '.join(lengths)} |", "|---|---|" + "---|" * len(lengths)]
-    decoders = [name for name, model in MODELS.items() if isinstance(model, Decoder)]
+    decoders = [name for name in MODELS if name not in ENCODERS]
     return "\n".join([*lines, *(row for model in decoders for row in rows(model))])
 
 

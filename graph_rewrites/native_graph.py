@@ -16,7 +16,7 @@ from flownpu.graph_rewrites.report import Miss
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["apply_rules", "describe_decoder", "describe_encoder", "describe_operators", "native_graph"]
+__all__ = ["apply_rules", "describe_decoder", "describe_encoder", "describe_operators", "find_decoder", "native_graph"]
 
 # The types that the graph library knows, with its names; rules do not look at values of other types.
 _TYPES = {
@@ -88,8 +88,8 @@ def apply_rules(model: ir.Model, report: Any, rules: Sequence[str] = tuple(_nati
     report.misses += [miss for miss in misses if (miss.rule, miss.node) not in reported]
 
 
-def describe_decoder(model: ir.Model) -> dict[str, Any]:
-    """The sizes of a model's decoder, exported or converted, by their names in ops/layers/decoder_sizes.h.
+def describe_decoder(model: ir.Model) -> _native.Decoder:
+    """The layers of a model's decoder, exported or converted, as an NPU would compute them.
 
     Raises:
         ValueError: a session would not give the decoder to an NPU; the reason is the one that a session gives.
@@ -97,13 +97,22 @@ def describe_decoder(model: ir.Model) -> dict[str, Any]:
     return _native.describe_decoder(*native_graph(model), _weights(model.graph))
 
 
-def describe_encoder(model: ir.Model) -> dict[str, Any]:
-    """The sizes of a model's image encoder, by their names in EncoderShape (ops/npu/nodes/encoder_shape.h).
+def describe_encoder(model: ir.Model) -> _native.EncoderShape:
+    """The sizes of a model's image encoder.
 
     Raises:
         ValueError: a session would not give the encoder to an NPU; the reason is the one that a session gives.
     """
     return _native.describe_encoder(*native_graph(model), _weights(model.graph))
+
+
+def find_decoder(model: ir.Model) -> _native.Decoder:
+    """The layers of a converted model's decoder, whichever device computes them.
+
+    Raises:
+        ValueError: there are none, or they have biases, no RoPE, or a choice of two RoPE tables.
+    """
+    return _native.find_decoder(*native_graph(model))
 
 
 def describe_operators(model: ir.Model) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:

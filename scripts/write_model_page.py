@@ -17,7 +17,7 @@ from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.cost.published_gemm import CORES, GEMMS, OTHERS
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.programs.cost import Prices, prompt_runs
-from flownpu.npu.models import MODELS, Decoder, projections
+from flownpu.npu.models import ENCODERS, MODELS, projections
 from flownpu.predict.gpu import GPUS, predict_gpu
 from flownpu.predict.prices import Prediction
 from flownpu.predict.published import CONTEXTS, TABLES, Role
@@ -29,7 +29,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "model.md"
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 _DEVICE = CHIPS["kraken-350"]
 _AIM = 1.15  # the aim, as a factor of the speeds in the papers' tables
-_DECODERS = [name for name, model in MODELS.items() if isinstance(model, Decoder)]
+_DECODERS = [name for name in MODELS if name not in ENCODERS]
 
 
 def fill(text: str, sections: Mapping[str, Callable[[], str]]) -> str:

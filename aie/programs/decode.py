@@ -118,7 +118,7 @@ def _layers_program(decoder: DecoderShape, design: DecodeLayer, target: str, con
         TokenSteps(decoder, "npu2", context, writer).head(update, hidden)
     # The second row is the update: nothing is to be added to an embedding.
     given = writer.rows("state", 2, shape.hidden, shape.line)
-    made = writer.rows("logits", 1, decoder.vocabulary, decoder.head.rows)
+    made = writer.rows("logits", 1, decoder.model.vocabulary, decoder.head.rows)
     return Program(
         "decode", decoder.attributes, 1, 1, context, buffers.layout, writer.buffers, given, made, tuple(writer.steps)
     )
@@ -143,9 +143,9 @@ def _call(
 def _layers(
     decoder: DecoderShape, design: DecodeLayer, context: int, first: int, end: int, vocabulary: int, position: int
 ) -> DesignProgram:
-    kinds = zip(decoder.windows[first:end], decoder.tables[first:end], strict=True)
-    layers = [Layer(window or None, table) for window, table in kinds]
+    mixers = [layer.mixer for layer in decoder.model.layers[first:end]]
+    layers = [Layer(mixer.window or None, mixer.table) for mixer in mixers]
     return design.program(
-        position, context, layers=layers, vocabulary=vocabulary, epsilon=decoder.epsilon, scale=decoder.scale,
-        tables=decoder.table_count,
+        position, context, layers=layers, vocabulary=vocabulary, epsilon=decoder.model.epsilon,
+        scale=decoder.attention.scale, tables=decoder.model.tables,
     )  # fmt: skip

@@ -51,7 +51,7 @@ def operators_program(decoder: DecoderShape, target: str, context: int) -> Progr
     for layer in range(len(decoder.windows)):
         steps.layer(layer)
     steps.head("update", "residual")
-    made = writer.rows("logits", 1, decoder.vocabulary)
+    made = writer.rows("logits", 1, decoder.model.vocabulary)
     return Program(
         "decode", decoder.attributes, 1, 1, context, buffers.layout, writer.buffers, given, made, tuple(writer.steps)
     )
@@ -109,7 +109,7 @@ class TokenSteps:
         self._step(call, source, self._buffers.norm(layer, number), "x")
 
     def _of_row(self, operator: str, design: Any) -> ArtifactCall:
-        make = partial(design.program, 1, self._decoder.epsilon)
+        make = partial(design.program, 1, self._decoder.model.epsilon)
         return self._fixed(operator, f"{operator}-n{self._shape.hidden}-1", "row", make)
 
     # --- Projections --------------------------------------------------------------------------------------------------
@@ -131,11 +131,12 @@ class TokenSteps:
     def _attend(self, layer: int) -> None:
         """QK-norm and RoPE into q and the cache, then attention over it."""
         decoder, shape, cache = self._decoder, self._shape, self._buffers.cache(layer)
-        table, window = decoder.tables[layer], decoder.windows[layer]
+        table, window = decoder.model.layers[layer].mixer.table, decoder.windows[layer]
         design = NormRope(self._target, shape.heads, shape.kv_heads, shape.d, shape.qk_norm)
         turn = partial(
-            design.program, 1, capacity=self._context, tables=decoder.table_count, table=table, epsilon=decoder.epsilon
-        )
+            design.program, 1, capacity=self._context, tables=decoder.model.tables, table=table,
+            epsilon=decoder.model.epsilon,
+        )  # fmt: skip
         norms = [self._buffers.qk_norm(layer)] * shape.qk_norm
         call = self._moving("norm_rope", "-qk" * shape.qk_norm, f"table{table}", turn)
         self._step(call, "qkv", "rotary", *norms, "q", cache)
@@ -143,7 +144,7 @@ class TokenSteps:
         flow = FlowKV(self._target, shape.heads, shape.kv_heads, shape.d)
 
         def attend(position: int) -> DesignProgram:
-            return flow.program(position + 1, self._context, window=window or None, scale=decoder.scale)
+            return flow.program(position + 1, self._context, window=window or None, scale=decoder.attention.scale)
 
         sweeps = [CallSweep(0, 1, 1, window)]
         self._step(self._moving("flow_kv", "", f"window{window}", attend, flow.keys, sweeps), "q", cache, "context")

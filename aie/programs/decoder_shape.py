@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes of a decoder, and the buffers that its programs share.
+"""A decoder on the array: what the designs make of its layers, and the buffers that its programs share.
 
 aie/designs/decode_layer/shape.py has the layouts:
 
@@ -12,7 +12,8 @@ cache     bf16  [layer][context][G][2][d]
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import BLOCK_ROWS, ceil_div
@@ -20,89 +21,78 @@ from flownpu.aie.designs.decode_layer.shape import LayerShape, Projection
 from flownpu.aie.programs.program import BF16_BYTES, Buffer, CacheLayout, Role, View, attribute_words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from flownpu._native import Attention, Decoder
     from flownpu.aie.programs.program import ProgramWriter
 
 __all__ = ["DecoderBuffers", "DecoderShape"]
 
 # The dequantisation engine weaves 64 columns of a gate and of its up projection (designs/dequant_engine.py).
 _GATE_COLUMNS = 64
+# Attributes of the node that a program is for whatever their values are.
+_ANY = {"positions", "attention.window_sized_cache", "attention.bidirectional_blocks"}
 
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """What a decoder's programs depend on; see DecoderSizes in ops/layers/decoder_sizes.h.
+    """How the array computes a decoder: the description of its layers, and what the designs make of it.
 
     Attributes:
-        shape: a layer's sizes.
-        epsilon: of all norms.
-        scale: factor of the scores.
-        windows: for each layer, the keys that a token sees, its own included; 0: all.
-        tables: for each layer, its rotary table.
-        vocabulary: rows of the LM head.
+        model: the decoder's layers.
         positions: the longest context that the model is made for.
-        feed_forward: the model's feed-forward size; `shape` has it padded.
-        block: tokens of a block, which see one another in both directions, as an image's do; 0: there are none.
+        image_tokens: tokens of an image, which see one another in both directions if the decoder takes images.
+
+    Raises:
+        ValueError: the designs do not take a layer of these sizes.
     """
 
-    shape: LayerShape
-    epsilon: float
-    scale: float
-    windows: tuple[int, ...]
-    tables: tuple[int, ...]
-    vocabulary: int
+    model: Decoder
     positions: int
-    feed_forward: int
-    block: int = 0
+    image_tokens: int = 0
 
-    @classmethod
-    def of(cls, sizes: Mapping[str, Any], positions: int, block: int = 0) -> DecoderShape:
-        """The decoder of these sizes, which `flownpu._native` found in a graph, made for `positions` positions.
+    def __post_init__(self) -> None:
+        _ = self.shape
 
-        `block`: tokens of a block, which counts only if the decoder's attention has blocks.
-
-        Raises:
-            ValueError: the designs do not take a layer of these sizes.
-        """
-        shape = LayerShape(
-            sizes["hidden"],
-            sizes["heads"],
-            sizes["kv_heads"],
-            sizes["head_size"],
-            ceil_div(sizes["feed_forward"], _GATE_COLUMNS) * _GATE_COLUMNS,
-            sizes["activation"],
-            post_norms=bool(sizes["post_norms"]),
-            qk_norm=bool(sizes["qk_norm"]),
-            qkv_bias=bool(sizes["qkv_bias"]),
+    @cached_property
+    def shape(self) -> LayerShape:
+        """The parameters of the array that computes a layer."""
+        attention, layer = self.attention, self.model.layers[0]
+        return LayerShape(
+            self.model.hidden,
+            attention.heads,
+            attention.kv_heads,
+            attention.head_size,
+            ceil_div(layer.feed_forward.size, _GATE_COLUMNS) * _GATE_COLUMNS,
+            layer.feed_forward.activation,
+            post_norms=layer.post_norms,
+            qk_norm=attention.qk_norm == "each head",
+            qkv_bias=attention.qkv_bias,
         )
-        windows, tables = tuple(sizes["windows"]), tuple(sizes["tables"])
-        return cls(
-            shape, sizes["epsilon"], sizes["scale"], windows, tables, sizes["vocabulary"], positions,
-            sizes["feed_forward"], block if sizes["bidirectional_blocks"] else 0,
-        )  # fmt: skip
+
+    @cached_property
+    def attention(self) -> Attention:
+        """The attention of the first layer: those of the others have the same sizes."""
+        return self.model.layers[0].mixer
+
+    @cached_property
+    def windows(self) -> tuple[int, ...]:
+        """For each layer, the keys that a token sees, its own included; 0: all."""
+        return tuple(layer.mixer.window for layer in self.model.layers)
 
     @property
-    def table_count(self) -> int:
-        """Rotary tables of the model."""
-        return max(self.tables) + 1
+    def block(self) -> int:
+        """Tokens of a block, which see one another in both directions; 0: there are none."""
+        return self.image_tokens if self.attention.bidirectional_blocks else 0
 
     @property
     def head(self) -> Projection:
         """The LM head, with rows of zeros that fill its last blocks."""
-        return Projection(ceil_div(self.vocabulary, BLOCK_ROWS) * BLOCK_ROWS, self.shape.hidden)
+        return Projection(ceil_div(self.model.vocabulary, BLOCK_ROWS) * BLOCK_ROWS, self.model.hidden)
 
     @property
     def attributes(self) -> dict[str, tuple[int, ...]]:
         """The attributes of the node DecoderLayers, by which the host tells whether a program is for its model."""
-        shape = self.shape
-        values: dict[str, Any] = {
-            "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_size": shape.d,
-            "feed_forward": self.feed_forward, "activation": shape.activation, "post_norms": int(shape.post_norms),
-            "qk_norm": int(shape.qk_norm), "qkv_bias": int(shape.qkv_bias), "epsilon": float(self.epsilon),
-            "scale": float(self.scale), "windows": self.windows, "tables": self.tables, "vocabulary": self.vocabulary,
-        }  # fmt: skip
-        return {key: attribute_words(value) for key, value in values.items()}
+        values = self.model.attributes.items()
+        return {key: attribute_words(value) for key, value in values if key not in _ANY}
 
     @property
     def name(self) -> str:
@@ -124,7 +114,7 @@ class DecoderBuffers:
         return [
             Buffer("weights", Role.CONSTANT, layers * shape.weight_bytes + decoder.head.bytes),
             Buffer("vectors", Role.CONSTANT, vectors * BF16_BYTES),
-            Buffer("rotary", Role.CONSTANT, decoder.table_count * self.context * shape.d * BF16_BYTES),
+            Buffer("rotary", Role.CONSTANT, decoder.model.tables * self.context * shape.d * BF16_BYTES),
             Buffer("cache", Role.CACHE, layers * self.layout.layer),
         ]
 

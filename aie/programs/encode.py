@@ -37,20 +37,36 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.bias import bias_column
-from flownpu.aie.designs.common import limits_of
+from flownpu.aie.designs.common import ceil_div, limits_of
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.programs.call import fixed_call
-from flownpu.aie.programs.encoder_shape import padded_tokens
 from flownpu.aie.programs.host import NormOfRows
-from flownpu.aie.programs.program import BF16_BYTES, Buffer, CacheLayout, Program, ProgramWriter, Role, View
+from flownpu.aie.programs.program import (
+    BF16_BYTES,
+    Buffer,
+    CacheLayout,
+    Program,
+    ProgramWriter,
+    Role,
+    View,
+    attribute_words,
+)
 
 if TYPE_CHECKING:
+    from flownpu._native import DenseProjection, EncoderShape
     from flownpu.aie.programs.call import ArtifactCall
-    from flownpu.aie.programs.encoder_shape import DenseProjection, EncoderShape
 
-__all__ = ["encode_program"]
+__all__ = ["encode_program", "padded_tokens"]
+
+# Rows of activations are padded to as many.
+_ROWS = 512
+
+
+def padded_tokens(tokens: int) -> int:
+    """Rows of activations in memory for `tokens` tokens."""
+    return ceil_div(tokens, _ROWS) * _ROWS
 
 
 def encode_program(encoder: EncoderShape, target: str) -> Program:
@@ -109,8 +125,9 @@ class _Image:
         part = encoder.embedding
         given = self.writer.rows("patches", encoder.patches, part.inner, part.padded_rows)
         made = self.writer.rows("features", encoder.tokens, encoder.features, encoder.projector.padded_columns)
+        attributes = {key: attribute_words(value) for key, value in encoder.as_dict().items()}
         return Program(
-            "encode", encoder.attributes, encoder.patches, encoder.patches, 0, CacheLayout(), self.writer.buffers,
+            "encode", attributes, encoder.patches, encoder.patches, 0, CacheLayout(), self.writer.buffers,
             given, made, tuple(self.writer.steps),
         )  # fmt: skip
 
@@ -123,7 +140,7 @@ class _Image:
         rows, line, n = rows or self.rows, line or part.padded_columns, part.padded_columns
         gemm, plain = self.gemm, not part.gelu
         # A's rows are a padded line each, except the projector's, where the next row begins right behind K.
-        lines = {"line": 0 if part.bias else part.inner, "c_line": line}
+        lines = {"line": 0 if part.has_bias else part.inner, "c_line": line}
         make = partial(gemm.program, rows, part.rows, n, plain=plain, **lines)
         array = f"gemm-{gemm.weights}-{gemm.epilogue}-{gemm.m}x{gemm.n}-{gemm.e_y}x{gemm.e_x}"
         weights = View("weights", self.multiplied)

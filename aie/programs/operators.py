@@ -30,6 +30,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from flownpu._native import DenseProjection
 from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, TILES, ceil_div
 from flownpu.aie.designs.dequant_engine import DequantEngine
 from flownpu.aie.designs.flow_kv import FlowKV
@@ -38,7 +39,6 @@ from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.programs.call import fixed_call, moving_call
 from flownpu.aie.programs.call_family import CallSweep
-from flownpu.aie.programs.encoder_shape import DenseProjection
 from flownpu.aie.programs.program import (
     BF16_BYTES,
     Buffer,
@@ -101,7 +101,7 @@ def operator_program(kind: str, sizes: Mapping[str, int], target: str, rows: int
 
 def _product(kind: str, sizes: dict[str, int], target: str, rows: int, _context: int) -> Program:
     """Y [rows, columns] = X [rows, inner] W."""
-    part = DenseProjection(sizes["inner"], sizes["columns"], bias=False)
+    part = DenseProjection(sizes["inner"], sizes["columns"], has_bias=False)
     k, n, line = part.inner, part.padded_columns, part.padded_rows
     quantised = kind != "dense_matmul"
     blocks = n // BLOCK_ROWS * (line // BLOCK_COLUMNS)

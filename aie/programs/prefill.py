@@ -169,7 +169,7 @@ class _Chunk:
     def _norm(self, operator: str, x_line: int = 0) -> NormOfRows:
         shape = self.shape
         return NormOfRows(
-            operator, self.tokens, shape.hidden, self.decoder.epsilon, x_line=x_line, y_line=self.x_line,
+            operator, self.tokens, shape.hidden, self.decoder.model.epsilon, x_line=x_line, y_line=self.x_line,
             weight_line=shape.line,
         )  # fmt: skip
 
@@ -215,7 +215,8 @@ class _Chunk:
         decoder, shape = self.decoder, self.shape
         call = norm_rope(
             shape, self.tokens, self.context, line=self._line(shape.projections[0].rows),
-            table=decoder.tables[self.layer], tables=decoder.table_count, epsilon=decoder.epsilon,
+            table=decoder.model.layers[self.layer].mixer.table, tables=decoder.model.tables,
+            epsilon=decoder.model.epsilon,
         )  # fmt: skip
         norms = [self.buffers.qk_norm(self.layer)] * shape.qk_norm
         self._step(call, "qkv", "rotary", *norms, "q", self.buffers.cache(self.layer))
@@ -232,7 +233,7 @@ class _Chunk:
             tokens = min(part, self.tokens - start)
             attend = partial(
                 flow.program, tokens, capacity=self.context, window=window or None, causal=not self.block,
-                scale=self.decoder.scale,
+                scale=self.decoder.attention.scale,
             )  # fmt: skip
             sweeps = [
                 CallSweep(top, tokens - top if self.block else item, tokens, window) for top in range(0, tokens, item)

@@ -299,10 +299,9 @@ def host_calls_of(programs: Iterable[Program]) -> list[HostCall]:
     return list(dict.fromkeys(step.call for step in steps if isinstance(step.call, HostCall)))
 
 
-def attribute_words(value: int | float | str | Sequence[int]) -> tuple[int, ...]:
+def attribute_words(value: int | float | str | Sequence[int] | Sequence[float]) -> tuple[int, ...]:
     """An attribute of a model as the index has it: floats as the bits of an f32, texts as their bytes."""
     if isinstance(value, str):
         return tuple(value.encode())
-    if isinstance(value, float):
-        return (bits(value),)
-    return (int(value),) if isinstance(value, int) else tuple(value)
+    values = [value] if isinstance(value, int | float) else value
+    return tuple(bits(each) if isinstance(each, float) else int(each) for each in values)

@@ -14,8 +14,9 @@
 namespace flownpu::context_file {
 
 inline constexpr std::uint64_t kMagic = 0x4355504E776F6C46;  // "FlowNPUC", little-endian
-// Version 2 has a sum over the head, and no offsets of blobs; version 3 an identity.
-inline constexpr std::uint64_t kVersion = 3;
+// Version 2 has a sum over the head, and no offsets of blobs; version 3 an identity;
+// version 4 attributes of DecoderLayers by layer.
+inline constexpr std::uint64_t kVersion = 4;
 // Where the version, the head's size and the identity are, which the sum covers; and the head,
 // after the sum.
 inline constexpr std::size_t kSummedBegin = sizeof(std::uint64_t);

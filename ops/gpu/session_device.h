@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "ops/gpu/opencl/context.h"
-#include "ops/layers/device_with_host.h"
+#include "ops/transformer/device_with_host.h"
 
 namespace flownpu::gpu {
 
-class SessionDevice final : public layers::DeviceWithHost {
+class SessionDevice final : public transformer::DeviceWithHost {
  public:
   // OpenCL is looked for when nodes are lowered or prepared.
   explicit SessionDevice(const DeviceOptions& options) : DeviceWithHost(options) {}

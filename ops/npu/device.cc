@@ -7,7 +7,6 @@
 
 #include "ops/cpu/step.h"
 #include "ops/error.h"
-#include "ops/layers/operators.h"
 #include "ops/npu/driver/xrt_plugin.h"
 #include "ops/npu/match/layers.h"
 #include "ops/npu/operators/lowering.h"
@@ -16,6 +15,7 @@
 #include "ops/npu/run/encoder_layers.h"
 #include "ops/system/library.h"
 #include "ops/system/paths.h"
+#include "ops/transformer/operators.h"
 
 namespace flownpu {
 namespace npu {
@@ -93,9 +93,10 @@ std::unique_ptr<Step> NpuDevice::prepare_operator(
   const auto programs_of = [&](const Node& of) {
     return std::make_unique<OperatorPrograms>(of, designs, shared_, host_compute_, threshold());
   };
-  if (layers::is(of_graph, kDomain, "Q4NXMoE"))
+  if (transformer::is(of_graph, kDomain, "Q4NXMoE"))
     return make_mixture_step(node, programs_of, context);
-  if (layers::is_attention(of_graph)) return make_attention_step(node, programs_of(node), context);
+  if (transformer::is_attention(of_graph))
+    return make_attention_step(node, programs_of(node), context);
   return make_product_step(node, programs_of(node), std::move(on_host), context);
 }
 

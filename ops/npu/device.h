@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "ops/layers/device_with_host.h"
 #include "ops/npu/artifacts/compiled_designs.h"
 #include "ops/npu/match/layers.h"
 #include "ops/npu/operators/programs.h"
+#include "ops/transformer/device_with_host.h"
 
 namespace flownpu {
 
@@ -27,7 +27,7 @@ namespace npu {
 // The beginning of Device::compatibility(): the device, and the layout of lowered nodes' constants.
 std::string compatible_layout(std::string_view device);
 
-class NpuDevice final : public layers::DeviceWithHost {
+class NpuDevice final : public transformer::DeviceWithHost {
  public:
   // Artifacts and runtime are opened when nodes are lowered or prepared.
   NpuDevice(const DeviceOptions& options, bool emulated);

@@ -12,8 +12,8 @@ void bind_graph(nanobind::module_& module);
 void bind_quantise(nanobind::module_& module);
 // Contract, Port and AttributeRule, and contracts(): what the CPU device takes of each operator.
 void bind_contracts(nanobind::module_& module);
-// describe_decoder(), describe_encoder() and describe_operators(): the sizes of what the NPU's
-// array would compute in a graph.
+// Decoder and EncoderShape: descriptions of layers; describe_decoder(), describe_encoder(),
+// describe_operators(): what the NPU's array would compute in a graph; find_decoder().
 void bind_describe(nanobind::module_& module);
 // Device and PreparedNode: single operators on arrays.
 void bind_operators(nanobind::module_& module);

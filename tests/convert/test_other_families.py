@@ -37,15 +37,20 @@ def of_transformers(tiny: TinyModel) -> NDArray[np.float32]:
 
 # Traits that the readers behind `export-q4nx` and `verify` have no place for: they refuse such models.
 NOT_READ_BACK = {
-    "llama with biases": "biases",
+    "granitemoe": "a mixture of experts",
+    "llama with biases": "QKV projection has a bias",
     "llama with yarn": "RoPE with a magnitude",
     "ministral3": "RoPE with a magnitude",
-    "olmo2": "layers without a norm before them",
-    "phi3 with longrope": "layers without RoPE, or with two, RoPE with a magnitude",
-    "phi3 as phi4-mini": "layers without RoPE, or with two, RoPE of a part of each head, RoPE with a magnitude",
-    "qwen2": "biases",
-    "qwen2 with windows": "biases",
-    "smollm3": "layers without RoPE, or with two",
+    "olmo2": "got a norm of all heads at once",
+    "olmoe": "got a norm of all heads at once",
+    "olmoe with normalised weights": "got a norm of all heads at once",
+    "phi3 with longrope": "expected no position_ids",
+    "phi3 as phi4-mini": "expected no position_ids",
+    "qwen2": "QKV projection has a bias",
+    "qwen2 with windows": "QKV projection has a bias",
+    "mixtral": "a mixture of experts",
+    "qwen3_moe": "a mixture of experts",
+    "smollm3": "do_rotary = 1",
 }
 _ALL_HEADS = "queries of all heads are normalised at once"
 NOT_VERIFIED = dict.fromkeys(("olmo2", "olmoe", "olmoe with normalised weights"), _ALL_HEADS)

@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "ops/layers/kv_caches.h"
 #include "ops/npu/device.h"
 #include "ops/npu/match/layers.h"
 #include "ops/npu/run/cache_memory.h"
+#include "ops/transformer/kv_caches.h"
 #include "python/native/arrays.h"
 #include "tests/npu/bindings.h"
 #include "tests/ops/partition.h"
@@ -23,8 +23,8 @@
 namespace nb = nanobind;
 using namespace flownpu;       // NOLINT(google-build-using-namespace): the module is its face
 using namespace flownpu::npu;  // NOLINT(google-build-using-namespace)
-using flownpu::layers::KvCache;
-using flownpu::layers::KvCaches;
+using flownpu::transformer::KvCache;
+using flownpu::transformer::KvCaches;
 
 namespace {
 
@@ -163,10 +163,12 @@ void bind_caches(nb::module_& module) {
           [](KvCaches* caches, Runtime& runtime, const std::vector<std::int64_t>& windows,
              std::int64_t kv_heads, std::int64_t head_size, std::int64_t context) {
             DecoderShape shape;
-            shape.kv_heads = kv_heads;
-            shape.head_size = head_size;
             for (const std::int64_t window : windows)
-              shape.layers.push_back({.window = window, .window_sized_cache = window > 0});
+              shape.layers.emplace_back().mixer =
+                  transformer::Attention{.kv_heads = kv_heads,
+                                         .head_size = head_size,
+                                         .window = window,
+                                         .window_sized_cache = window > 0};
             const std::size_t vector = shape.angle_bytes();
             const std::size_t position = static_cast<std::size_t>(kv_heads) * 2 * vector;
             const CacheLayout layout{.layer = static_cast<std::size_t>(context) * position,
@@ -176,7 +178,8 @@ void bind_caches(nb::module_& module) {
             const std::size_t bytes = windows.size() * layout.layer;
             check_layout(shape, context, layout, bytes);
             new (caches) KvCaches(
-                shape, [&runtime, shape, layout, bytes]() -> std::unique_ptr<layers::CacheMemory> {
+                shape,
+                [&runtime, shape, layout, bytes]() -> std::unique_ptr<transformer::CacheMemory> {
                   return std::make_unique<ArrayCacheMemory>(runtime, shape, layout, bytes);
                 });
           },

@@ -135,8 +135,8 @@ class Session:
 
     def past(self, capacity: int, dtype: Any = BFLOAT16) -> list[np.ndarray]:
         """Zeros as keys and values of each layer; rows of int8 have room for their scales."""
-        columns = self.attributes["head_size"] + (SCALE_BYTES if dtype == np.int8 else 0)
-        sizes = (1, self.attributes["kv_heads"], capacity, columns)
+        columns = self.attributes["attention.head_size"] + (SCALE_BYTES if dtype == np.int8 else 0)
+        sizes = (1, self.attributes["attention.kv_heads"], capacity, columns)
         return [np.zeros(sizes, dtype) for _ in range(2 * self.attributes["layers"])]
 
     def run(

@@ -12,12 +12,12 @@
 namespace flownpu::gpu {
 
 DeviceCacheMemory::DeviceCacheMemory(std::shared_ptr<Context> context,
-                                     const layers::DecoderSizes& sizes, DataType type)
+                                     const transformer::Decoder& decoder, DataType type)
     : context_(std::move(context)),
-      count_(2 * sizes.layers.size()),
-      heads_(sizes.kv_heads),
-      head_size_(sizes.head_size),
-      positions_(sizes.positions),
+      count_(2 * decoder.layers.size()),
+      heads_(decoder.attention().kv_heads),
+      head_size_(decoder.attention().head_size),
+      positions_(decoder.positions),
       type_(type) {}
 
 std::size_t DeviceCacheMemory::row_bytes() const {
@@ -82,7 +82,7 @@ void DeviceCacheMemory::copy_part(const Buffer& from, std::int64_t capacity, con
                    static_cast<std::size_t>(count) * row_bytes());
 }
 
-void DeviceCacheMemory::write(const layers::CacheRows& rows, const std::byte* from,
+void DeviceCacheMemory::write(const transformer::CacheRows& rows, const std::byte* from,
                               DataType /*type*/) {
   context_->write(parts_[rows.part], {from, static_cast<std::size_t>(rows.count) * row_bytes()},
                   offset(rows.head, rows.first));
@@ -92,12 +92,12 @@ void DeviceCacheMemory::written(std::int64_t /*first*/, std::int64_t /*count*/) 
 
 void DeviceCacheMemory::fetch(std::size_t /*part*/, std::int64_t /*count*/) {}
 
-void DeviceCacheMemory::read(const layers::CacheRows& rows, std::byte* to, DataType /*type*/) {
+void DeviceCacheMemory::read(const transformer::CacheRows& rows, std::byte* to, DataType /*type*/) {
   context_->read(parts_[rows.part], {to, static_cast<std::size_t>(rows.count) * row_bytes()},
                  offset(rows.head, rows.first));
 }
 
-void DeviceCacheMemory::copy(layers::CacheMemory& from, std::int64_t count) {
+void DeviceCacheMemory::copy(transformer::CacheMemory& from, std::int64_t count) {
   const auto& other = static_cast<const DeviceCacheMemory&>(from);  // of the same step
   for (std::size_t part = 0; part < count_; ++part)
     copy_part(other.parts_[part], other.capacity_, parts_[part], capacity_, count);

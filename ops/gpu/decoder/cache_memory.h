@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "ops/gpu/opencl/context.h"
-#include "ops/layers/cache_memory.h"
-#include "ops/layers/decoder_sizes.h"
+#include "ops/transformer/cache_memory.h"
+#include "ops/transformer/decoder.h"
 
 namespace flownpu::gpu {
 
-class DeviceCacheMemory final : public layers::CacheMemory {
+class DeviceCacheMemory final : public transformer::CacheMemory {
  public:
-  DeviceCacheMemory(std::shared_ptr<Context> context, const layers::DecoderSizes& sizes,
+  DeviceCacheMemory(std::shared_ptr<Context> context, const transformer::Decoder& decoder,
                     DataType type);
 
   const Buffer& part(std::size_t number) const { return parts_[number]; }
@@ -27,11 +27,11 @@ class DeviceCacheMemory final : public layers::CacheMemory {
   // Unsupported, with what the device has, what is asked for, and how many positions there would be
   // room for.
   void reserve(std::int64_t positions) override;
-  void write(const layers::CacheRows& rows, const std::byte* from, DataType type) override;
+  void write(const transformer::CacheRows& rows, const std::byte* from, DataType type) override;
   void written(std::int64_t first, std::int64_t count) override;
   void fetch(std::size_t part, std::int64_t count) override;
-  void read(const layers::CacheRows& rows, std::byte* to, DataType type) override;
-  void copy(layers::CacheMemory& from, std::int64_t count) override;
+  void read(const transformer::CacheRows& rows, std::byte* to, DataType type) override;
+  void copy(transformer::CacheMemory& from, std::int64_t count) override;
 
  private:
   // Bytes of a position, for one head and one part.

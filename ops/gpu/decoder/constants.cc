@@ -50,10 +50,10 @@ class Reader {
     return upload(value, value.shape->elements() * static_cast<std::int64_t>(sizeof(float)));
   }
 
-  EntryNorms norms(const layers::DecoderSizes& sizes, bool adds) {
+  EntryNorms norms(const transformer::Decoder& decoder, bool adds) {
     EntryNorms norms;
-    if (sizes.post_norms && adds) norms.added = vector(Shape{sizes.hidden});
-    norms.sum = vector(Shape{sizes.hidden});
+    if (decoder.post_norms() && adds) norms.added = vector(Shape{decoder.hidden});
+    norms.sum = vector(Shape{decoder.hidden});
     return norms;
   }
 
@@ -99,16 +99,16 @@ class Reader {
 
 }  // namespace
 
-std::size_t count_of_constants(const layers::DecoderSizes& sizes) {
-  const auto norms = static_cast<std::size_t>(sizes.entry_norms());
-  const std::size_t layer = 4 + 2 * norms + (sizes.qk_norm ? 2 : 0);
-  const std::size_t left_out = sizes.post_norms ? 1 : 0;
-  return sizes.layers.size() * layer - left_out + norms + 1 +
-         2 * static_cast<std::size_t>(sizes.tables());
+std::size_t count_of_constants(const transformer::Decoder& decoder) {
+  const auto norms = static_cast<std::size_t>(decoder.entry_norms());
+  const std::size_t layer = 4 + 2 * norms + (decoder.attention().has_qk_norm() ? 2 : 0);
+  const std::size_t left_out = decoder.post_norms() ? 1 : 0;
+  return decoder.layers.size() * layer - left_out + norms + 1 +
+         2 * static_cast<std::size_t>(decoder.tables());
 }
 
-std::vector<Value> values_of_constants(const layers::DecoderSizes& sizes,
-                                       const layers::DecoderConstants& constants,
+std::vector<Value> values_of_constants(const transformer::Decoder& decoder,
+                                       const transformer::DecoderConstants& constants,
                                        const std::vector<Node>& nodes) {
   std::unordered_map<const void*, const Value*> values;
   for (const Node& node : nodes) {
@@ -120,45 +120,45 @@ std::vector<Value> values_of_constants(const layers::DecoderSizes& sizes,
   const auto add = [&](const void* constant) {
     if (constant != nullptr) all.push_back(*values.at(constant));
   };
-  for (const layers::LayerConstants& layer : constants.layers) {
-    for (const layers::Q4NXWeight* weight :
+  for (const transformer::LayerConstants& layer : constants.layers) {
+    for (const transformer::Q4NXWeight* weight :
          {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
       add(weight->blocks);
     for (const float* norm : layer.norms) add(norm);
-    if (!sizes.qk_norm) continue;
+    if (!decoder.attention().has_qk_norm()) continue;
     for (const float* norm : layer.qk_norm) add(norm);
   }
   for (const float* norm : constants.final_norms) add(norm);
   add(constants.head.blocks);
-  for (const layers::RotaryTable& table : constants.rotary) {
+  for (const transformer::RotaryTable& table : constants.rotary) {
     add(table.cosine);
     add(table.sine);
   }
   return all;
 }
 
-PlacedConstants place_constants(Context& context, const layers::DecoderSizes& sizes,
+PlacedConstants place_constants(Context& context, const transformer::Decoder& decoder,
                                 const Node& node) {
-  const std::size_t count = count_of_constants(sizes);
+  const std::size_t count = count_of_constants(decoder);
   PlacedConstants found;
   Reader read(context, node, node.inputs.size() - std::min(count, node.inputs.size()), found);
-  const std::int64_t attention = sizes.heads * sizes.head_size;
-  for (std::size_t i = 0; i < sizes.layers.size(); ++i) {
+  const std::int64_t attention = decoder.attended();
+  for (std::size_t i = 0; i < decoder.layers.size(); ++i) {
     PlacedConstants::Layer& layer = found.layers.emplace_back();
-    layer.qkv = read.weight({sizes.packed_heads(), sizes.hidden});
-    layer.output = read.weight({sizes.hidden, attention});
-    layer.gate_up = read.weight({sizes.feed_forward, sizes.hidden, 2});
-    layer.down = read.weight({sizes.hidden, sizes.feed_forward});
-    layer.first = read.norms(sizes, i > 0);
-    layer.middle = read.norms(sizes, true);
-    if (!sizes.qk_norm) continue;
-    layer.q_norm = read.vector(Shape{sizes.head_size});
-    layer.k_norm = read.vector(Shape{sizes.head_size});
+    layer.qkv = read.weight({decoder.packed_heads(), decoder.hidden});
+    layer.output = read.weight({decoder.hidden, attention});
+    layer.gate_up = read.weight({decoder.feed_forward().size, decoder.hidden, 2});
+    layer.down = read.weight({decoder.hidden, decoder.feed_forward().size});
+    layer.first = read.norms(decoder, i > 0);
+    layer.middle = read.norms(decoder, true);
+    if (!decoder.attention().has_qk_norm()) continue;
+    layer.q_norm = read.vector(Shape{decoder.attention().head_size});
+    layer.k_norm = read.vector(Shape{decoder.attention().head_size});
   }
-  found.last = read.norms(sizes, true);
-  found.head = read.weight({sizes.vocabulary, sizes.hidden});
-  const Shape angles{sizes.positions, sizes.head_size / 2};
-  for (std::int64_t table = 0; table < sizes.tables(); ++table) {
+  found.last = read.norms(decoder, true);
+  found.head = read.weight({decoder.vocabulary, decoder.hidden});
+  const Shape angles{decoder.positions, decoder.attention().head_size / 2};
+  for (std::int64_t table = 0; table < decoder.tables(); ++table) {
     Buffer cosines = read.vector(angles);
     found.rotary.push_back({std::move(cosines), read.vector(angles)});
   }

@@ -18,9 +18,9 @@
 
 #include "ops/formats/q4nx.h"
 #include "ops/gpu/opencl/context.h"
-#include "ops/layers/decoder_constants.h"
-#include "ops/layers/decoder_sizes.h"
 #include "ops/nodes/node.h"
+#include "ops/transformer/decoder.h"
+#include "ops/transformer/decoder_constants.h"
 
 namespace flownpu::gpu {
 
@@ -60,18 +60,18 @@ struct PlacedConstants {
 };
 
 // How many constants the node has.
-std::size_t count_of_constants(const layers::DecoderSizes& sizes);
+std::size_t count_of_constants(const transformer::Decoder& decoder);
 
 // The constants as values of the graph, in the node's order. `nodes`: those in which the constants
 // were found.
-std::vector<Value> values_of_constants(const layers::DecoderSizes& sizes,
-                                       const layers::DecoderConstants& constants,
+std::vector<Value> values_of_constants(const transformer::Decoder& decoder,
+                                       const transformer::DecoderConstants& constants,
                                        const std::vector<Node>& nodes);
 
 // A device that is a CPU reads weights where the file is mapped; for others they are copied, since
 // a GPU's driver may copy what it is told to use in place, and not say so. Throws OpenClError;
 // Error for a constant whose shape is not that of the decoder's.
-PlacedConstants place_constants(Context& context, const layers::DecoderSizes& sizes,
+PlacedConstants place_constants(Context& context, const transformer::Decoder& decoder,
                                 const Node& node);
 
 }  // namespace flownpu::gpu

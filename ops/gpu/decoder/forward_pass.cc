@@ -13,24 +13,25 @@
 namespace flownpu::gpu {
 namespace {
 
-Gating gating_of(const layers::DecoderSizes& sizes) {
-  return sizes.activation == "geglu" ? Gating::kGeGlu : Gating::kSwiGlu;
+Gating gating_of(const transformer::Decoder& decoder) {
+  return decoder.feed_forward().activation == transformer::Activation::kGeGlu ? Gating::kGeGlu
+                                                                              : Gating::kSwiGlu;
 }
 
 }  // namespace
 
-std::int64_t ForwardPass::most_tokens(const layers::DecoderSizes& sizes) {
-  return std::min(kMostTokens, sizes.positions);
+std::int64_t ForwardPass::most_tokens(const transformer::Decoder& decoder) {
+  return std::min(kMostTokens, decoder.positions);
 }
 
 // Steps of a layer: 0 QKV, 1 append, 2 attention, 3 output, 4 the middle entry's norms, 5 gate and
 // up, 6 down, 7 the next layer's first norms; after the last layer, 8, the LM head. A value lives
 // until the end of the last step that reads it.
 std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
-    const layers::DecoderSizes& sizes, const StoredType& stored) {
-  const std::int64_t tokens = most_tokens(sizes);
-  const std::int64_t attention = sizes.heads * sizes.head_size;
-  const std::int64_t widest = std::max({sizes.hidden, attention, sizes.feed_forward});
+    const transformer::Decoder& decoder, const StoredType& stored) {
+  const std::int64_t tokens = most_tokens(decoder);
+  const std::int64_t attention = decoder.attended();
+  const std::int64_t widest = std::max({decoder.hidden, attention, decoder.feed_forward().size});
   const std::int64_t groups = q4nx::groups_of(widest);
   const auto floats = [&](std::int64_t columns) {
     return static_cast<std::size_t>(tokens * columns) * sizeof(float);
@@ -41,84 +42,86 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
   const std::vector<std::pair<int, int>> always{{0, 8}};
   const std::vector<std::pair<int, int>> products{{0, 0}, {3, 3}, {5, 5}, {6, 6}, {8, 8}};
   std::array<Lifetime, kActivations> values;
-  values[kResidual] = {floats(sizes.hidden), always};
-  values[kOtherResidual] = {floats(sizes.hidden), always};
-  values[kNormalised] = {activations(sizes.hidden), {{0, 0}, {4, 5}, {7, 8}}};
-  values[kPacked] = {activations(sizes.packed_heads()), {{0, 1}}};
+  values[kResidual] = {floats(decoder.hidden), always};
+  values[kOtherResidual] = {floats(decoder.hidden), always};
+  values[kNormalised] = {activations(decoder.hidden), {{0, 0}, {4, 5}, {7, 8}}};
+  values[kPacked] = {activations(decoder.packed_heads()), {{0, 1}}};
   values[kQuery] = {activations(attention), {{1, 2}}};
   values[kAttended] = {activations(attention), {{2, 3}}};
-  values[kUpdate] = {floats(sizes.hidden), {{3, 4}, {6, 7}}};
-  values[kGated] = {floats(sizes.feed_forward), {{5, 6}}};
+  values[kUpdate] = {floats(decoder.hidden), {{3, 4}, {6, 7}}};
+  values[kGated] = {floats(decoder.feed_forward().size), {{5, 6}}};
   values[kCodes] = {static_cast<std::size_t>(tokens * groups * q4nx::kGroup), products};
   values[kScales] = {floats(groups), products};
   values[kSums] = {floats(groups), products};
-  values[kLast] = {activations(sizes.hidden), always};  // kept from chunk to chunk of a prompt
-  if (sizes.blocks)
+  values[kLast] = {activations(decoder.hidden), always};  // kept from chunk to chunk of a prompt
+  if (decoder.attention().bidirectional_blocks)
     values[kEnds] = {static_cast<std::size_t>(tokens) * sizeof(std::int32_t), always};
   values[kPartSums] = {static_cast<std::size_t>(kMostParts * attention) * sizeof(float), {{2, 2}}};
-  values[kPartStates] = {static_cast<std::size_t>(kMostParts * sizes.heads * 2) * sizeof(float),
-                         {{2, 2}}};
+  values[kPartStates] = {
+      static_cast<std::size_t>(kMostParts * decoder.attention().heads * 2) * sizeof(float),
+      {{2, 2}}};
   return values;
 }
 
-std::int64_t ForwardPass::activation_bytes(const layers::DecoderSizes& sizes,
+std::int64_t ForwardPass::activation_bytes(const transformer::Decoder& decoder,
                                            const StoredType& stored) {
-  const SharedBuffers shared = share_buffers(lifetimes(sizes, stored));
+  const SharedBuffers shared = share_buffers(lifetimes(decoder, stored));
   return static_cast<std::int64_t>(
       std::accumulate(shared.bytes.begin(), shared.bytes.end(), std::size_t{0}));
 }
 
-ForwardPass::ForwardPass(std::shared_ptr<Context> context, const layers::DecoderSizes& sizes,
+ForwardPass::ForwardPass(std::shared_ptr<Context> context, const transformer::Decoder& decoder,
                          const PlacedConstants& constants, const PassOptions& options)
     : context_(std::move(context)),
-      sizes_(sizes),
+      decoder_(decoder),
       constants_(constants),
       cache_(element_of_cache(options.cache)),
       stored_(choose_stored_type(*context_, options.dtype)),
       weights_(options.weights),
       rounds_(options.activations == Activations::kInt8),
       tuner_(*context_),
-      shared_(share_buffers(lifetimes(sizes, stored_))),
-      heads_shape_{.heads = sizes.heads,
-                   .kv_heads = sizes.kv_heads,
-                   .head_size = sizes.head_size,
+      shared_(share_buffers(lifetimes(decoder, stored_))),
+      heads_shape_{.heads = decoder.attention().heads,
+                   .kv_heads = decoder.attention().kv_heads,
+                   .head_size = decoder.attention().head_size,
                    .cache = cache_,
-                   .scale = sizes.scale,
-                   .qk_norm = sizes.qk_norm,
-                   .epsilon = sizes.epsilon} {
+                   .scale = decoder.attention().scale,
+                   .qk_norm = decoder.attention().has_qk_norm(),
+                   .epsilon = decoder.epsilon} {
   for (const std::size_t bytes : shared_.bytes) {
     check_bytes(bytes, "activations");
     buffers_.push_back(context_->allocate(bytes));
   }
-  const NormShape norm{.columns = sizes.hidden, .epsilon = sizes.epsilon};
+  const NormShape norm{.columns = decoder.hidden, .epsilon = decoder.epsilon};
   first_norm_ = compile(rms_norm(norm));
-  entry_norm_ = compile(rms_norm({.columns = sizes.hidden,
-                                  .epsilon = sizes.epsilon,
+  entry_norm_ = compile(rms_norm({.columns = decoder.hidden,
+                                  .epsilon = decoder.epsilon,
                                   .has_skip = true,
-                                  .norms_skip = sizes.post_norms,
+                                  .norms_skip = decoder.post_norms(),
                                   .writes_sum = true}));
   append_ = compile(append_heads(heads_shape_));
   compile_attention();
-  const std::int64_t attention = sizes.heads * sizes.head_size;
-  for (std::size_t i = 0; i < sizes.layers.size(); ++i) {
+  const std::int64_t attention = decoder.attended();
+  for (std::size_t i = 0; i < decoder.layers.size(); ++i) {
     const PlacedConstants::Layer& given = constants.layers[i];
     Layer& layer = layers_.emplace_back();
-    layer.qkv = compile_product({.rows = sizes.packed_heads(), .columns = sizes.hidden}, given.qkv);
+    layer.qkv =
+        compile_product({.rows = decoder.packed_heads(), .columns = decoder.hidden}, given.qkv);
     layer.output = compile_product(
-        {.rows = sizes.hidden, .columns = attention, .result = Element::kFloat32}, given.output);
-    layer.gate_up = compile_product({.rows = sizes.feed_forward,
-                                     .columns = sizes.hidden,
-                                     .gating = gating_of(sizes),
+        {.rows = decoder.hidden, .columns = attention, .result = Element::kFloat32}, given.output);
+    layer.gate_up = compile_product({.rows = decoder.feed_forward().size,
+                                     .columns = decoder.hidden,
+                                     .gating = gating_of(decoder),
                                      .result = Element::kFloat32},
                                     given.gate_up);
-    layer.down = compile_product({.rows = sizes.hidden,
-                                  .columns = sizes.feed_forward,
+    layer.down = compile_product({.rows = decoder.hidden,
+                                  .columns = decoder.feed_forward().size,
                                   .given = Element::kFloat32,
                                   .result = Element::kFloat32},
                                  given.down);
   }
   head_ = compile_product(
-      {.rows = sizes.vocabulary, .columns = sizes.hidden, .result = Element::kFloat32},
+      {.rows = decoder.vocabulary, .columns = decoder.hidden, .result = Element::kFloat32},
       constants.head);
 }
 
@@ -192,11 +195,11 @@ void ForwardPass::tune(CompiledProduct& product) {
 }
 
 AttentionShape ForwardPass::attention_shape() const {
-  const AttentionShape shape{.heads = sizes_.heads,
-                             .kv_heads = sizes_.kv_heads,
-                             .head_size = sizes_.head_size,
+  const AttentionShape shape{.heads = decoder_.attention().heads,
+                             .kv_heads = decoder_.attention().kv_heads,
+                             .head_size = decoder_.attention().head_size,
                              .cache = cache_,
-                             .softcap = sizes_.softcap,
+                             .softcap = decoder_.attention().softcap,
                              .one_sequence = true,
                              .lanes = attention_lanes(context_->facts())};
   if (flow_attention_memory(shape) > context_->facts().local_memory)
@@ -216,7 +219,7 @@ void ForwardPass::compile_attention() {
   in_parts.has_parts = true;
   attention_in_parts_ = compile(flow_attention(in_parts));
   merge_ = compile(merge_attention(in_parts));
-  if (!sizes_.blocks) return;
+  if (!decoder_.attention().bidirectional_blocks) return;
   AttentionShape of_blocks = tiles_shape_;
   of_blocks.has_blocks = true;
   attention_of_blocks_ = compile(flow_attention(of_blocks));
@@ -245,7 +248,7 @@ void ForwardPass::multiply(const CompiledProduct& product, std::int64_t tokens, 
 
 void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
   const PlacedConstants::Layer& constants = constants_.layers[layer];
-  const layers::LayerKind& kind = sizes_.layers[layer];
+  const transformer::Attention& kind = decoder_.attention(layer);
   const PlacedConstants::Rotary& rotary = constants_.rotary[static_cast<std::size_t>(kind.table)];
   for (const Segment& segment : segments) {
     const Buffer* keys = &segment.cache->part(2 * layer);
@@ -255,7 +258,7 @@ void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
     const auto append = [&](std::initializer_list<const Buffer*> buffers) {
       launch(*append_, grid, buffers, {segment.first, segment.past, capacity});
     };
-    if (sizes_.qk_norm) {
+    if (decoder_.attention().has_qk_norm()) {
       append({of(kPacked), &rotary.cosines, &rotary.sines, of(kQuery), keys, values,
               &constants.q_norm, &constants.k_norm});
     } else {
@@ -265,8 +268,8 @@ void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
   }
 }
 
-void ForwardPass::attend(const layers::LayerKind& kind, const Segment& segment, const Buffer* keys,
-                         const Buffer* values) {
+void ForwardPass::attend(const transformer::Attention& kind, const Segment& segment,
+                         const Buffer* keys, const Buffer* values) {
   const std::int64_t capacity = segment.cache->capacity();
   const std::int64_t parts = parts_of(kind, segment);
   if (parts > 1) {
@@ -290,24 +293,25 @@ void ForwardPass::attend(const layers::LayerKind& kind, const Segment& segment, 
   }
 }
 
-std::int64_t ForwardPass::parts_of(const layers::LayerKind& kind, const Segment& segment) const {
+std::int64_t ForwardPass::parts_of(const transformer::Attention& kind,
+                                   const Segment& segment) const {
   if (segment.count > 1) return 1;
   const std::int64_t all = segment.past + 1;
   const std::int64_t keys = kind.window > 0 ? std::min(all, kind.window) : all;
-  const std::int64_t wanted =
-      q4nx::ceil_div(kGroupsOfUnit * context_->facts().compute_units, sizes_.kv_heads);
+  const std::int64_t wanted = q4nx::ceil_div(kGroupsOfUnit * context_->facts().compute_units,
+                                             decoder_.attention().kv_heads);
   return std::max<std::int64_t>(std::min({keys / kKeysOfPart, wanted, kMostParts}), 1);
 }
 
 // Adds the update to the residual stream, and normalises the sum.
 void ForwardPass::enter(const EntryNorms& norms, std::int64_t tokens) {
   const Activation next = residual_ == kResidual ? kOtherResidual : kResidual;
-  if (sizes_.post_norms) {
-    launch(*entry_norm_, rms_norm_grid(sizes_.hidden, tokens),
+  if (decoder_.post_norms()) {
+    launch(*entry_norm_, rms_norm_grid(decoder_.hidden, tokens),
            {of(residual_), &norms.sum, of(kNormalised), of(kUpdate), &norms.added, of(next)},
            {tokens});
   } else {
-    launch(*entry_norm_, rms_norm_grid(sizes_.hidden, tokens),
+    launch(*entry_norm_, rms_norm_grid(decoder_.hidden, tokens),
            {of(residual_), &norms.sum, of(kNormalised), of(kUpdate), of(next)}, {tokens});
   }
   residual_ = next;
@@ -316,7 +320,7 @@ void ForwardPass::enter(const EntryNorms& norms, std::int64_t tokens) {
 void ForwardPass::write_hidden(std::int64_t first, std::span<const float> rows) {
   residual_ = kResidual;
   context_->write(*of(kResidual), std::as_bytes(rows),
-                  static_cast<std::size_t>(first * sizes_.hidden) * sizeof(float));
+                  static_cast<std::size_t>(first * decoder_.hidden) * sizeof(float));
 }
 
 void ForwardPass::write_ends(std::int64_t first, std::span<const std::int32_t> ends) {
@@ -325,7 +329,7 @@ void ForwardPass::write_ends(std::int64_t first, std::span<const std::int32_t> e
 }
 
 void ForwardPass::run_layers(std::int64_t tokens, std::span<const Segment> segments) {
-  launch(*first_norm_, rms_norm_grid(sizes_.hidden, tokens),
+  launch(*first_norm_, rms_norm_grid(decoder_.hidden, tokens),
          {of(residual_), &constants_.layers.front().first.sum, of(kNormalised)});
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
@@ -340,7 +344,7 @@ void ForwardPass::run_layers(std::int64_t tokens, std::span<const Segment> segme
 }
 
 void ForwardPass::keep_last(std::int64_t sequence, std::int64_t token) {
-  const std::size_t bytes = static_cast<std::size_t>(sizes_.hidden * stored_.bytes());
+  const std::size_t bytes = static_cast<std::size_t>(decoder_.hidden * stored_.bytes());
   context_->copy(*of(kNormalised), static_cast<std::size_t>(token) * bytes, *of(kLast),
                  static_cast<std::size_t>(sequence) * bytes, bytes);
 }
@@ -348,7 +352,7 @@ void ForwardPass::keep_last(std::int64_t sequence, std::int64_t token) {
 void ForwardPass::run_head(std::int64_t sequences, bool kept) {
   if (sequences > logits_rows_) {
     const std::size_t bytes =
-        static_cast<std::size_t>(sequences * sizes_.vocabulary) * sizeof(float);
+        static_cast<std::size_t>(sequences * decoder_.vocabulary) * sizeof(float);
     check_bytes(bytes, "logits");
     logits_ = context_->allocate(bytes);
     logits_rows_ = sequences;
@@ -360,9 +364,9 @@ void ForwardPass::read_logits(std::span<float> logits) {
   context_->read(logits_, std::as_writable_bytes(logits));
 }
 
-std::int64_t ForwardPass::dispatches_of(const layers::DecoderSizes& sizes) {
+std::int64_t ForwardPass::dispatches_of(const transformer::Decoder& decoder) {
   constexpr std::int64_t kOfLayer = 8;  // four products, append, attention, two entries' norms
-  return kOfLayer * sizes.layer_count() + 2;
+  return kOfLayer * decoder.layer_count() + 2;
 }
 
 }  // namespace flownpu::gpu

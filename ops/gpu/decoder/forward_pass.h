@@ -19,8 +19,8 @@
 #include "ops/gpu/kernels/kernels.h"
 #include "ops/gpu/opencl/context.h"
 #include "ops/gpu/opencl/tuner.h"
-#include "ops/layers/decoder_sizes.h"
 #include "ops/nodes/tensor.h"
+#include "ops/transformer/decoder.h"
 
 namespace flownpu::gpu {
 
@@ -35,7 +35,7 @@ struct Segment {
   bool has_blocks = false;
 };
 
-// How the kernels compute, and on what, beside the decoder's sizes.
+// How the kernels compute, and on what, beside the decoder.
 struct PassOptions {
   DataType cache = DataType::kFloat32;  // the type of keys and values
   Activations activations = Activations::kInt8;
@@ -53,16 +53,17 @@ class ForwardPass {
 
   // `constants` must outlive it. Throws OpenClError; Error for sizes that a kernel does not
   // support, and for options that the device does not.
-  ForwardPass(std::shared_ptr<Context> context, const layers::DecoderSizes& sizes,
+  ForwardPass(std::shared_ptr<Context> context, const transformer::Decoder& decoder,
               const PlacedConstants& constants, const PassOptions& options);
 
   // kMostTokens, or the decoder's positions if they are fewer.
-  static std::int64_t most_tokens(const layers::DecoderSizes& sizes);
-  std::int64_t most_tokens() const { return most_tokens(sizes_); }
+  static std::int64_t most_tokens(const transformer::Decoder& decoder);
+  std::int64_t most_tokens() const { return most_tokens(decoder_); }
   // Kernels for one token of one sequence, where attention is not computed in parts.
-  static std::int64_t dispatches_of(const layers::DecoderSizes& sizes);
-  // Bytes of the buffers that a pass of these sizes allocates for its activations.
-  static std::int64_t activation_bytes(const layers::DecoderSizes& sizes, const StoredType& stored);
+  static std::int64_t dispatches_of(const transformer::Decoder& decoder);
+  // Bytes of the buffers that a pass of this decoder allocates for its activations.
+  static std::int64_t activation_bytes(const transformer::Decoder& decoder,
+                                       const StoredType& stored);
 
   // Writes hidden states [count, hidden] to the rows from `first` on.
   void write_hidden(std::int64_t first, std::span<const float> rows);
@@ -127,7 +128,7 @@ class ForwardPass {
   static constexpr std::int64_t kMostParts = 64;
   static constexpr std::int64_t kGroupsOfUnit = 4;
 
-  static std::array<Lifetime, kActivations> lifetimes(const layers::DecoderSizes& sizes,
+  static std::array<Lifetime, kActivations> lifetimes(const transformer::Decoder& decoder,
                                                       const StoredType& stored);
   std::shared_ptr<const CompiledKernel> compile(const KernelDescription& kernel);
   CompiledProduct compile_product(const ProductShape& shape, const Weight& weight);
@@ -143,14 +144,14 @@ class ForwardPass {
   void multiply(const CompiledProduct& product, std::int64_t tokens, const Buffer* x,
                 const Buffer* y);
   void attend(std::size_t layer, std::span<const Segment> segments);
-  void attend(const layers::LayerKind& kind, const Segment& segment, const Buffer* keys,
+  void attend(const transformer::Attention& kind, const Segment& segment, const Buffer* keys,
               const Buffer* values);
   // In how many parts a segment's keys are attended to; 1: all at once.
-  std::int64_t parts_of(const layers::LayerKind& kind, const Segment& segment) const;
+  std::int64_t parts_of(const transformer::Attention& kind, const Segment& segment) const;
   void enter(const EntryNorms& norms, std::int64_t tokens);
 
   std::shared_ptr<Context> context_;
-  layers::DecoderSizes sizes_;
+  transformer::Decoder decoder_;
   const PlacedConstants& constants_;
   Element cache_;
   StoredType stored_;

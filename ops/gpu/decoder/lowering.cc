@@ -7,50 +7,51 @@
 #include "ops/error.h"
 #include "ops/gpu/decoder/constants.h"
 #include "ops/gpu/operators/lowering.h"
-#include "ops/layers/decoder_matcher.h"
-#include "ops/layers/kv_caches.h"
-#include "ops/layers/operators.h"
 #include "ops/nodes/flow_qkv_attention.h"
+#include "ops/transformer/decoder_matcher.h"
+#include "ops/transformer/kv_caches.h"
+#include "ops/transformer/operators.h"
 
 namespace flownpu::gpu {
 namespace {
 
-void check(const Node& node, const layers::DecoderSizes& sizes) {
-  layers::check_values_of_decoder(node, sizes);
-  for (std::size_t part = 0; part < 2 * sizes.layers.size(); ++part) {
-    const Value& past = node.inputs[layers::kFirstPast + part];
-    const DataType first = node.inputs[layers::kFirstPast].type;
+void check(const Node& node, const transformer::Decoder& decoder) {
+  transformer::check_values_of_decoder(node, decoder);
+  for (std::size_t part = 0; part < 2 * decoder.layers.size(); ++part) {
+    const Value& past = node.inputs[transformer::kFirstPast + part];
+    const DataType first = node.inputs[transformer::kFirstPast].type;
     if (past.type != first)
       fail(to_string(node), ": expected all keys and values to be ", name_of(first), ", got ",
            name_of(past.type), " of layer ", part / 2);
   }
-  const DataType type = node.inputs[layers::kFirstPast].type;
-  const std::int64_t row = cache_row_bytes(type, sizes.head_size);
-  if (row < layers::KvCaches::kTicketBytes)
-    fail(to_string(node), ": expected keys and values of at least ", layers::KvCaches::kTicketBytes,
-         " bytes, got ", row, ", a head of ", sizes.head_size, " elements in ", name_of(type));
+  const DataType type = node.inputs[transformer::kFirstPast].type;
+  const std::int64_t row = cache_row_bytes(type, decoder.attention().head_size);
+  if (row < transformer::KvCaches::kTicketBytes)
+    fail(to_string(node), ": expected keys and values of at least ",
+         transformer::KvCaches::kTicketBytes, " bytes, got ", row, ", a head of ",
+         decoder.attention().head_size, " elements in ", name_of(type));
 }
 
 std::vector<Node> with_decoder(const std::vector<Node>& nodes,
                                const std::vector<std::string>& outputs) {
-  static const layers::DecoderLimits limits{.who = "the GPU",
-                                            .means = "the GPU's kernels",
-                                            .softcap = true,
-                                            .batches = true,
-                                            .int8_caches = true};
-  const layers::GraphWalk graph(nodes, outputs);
-  const layers::FoundDecoder found = layers::find_decoder(nodes, graph, limits);
+  static const transformer::DecoderLimits limits{.who = "the GPU",
+                                                 .means = "the GPU's kernels",
+                                                 .softcap = true,
+                                                 .batches = true,
+                                                 .int8_caches = true};
+  const transformer::GraphWalk graph(nodes, outputs);
+  const transformer::FoundDecoder found = transformer::find_decoder(nodes, graph, limits);
   Node node = found.node(kGpuDomain);
-  check(node, found.sizes);
-  for (Value& value : values_of_constants(found.sizes, found.constants, nodes))
+  check(node, found.decoder);
+  for (Value& value : values_of_constants(found.decoder, found.constants, nodes))
     node.inputs.push_back(std::move(value));
-  return layers::with_one_node(nodes, graph, found.taken, found.head, node, outputs);
+  return transformer::with_one_node(nodes, graph, found.taken, found.head, node, outputs);
 }
 
 }  // namespace
 
 bool is_decoder_layers(const Node& node) {
-  return node.domain == kGpuDomain && node.op_type == layers::kDecoderLayers;
+  return node.domain == kGpuDomain && node.op_type == transformer::kDecoderLayers;
 }
 
 Lowered lower_decoder(std::vector<Node> nodes, const std::vector<std::string>& outputs) {
@@ -71,7 +72,8 @@ std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
                                           const std::string& reason) {
   std::vector<Lowered::OnHost> left;
   for (const Node& node : nodes) {
-    if (layers::is_projection(node) || layers::is_dense_product(node) || layers::is_attention(node))
+    if (transformer::is_projection(node) || transformer::is_dense_product(node) ||
+        transformer::is_attention(node))
       left.push_back({node.name, node.op_type, reason});
   }
   return left;

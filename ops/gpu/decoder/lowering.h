@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds a decoder in the nodes of a partition (ops/layers/decoder_matcher.h), and puts one node in
-// its place: DecoderLayers (ops/layers/decoder_sizes.h), whose constants are its last inputs
+// Finds a decoder in the nodes of a partition (ops/transformer/decoder_matcher.h), and puts one
+// node in its place: DecoderLayers (ops/transformer/decoder.h), whose constants are its last inputs
 // (constants.h).
 #pragma once
 

@@ -14,25 +14,25 @@
 namespace flownpu::gpu {
 namespace {
 
-layers::DecoderSizes read_sizes(const Node& node) {
-  layers::DecoderSizes sizes = layers::DecoderSizes::read(node);
-  layers::check_values_of_decoder(node, sizes, count_of_constants(sizes));
-  return sizes;
+transformer::Decoder read_decoder(const Node& node) {
+  transformer::Decoder decoder = transformer::Decoder::read(node);
+  transformer::check_values_of_decoder(node, decoder, count_of_constants(decoder));
+  return decoder;
 }
 
 // How many positions a run's cache should have room for: as many as the caller's tensors, which are
 // made for a whole conversation if past and present share memory.
-std::int64_t room_of(const layers::DecoderSizes& sizes, std::span<const Tensor> presents,
+std::int64_t room_of(const transformer::Decoder& decoder, std::span<const Tensor> presents,
                      std::int64_t total) {
   std::int64_t room = total;
-  for (std::size_t layer = 0; layer < sizes.layers.size(); ++layer) {
-    if (!sizes.layers[layer].window_sized_cache)
+  for (std::size_t layer = 0; layer < decoder.layers.size(); ++layer) {
+    if (!decoder.attention(layer).window_sized_cache)
       room = std::max(room, presents[2 * layer].shape[2]);
   }
   return room;
 }
 
-std::string positions_text(const layers::SequenceTokens& tokens) {
+std::string positions_text(const transformer::SequenceTokens& tokens) {
   const std::string first = std::to_string(tokens.past);
   return tokens.count == 1 ? "position " + first
                            : "positions " + first + "-" + std::to_string(tokens.total() - 1);
@@ -40,7 +40,7 @@ std::string positions_text(const layers::SequenceTokens& tokens) {
 
 // Throws Error for block numbers that do not grow, Unsupported for a block of more tokens than
 // `most`.
-void check_blocks(std::span<const std::int32_t> blocks, const layers::SequenceTokens& tokens,
+void check_blocks(std::span<const std::int32_t> blocks, const transformer::SequenceTokens& tokens,
                   std::int64_t sequence, std::int64_t most) {
   check_block_numbers(blocks, "", sequence);
   for (std::size_t token = 0; token < blocks.size();) {
@@ -76,40 +76,40 @@ std::vector<std::int32_t> ends_of(std::span<const std::int32_t> blocks, std::int
 
 DecoderStep::DecoderStep(const Node& node, std::shared_ptr<Context> context,
                          const DeviceOptions& options)
-    : sizes_(read_sizes(node)),
+    : decoder_(read_decoder(node)),
       context_(std::move(context)),
-      constants_(place_constants(*context_, sizes_, node)),
-      pass_(context_, sizes_, constants_,
-            {.cache = node.inputs[layers::kFirstPast].type,
+      constants_(place_constants(*context_, decoder_, node)),
+      pass_(context_, decoder_, constants_,
+            {.cache = node.inputs[transformer::kFirstPast].type,
              .activations = options.activations,
              .dtype = options.gpu_dtype,
              .weights = options.gpu_weights}),
-      caches_(std::make_shared<layers::KvCaches>(
-          sizes_,
-          [used = context_, sizes = sizes_,
-           type = node.inputs[layers::kFirstPast].type]() -> std::unique_ptr<layers::CacheMemory> {
-            return std::make_unique<DeviceCacheMemory>(used, sizes, type);
+      caches_(std::make_shared<transformer::KvCaches>(
+          decoder_,
+          [used = context_, decoder = decoder_, type = node.inputs[transformer::kFirstPast].type]()
+              -> std::unique_ptr<transformer::CacheMemory> {
+            return std::make_unique<DeviceCacheMemory>(used, decoder, type);
           })) {}
 
 void DecoderStep::infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const {
-  layers::check_call(sizes_, inputs);
-  const std::int64_t batch = inputs[layers::kHidden].shape[0];
+  transformer::check_call(decoder_, inputs);
+  const std::int64_t batch = inputs[transformer::kHidden].shape[0];
   if (batch > pass_.most_tokens())
     unsupported("expected at most ", pass_.most_tokens(),
                 " sequences, which the GPU computes at once, got ", batch,
                 ": run fewer at a time, or set the provider option on_unsupported to cpu");
   for (std::int64_t sequence = 0; sequence < batch; ++sequence) {
-    const layers::SequenceTokens tokens = layers::tokens_of(sizes_, inputs, sequence);
+    const transformer::SequenceTokens tokens = transformer::tokens_of(decoder_, inputs, sequence);
     check_blocks(blocks_of(inputs, sequence, tokens.count), tokens, sequence, pass_.most_tokens());
   }
-  layers::infer_outputs(sizes_, inputs, outputs);
+  transformer::infer_outputs(decoder_, inputs, outputs);
 }
 
 std::span<const std::int32_t> DecoderStep::blocks_of(std::span<const Tensor> inputs,
                                                      std::int64_t sequence,
                                                      std::int64_t count) const {
-  if (!sizes_.blocks || count == 1) return {};
-  const Tensor& blocks = inputs[layers::kFirstPast + 2 * sizes_.layers.size()];
+  if (!decoder_.attention().bidirectional_blocks || count == 1) return {};
+  const Tensor& blocks = inputs[transformer::kFirstPast + 2 * decoder_.layers.size()];
   return {blocks.as<const std::int32_t>() + sequence * blocks.shape[1],
           static_cast<std::size_t>(count)};
 }
@@ -130,27 +130,27 @@ std::int64_t DecoderStep::some_of(const Sequence& sequence, std::int64_t token, 
 std::vector<Tensor> DecoderStep::parts_of(std::span<const Tensor> tensors,
                                           std::int64_t sequence) const {
   std::vector<Tensor> parts;
-  for (const Tensor& tensor : tensors) parts.push_back(layers::sequence_of(tensor, sequence));
+  for (const Tensor& tensor : tensors) parts.push_back(transformer::sequence_of(tensor, sequence));
   return parts;
 }
 
 std::vector<DecoderStep::Sequence> DecoderStep::begin(std::span<const Tensor> inputs,
                                                       std::span<const Tensor> outputs) const {
-  const std::size_t parts = 2 * sizes_.layers.size();
-  const auto pasts = inputs.subspan(layers::kFirstPast, parts);
-  const auto presents = outputs.subspan(layers::kFirstPresent, parts);
-  const std::int64_t batch = inputs[layers::kHidden].shape[0];
+  const std::size_t parts = 2 * decoder_.layers.size();
+  const auto pasts = inputs.subspan(transformer::kFirstPast, parts);
+  const auto presents = outputs.subspan(transformer::kFirstPresent, parts);
+  const std::int64_t batch = inputs[transformer::kHidden].shape[0];
   std::vector<Tensor> firsts;
   firsts.reserve(static_cast<std::size_t>(batch));
   for (std::int64_t sequence = 0; sequence < batch; ++sequence)
-    firsts.push_back(layers::sequence_of(pasts.front(), sequence));
+    firsts.push_back(transformer::sequence_of(pasts.front(), sequence));
   const auto held = caches_->hold(firsts);
   std::vector<Sequence> sequences;
   for (std::int64_t sequence = 0; sequence < batch; ++sequence) {
-    const layers::SequenceTokens tokens = layers::tokens_of(sizes_, inputs, sequence);
+    const transformer::SequenceTokens tokens = transformer::tokens_of(decoder_, inputs, sequence);
     sequences.push_back({tokens,
                          caches_->begin(parts_of(pasts, sequence), parts_of(presents, sequence),
-                                        tokens.past, room_of(sizes_, presents, tokens.total())),
+                                        tokens.past, room_of(decoder_, presents, tokens.total())),
                          blocks_of(inputs, sequence, tokens.count)});
   }
   return sequences;
@@ -184,8 +184,8 @@ void DecoderStep::compute(const Tensor& hidden, std::span<const Sequence> sequen
         run_chunk();
         continue;
       }
-      const float* rows = hidden.as<const float>() + (i * given + token) * sizes_.hidden;
-      pass_.write_hidden(tokens, {rows, static_cast<std::size_t>(some * sizes_.hidden)});
+      const float* rows = hidden.as<const float>() + (i * given + token) * decoder_.hidden;
+      pass_.write_hidden(tokens, {rows, static_cast<std::size_t>(some * decoder_.hidden)});
       const std::vector<std::int32_t> seen = ends_of(sequence.blocks, token, some);
       if (!seen.empty()) pass_.write_ends(tokens, seen);
       segments.push_back({tokens, some, sequence.tokens.past + token, &cache, !seen.empty()});
@@ -201,7 +201,7 @@ void DecoderStep::compute(const Tensor& hidden, std::span<const Sequence> sequen
 
 void DecoderStep::finish(std::span<const Sequence> sequences,
                          std::span<const Tensor> outputs) const {
-  const auto presents = outputs.subspan(layers::kFirstPresent, 2 * sizes_.layers.size());
+  const auto presents = outputs.subspan(transformer::kFirstPresent, 2 * decoder_.layers.size());
   for (std::size_t i = 0; i < sequences.size(); ++i)
     caches_->finish(*sequences[i].cache, parts_of(presents, static_cast<std::int64_t>(i)),
                     sequences[i].tokens.total());
@@ -210,29 +210,30 @@ void DecoderStep::finish(std::span<const Sequence> sequences,
 void DecoderStep::run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
                       std::span<std::byte> /*scratch*/) const {
   const std::lock_guard lock(context_->mutex());
-  const ObservedRun observed(*context_, positions_text(layers::tokens_of(sizes_, inputs, 0)));
+  const ObservedRun observed(*context_,
+                             positions_text(transformer::tokens_of(decoder_, inputs, 0)));
   try {
     const std::vector<Sequence> sequences = begin(inputs, outputs);
-    compute(inputs[layers::kHidden], sequences);
-    pass_.read_logits({outputs[layers::kLogits].as<float>(),
-                       static_cast<std::size_t>(outputs[layers::kLogits].shape.elements())});
+    compute(inputs[transformer::kHidden], sequences);
+    pass_.read_logits({outputs[transformer::kLogits].as<float>(),
+                       static_cast<std::size_t>(outputs[transformer::kLogits].shape.elements())});
     finish(sequences, outputs);
   } catch (const OpenClError& error) {
-    throw OpenClError(error.failure(), std::string(error.what()) + " (" +
-                                           positions_text(layers::tokens_of(sizes_, inputs, 0)) +
-                                           ")");
+    throw OpenClError(error.failure(),
+                      std::string(error.what()) + " (" +
+                          positions_text(transformer::tokens_of(decoder_, inputs, 0)) + ")");
   }
 }
 
 std::string describe_decoder(const Node& node, Context& context, GpuDtype dtype) {
-  const layers::DecoderSizes sizes = read_sizes(node);
+  const transformer::Decoder decoder = read_decoder(node);
   const DeviceFacts& facts = context.facts();
   const StoredType stored = [&] {
     const std::lock_guard lock(context.mutex());
     return choose_stored_type(context, dtype);
   }();
-  const std::size_t constants = count_of_constants(sizes);
-  std::int64_t bytes = ForwardPass::activation_bytes(sizes, stored);
+  const std::size_t constants = count_of_constants(decoder);
+  std::int64_t bytes = ForwardPass::activation_bytes(decoder, stored);
   for (auto value = node.inputs.end() - static_cast<std::ptrdiff_t>(constants);
        value != node.inputs.end(); ++value)
     bytes += value->shape.value_or(Shape{0}).elements() *
@@ -240,10 +241,11 @@ std::string describe_decoder(const Node& node, Context& context, GpuDtype dtype)
   if (bytes > facts.memory)
     fail("expected weights and activations that fit ", facts.title(), ", which has ", facts.memory,
          " bytes, got ", bytes, ": use device = cpu");
-  return std::to_string(sizes.layer_count()) + (sizes.layer_count() == 1 ? " layer" : " layers") +
-         " and the LM head in " + std::to_string(ForwardPass::dispatches_of(sizes)) +
+  return std::to_string(decoder.layer_count()) +
+         (decoder.layer_count() == 1 ? " layer" : " layers") + " and the LM head in " +
+         std::to_string(ForwardPass::dispatches_of(decoder)) +
          " kernels a token, prompts in chunks of " +
-         std::to_string(ForwardPass::most_tokens(sizes)) + "; weights " +
+         std::to_string(ForwardPass::most_tokens(decoder)) + "; weights " +
          (facts.is_software() ? "read where the file is mapped" : "copied once") +
          "; activations stored as " + stored.text();
 }

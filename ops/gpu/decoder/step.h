@@ -14,8 +14,8 @@
 #include "ops/gpu/decoder/constants.h"
 #include "ops/gpu/decoder/forward_pass.h"
 #include "ops/gpu/opencl/context.h"
-#include "ops/layers/decoder_call.h"
-#include "ops/layers/kv_caches.h"
+#include "ops/transformer/decoder_call.h"
+#include "ops/transformer/kv_caches.h"
 
 namespace flownpu::gpu {
 
@@ -30,14 +30,14 @@ class DecoderStep final : public Step {
   // Throws OpenClError; Unsupported for a cache that there is no memory for.
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> scratch) const override;
-  std::int64_t multiply_adds() const override { return sizes_.multiply_adds(); }
+  std::int64_t multiply_adds() const override { return decoder_.multiply_adds(); }
 
-  const std::shared_ptr<layers::KvCaches>& caches() const { return caches_; }
+  const std::shared_ptr<transformer::KvCaches>& caches() const { return caches_; }
 
  private:
   struct Sequence {
-    layers::SequenceTokens tokens;
-    std::shared_ptr<layers::KvCache> cache;
+    transformer::SequenceTokens tokens;
+    std::shared_ptr<transformer::KvCache> cache;
     std::span<const std::int32_t> blocks;  // of each new token, or empty
   };
 
@@ -54,11 +54,11 @@ class DecoderStep final : public Step {
   void finish(std::span<const Sequence> sequences, std::span<const Tensor> outputs) const;
   std::vector<Tensor> parts_of(std::span<const Tensor> tensors, std::int64_t sequence) const;
 
-  layers::DecoderSizes sizes_;
+  transformer::Decoder decoder_;
   std::shared_ptr<Context> context_;
   PlacedConstants constants_;
   mutable ForwardPass pass_;  // under the context's mutex
-  std::shared_ptr<layers::KvCaches> caches_;
+  std::shared_ptr<transformer::KvCaches> caches_;
 };
 
 // "26 layers and the LM head in 210 kernels a token, ...": the text in the placement line about a

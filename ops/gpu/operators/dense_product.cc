@@ -8,12 +8,12 @@
 #include "ops/gpu/kernels/kernels.h"
 #include "ops/gpu/operators/run.h"
 #include "ops/gpu/operators/step.h"
-#include "ops/layers/operators.h"
+#include "ops/transformer/operators.h"
 
 namespace flownpu::gpu {
 namespace {
 
-// W's index among the inputs (ops/layers/operators.h has those after it).
+// W's index among the inputs (ops/transformer/operators.h has those after it).
 constexpr std::size_t kWeight = 1;
 
 DenseActivation activation_of(const Node& node) {
@@ -31,10 +31,10 @@ DenseShape shape_of(const Node& node) {
           .columns = sizes[transposed ? 1 : 0],
           .weight = element_of(weight.type),
           .transposed = transposed,
-          .has_scale = node.input(layers::kDenseScale) != nullptr,
-          .has_bias = node.input(layers::kDenseBias) != nullptr,
+          .has_scale = node.input(transformer::kDenseScale) != nullptr,
+          .has_bias = node.input(transformer::kDenseBias) != nullptr,
           .activation = activation_of(node),
-          .has_residual = node.input(layers::kDenseResidual) != nullptr};
+          .has_residual = node.input(transformer::kDenseResidual) != nullptr};
 }
 
 class DenseProduct final : public HostCheckedStep {
@@ -49,7 +49,7 @@ class DenseProduct final : public HostCheckedStep {
     HostCheckedStep::infer(inputs, outputs);
     if (!shape_.has_residual) return;
     // The kernel repeats the residual's rows, so its shape must be that of the product's last axes.
-    const Shape& residual = inputs[layers::kDenseResidual].shape;
+    const Shape& residual = inputs[transformer::kDenseResidual].shape;
     const Shape& product = outputs[0];
     const int front = product.rank() - residual.rank();
     bool ends_so = front >= 0 && product.elements() / std::max<std::int64_t>(shape_.rows, 1) ==
@@ -69,10 +69,10 @@ class DenseProduct final : public HostCheckedStep {
     const Buffer* y = run.output(outputs[0].bytes());
     std::vector<const Buffer*> buffers{run.input(inputs[0]), &weight_, y};
     std::vector<std::int64_t> parameters{tokens};
-    if (shape_.has_scale) buffers.push_back(run.input(inputs[layers::kDenseScale]));
-    if (shape_.has_bias) buffers.push_back(run.input(inputs[layers::kDenseBias]));
+    if (shape_.has_scale) buffers.push_back(run.input(inputs[transformer::kDenseScale]));
+    if (shape_.has_bias) buffers.push_back(run.input(inputs[transformer::kDenseBias]));
     if (shape_.has_residual) {
-      const Tensor& residual = inputs[layers::kDenseResidual];
+      const Tensor& residual = inputs[transformer::kDenseResidual];
       buffers.push_back(run.input(residual));
       parameters.push_back(residual.shape.elements() / shape_.rows);
     }

@@ -5,13 +5,13 @@
 #include <utility>
 
 #include "ops/gpu/operators/step.h"
-#include "ops/layers/operators.h"
+#include "ops/transformer/operators.h"
 
 namespace flownpu::gpu {
 namespace {
 
 bool is_product(const Node& node) {
-  return layers::is_projection(node) || layers::is_dense_product(node);
+  return transformer::is_projection(node) || transformer::is_dense_product(node);
 }
 
 bool keeps_cache(const Node& node) {
@@ -34,18 +34,19 @@ Node operator_of_graph(const Node& node) {
 }
 
 bool is_without_cache(const std::vector<Node>& nodes) {
-  return std::ranges::any_of(
-             nodes,
-             [](const Node& node) { return is_product(node) || layers::is_attention(node); }) &&
+  return std::ranges::any_of(nodes,
+                             [](const Node& node) {
+                               return is_product(node) || transformer::is_attention(node);
+                             }) &&
          std::ranges::none_of(nodes, [](const Node& node) {
-           return layers::is_attention(node) && keeps_cache(node);
+           return transformer::is_attention(node) && keeps_cache(node);
          });
 }
 
 Lowered lower_operators(std::vector<Node> nodes) {
   Lowered lowered;
   for (Node& node : nodes) {
-    const bool attends = layers::is_attention(node);
+    const bool attends = transformer::is_attention(node);
     if (!attends && !is_product(node)) continue;
     if (const std::string reason = attends ? refused_attention(node) : ""; !reason.empty()) {
       lowered.on_host.push_back({node.name, node.op_type, reason});
@@ -60,7 +61,7 @@ Lowered lower_operators(std::vector<Node> nodes) {
 std::string describe_operators(const std::vector<Node>& nodes) {
   const auto all = std::ranges::count_if(nodes, is_operator_alone);
   const auto attentions = std::ranges::count_if(nodes, [](const Node& node) {
-    return is_operator_alone(node) && layers::is_attention(operator_of_graph(node));
+    return is_operator_alone(node) && transformer::is_attention(operator_of_graph(node));
   });
   return std::to_string(all - attentions) + " products and " + std::to_string(attentions) +
          " attentions one by one";

@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "ops/error.h"
-#include "ops/layers/operators.h"
 #include "ops/npu/nodes/encoder_shape.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/weights/pack.h"
+#include "ops/transformer/operators.h"
 
 namespace flownpu::npu {
 namespace {
@@ -29,7 +29,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kStems{{
 constexpr ExpertPart kExpertParts[] = {ExpertPart::kGateUp, ExpertPart::kDown};
 constexpr std::size_t kFirstOfMixture = 2;  // input of a mixture that is a weight
 
-bool is_mixture(const Node& node) { return layers::is(node, kDomain, "Q4NXMoE"); }
+bool is_mixture(const Node& node) { return transformer::is(node, kDomain, "Q4NXMoE"); }
 
 // The name under which a mixture on the array has packed an expert's constant.
 std::string packed_name(ExpertPart part, std::int64_t expert) {
@@ -61,7 +61,7 @@ std::int64_t known_elements(const Value& value, int first, int end) {
 
 ArrayOperator describe_product(const Node& node) {
   DenseProjection product{.has_bias = false};
-  if (layers::is_dense_product(node)) {
+  if (transformer::is_dense_product(node)) {
     const Value* weight = node.input(1);
     if (weight == nullptr || weight->constant == nullptr || shape_of(weight).rank() != 2)
       fail(to_string(node), ": expected W to be an initializer of two axes");
@@ -138,7 +138,7 @@ ArrayOperator describe_attention(const Node& node) {
 
 // The weight in wide blocks, padded with zeros to the rows of blocks that GEMM computes at least.
 Packed pack_blocks(const Node& product) {
-  const layers::Q4NXWeight weight = layers::read_q4nx_weight(product);
+  const transformer::Q4NXWeight weight = transformer::read_q4nx_weight(product);
   const DenseProjection sizes{.inner = weight.columns,
                               .columns = weight.row_blocks() * q4nx::kBlockRows,
                               .has_bias = false};
@@ -173,13 +173,14 @@ bool is_operator_on_array(const Node& node) {
 ArrayOperator describe_operator(const Node& node) {
   const Node of_graph = operator_of_graph(node);
   if (is_mixture(of_graph)) return describe_mixture(of_graph);
-  return layers::is_attention(of_graph) ? describe_attention(of_graph) : describe_product(of_graph);
+  return transformer::is_attention(of_graph) ? describe_attention(of_graph)
+                                             : describe_product(of_graph);
 }
 
 Node operator_on_array(Node node) {
-  if (layers::is_dense_product(node)) {
+  if (transformer::is_dense_product(node)) {
     node.packed.push_back(pack_panels(node));
-  } else if (layers::is_projection(node)) {
+  } else if (transformer::is_projection(node)) {
     node.packed.push_back(pack_blocks(node));
   } else if (is_mixture(node)) {
     for (const ExpertPart part : kExpertParts) {

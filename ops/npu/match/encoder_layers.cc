@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "ops/error.h"
-#include "ops/layers/graph_walk.h"
-#include "ops/layers/operators.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/weights/pack.h"
+#include "ops/transformer/graph_walk.h"
+#include "ops/transformer/operators.h"
 
 namespace flownpu::npu {
 namespace {
@@ -22,7 +22,7 @@ constexpr std::int64_t kLanes = 16;
 
 class EncoderMatcher {
  public:
-  explicit EncoderMatcher(const layers::GraphWalk& graph) : graph_(graph) {}
+  explicit EncoderMatcher(const transformer::GraphWalk& graph) : graph_(graph) {}
 
   // Throws Error that names the node in the way.
   void match(const Node& convolution);
@@ -50,7 +50,7 @@ class EncoderMatcher {
   // The only reader of a value; it must be this operator of ONNX.
   const Node& next(std::string_view value, std::string_view op_type, const char* what);
 
-  const layers::GraphWalk& graph_;
+  const transformer::GraphWalk& graph_;
   std::vector<const Node*> products_;
 };
 
@@ -70,7 +70,7 @@ bool is_transpose_of_tokens(const Node& node) {
 const Node& EncoderMatcher::next(std::string_view value, std::string_view op_type,
                                  const char* what) {
   const Node& node = graph_.only_computing_reader(value, what);
-  if (!layers::is(node, "", op_type))
+  if (!transformer::is(node, "", op_type))
     fail(to_string(node), ": expected ", what, " (", op_type, ")");
   taken.insert(&node);
   return node;
@@ -106,12 +106,12 @@ void EncoderMatcher::check_epsilon(const Node& node, float& known) const {
 
 const Node& EncoderMatcher::product(std::string_view x, const char* what, DenseConstants& found) {
   const Node& node = graph_.only_computing_reader(x, what);
-  const bool dense = layers::is_dense_product(node);
-  if (!dense && !layers::is_projection(node))
+  const bool dense = transformer::is_dense_product(node);
+  if (!dense && !transformer::is_projection(node))
     fail(to_string(node), ": expected ", what, " (DenseMatMul or Q4NXMatMul)");
   expect(node, node.inputs[0].name == x, "activations as its first factor");
   found.weight = read_dense_weight(node);
-  const std::size_t bias = dense ? std::size_t{layers::kDenseBias} : std::size_t{kProductBias};
+  const std::size_t bias = dense ? std::size_t{transformer::kDenseBias} : std::size_t{kProductBias};
   if (node.input(bias) != nullptr)
     found.bias = float_constant(node, bias, Shape{found.weight.columns});
   taken.insert(&node);
@@ -120,8 +120,9 @@ const Node& EncoderMatcher::product(std::string_view x, const char* what, DenseC
 }
 
 const Value* residual_of(const Node& product) {
-  const bool dense = layers::is_dense_product(product);
-  return product.input(dense ? std::size_t{layers::kDenseResidual} : std::size_t{kProductResidual});
+  const bool dense = transformer::is_dense_product(product);
+  return product.input(dense ? std::size_t{transformer::kDenseResidual}
+                             : std::size_t{kProductResidual});
 }
 
 // If the residual stream `hidden` is given, the product must add it, and only the norm before may
@@ -142,7 +143,7 @@ std::string_view EncoderMatcher::project(std::string_view x, const char* what,
 std::string_view EncoderMatcher::project_and_activate(std::string_view x, const char* what) {
   const Node& node = product(x, what, constants.projections.emplace_back());
   expect(node, residual_of(node) == nullptr, "no residual");
-  if (layers::is_dense_product(node)) {
+  if (transformer::is_dense_product(node)) {
     expect(node, node.text("activation", "none") == "gelu_tanh", "activation = gelu_tanh");
     return node.outputs[0].name;
   }
@@ -191,7 +192,7 @@ std::string_view EncoderMatcher::embed(const Node& convolution) {
   const Node& flat = graph_.only_computing_reader(convolution.outputs[0].name, "a row of tokens");
   const Node& turned = graph_.only_computing_reader(flat.outputs[0].name, "tokens");
   const Node& sum = graph_.only_computing_reader(turned.outputs[0].name, "positions");
-  expect(sum, layers::is(sum, "", "Add"), "the sum of embeddings and their positions");
+  expect(sum, transformer::is(sum, "", "Add"), "the sum of embeddings and their positions");
   const std::size_t table = sum.inputs[0].name == turned.outputs[0].name ? 1 : 0;
   const Shape positions = shape_of(sum.input(table));
   expect(sum, positions.rank() >= 2, "positions to be an initializer [patches, D]");
@@ -210,7 +211,7 @@ std::string_view EncoderMatcher::embed(const Node& convolution) {
 std::string_view EncoderMatcher::norm(std::string_view hidden) {
   const auto& readers = graph_.readers(hidden);
   const auto found = std::ranges::find_if(
-      readers, [](const Node* node) { return layers::is(*node, "", "LayerNormalization"); });
+      readers, [](const Node* node) { return transformer::is(*node, "", "LayerNormalization"); });
   if (found == readers.end())
     fail("the encoder: expected '", hidden, "' to be read by a LayerNormalization");
   const Node& node = **found;
@@ -226,7 +227,7 @@ std::string_view EncoderMatcher::norm(std::string_view hidden) {
 
 std::string_view EncoderMatcher::attend(std::string_view packed) {
   const Node& node = graph_.only_computing_reader(packed, "attention");
-  expect(node, layers::is_attention(node), "attention (FlowQKVAttention)");
+  expect(node, transformer::is_attention(node), "attention (FlowQKVAttention)");
   const std::int64_t heads = node.required_integer("num_heads");
   const std::int64_t head_size = node.required_integer("head_size");
   float scale = node.number("scale", 0);
@@ -310,25 +311,25 @@ void EncoderMatcher::match(const Node& convolution) {
   }
 }
 
-bool is_convolution(const Node& node) { return layers::is(node, "", "Conv"); }
+bool is_convolution(const Node& node) { return transformer::is(node, "", "Conv"); }
 
 }  // namespace
 
 bool is_for_encoder(const Node& node) {
-  return is_convolution(node) || layers::is_dense_product(node) || layers::is_projection(node) ||
-         layers::is_attention(node);
+  return is_convolution(node) || transformer::is_dense_product(node) ||
+         transformer::is_projection(node) || transformer::is_attention(node);
 }
 
 bool is_encoder(const std::vector<Node>& nodes) {
   return std::ranges::any_of(nodes, is_convolution) &&
          std::ranges::any_of(nodes, [](const Node& node) {
-           return layers::is_attention(node) && node.integer("causal", 1) == 0;
+           return transformer::is_attention(node) && node.integer("causal", 1) == 0;
          });
 }
 
 std::vector<Node> with_encoder_layers(const std::vector<Node>& nodes,
                                       const std::vector<std::string>& outputs) {
-  const layers::GraphWalk graph(nodes, outputs);
+  const transformer::GraphWalk graph(nodes, outputs);
   EncoderMatcher found(graph);
   const auto convolution = std::ranges::find_if(nodes, is_convolution);
   if (convolution == nodes.end())
@@ -342,7 +343,7 @@ std::vector<Node> with_encoder_layers(const std::vector<Node>& nodes,
   node.inputs = {convolution->inputs[0]};
   node.outputs = {found.projector->outputs[0]};
   node.packed = pack(found.shape, found.constants);
-  return layers::with_one_node(nodes, graph, found.taken, found.projector, node, outputs);
+  return transformer::with_one_node(nodes, graph, found.taken, found.projector, node, outputs);
 }
 
 }  // namespace flownpu::npu

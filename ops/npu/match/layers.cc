@@ -10,36 +10,31 @@
 
 #include "ops/error.h"
 #include "ops/formats/q4nx.h"
-#include "ops/layers/decoder_matcher.h"
-#include "ops/layers/operators.h"
 #include "ops/npu/match/array_operator.h"
 #include "ops/npu/match/encoder_layers.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/weights/pack.h"
+#include "ops/transformer/decoder_matcher.h"
+#include "ops/transformer/operators.h"
 
 namespace flownpu::npu {
 namespace {
 
 // Whether the node is a projection, an attention or a mixture of experts, which the array is for.
 bool is_for_array(const Node& node) {
-  return layers::is_projection(node) || layers::is_attention(node) ||
-         layers::is(node, kDomain, "Q4NXMoE");
+  return transformer::is_projection(node) || transformer::is_attention(node) ||
+         transformer::is(node, kDomain, "Q4NXMoE");
 }
 
-// Finds a decoder, and puts the node DecoderLayers (ops/layers/decoder_sizes.h) in its place. It
+// Finds a decoder, and puts the node DecoderLayers (ops/transformer/decoder.h) in its place. It
 // takes one sequence, and has packed: weights, vectors, rotary (weights/pack.h).
 std::vector<Node> with_decoder_layers(const std::vector<Node>& nodes,
                                       const std::vector<std::string>& outputs) {
-  static const layers::DecoderLimits limits{.who = "the array",
-                                            .means = "the array's designs",
-                                            .without_rope = true,
-                                            .qkv_bias = true,
-                                            .multiple = q4nx::kBlockRows};
-  const layers::GraphWalk graph(nodes, outputs);
-  const layers::FoundDecoder found = layers::find_decoder(nodes, graph, limits);
+  const transformer::GraphWalk graph(nodes, outputs);
+  const transformer::FoundDecoder found = transformer::find_decoder(nodes, graph, array_limits());
   Node node = found.node(kNpuDomain);
-  node.packed = pack(DecoderShape{found.sizes}, found.constants);
-  return layers::with_one_node(nodes, graph, found.taken, found.head, node, outputs);
+  node.packed = pack(DecoderShape{found.decoder}, found.constants);
+  return transformer::with_one_node(nodes, graph, found.taken, found.head, node, outputs);
 }
 
 // Throws Error if there are no such layers, with the node in the way and what was expected.
@@ -98,7 +93,7 @@ Node layers_of(std::vector<Judged> graph, const std::vector<std::string>& output
   if (is_encoder_layers(node))
     EncoderShape::read(node);
   else
-    layers::DecoderSizes::read(node);
+    transformer::Decoder::read(node);
   return node;
 }
 
@@ -116,7 +111,7 @@ std::vector<Judged> judge(std::vector<Node> nodes, const lowering::Promised& pro
   }
   check_order(nodes);
   const std::unique_ptr<Device> host = make_cpu_device({});
-  const layers::GraphWalk graph_walk(nodes, {});
+  const transformer::GraphWalk graph_walk(nodes, {});
   const Producer producer = [&](std::string_view value) { return graph_walk.producer(value); };
   std::vector<Judged> graph;
   graph.reserve(nodes.size());
@@ -126,8 +121,17 @@ std::vector<Judged> judge(std::vector<Node> nodes, const lowering::Promised& pro
 
 }  // namespace
 
+const transformer::DecoderLimits& array_limits() {
+  static const transformer::DecoderLimits limits{.who = "the array",
+                                                 .means = "the array's designs",
+                                                 .without_rope = true,
+                                                 .qkv_bias = true,
+                                                 .multiple = q4nx::kBlockRows};
+  return limits;
+}
+
 bool is_decoder_layers(const Node& node) {
-  return node.domain == kNpuDomain && node.op_type == layers::kDecoderLayers;
+  return node.domain == kNpuDomain && node.op_type == transformer::kDecoderLayers;
 }
 
 bool is_encoder_layers(const Node& node) {

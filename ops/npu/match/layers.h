@@ -9,8 +9,12 @@
 #include "ops/device.h"
 #include "ops/lowering/lowering.h"
 #include "ops/nodes/node.h"
+#include "ops/transformer/decoder_matcher.h"
 
 namespace flownpu::npu {
+
+// The kinds of layers that the array computes.
+const transformer::DecoderLimits& array_limits();
 
 // Whether the node is one that layers became: a decoder's or an encoder's.
 bool is_layers(const Node& node);

@@ -16,20 +16,21 @@ std::size_t Projection::bytes() const {
 }
 
 std::int64_t DecoderShape::padded_feed_forward() const {
-  return round_up(feed_forward, kGatedColumns);
+  return round_up(feed_forward().size, kGatedColumns);
 }
 
-std::int64_t DecoderShape::qkv_columns() const { return qkv_bias ? hidden + 1 : hidden; }
+std::int64_t DecoderShape::qkv_columns() const {
+  return attention().qkv_bias ? hidden + 1 : hidden;
+}
 
 std::int64_t DecoderShape::line() const {
   return round_up(qkv_columns(), q4nx::kWide.block_columns());
 }
 
 std::array<Projection, 4> DecoderShape::projections() const {
-  const std::int64_t attention = heads * head_size;
   return {{
-      {.rows = attention + 2 * kv_heads * head_size, .columns = qkv_columns()},
-      {.rows = hidden, .columns = attention},
+      {.rows = packed_heads(), .columns = qkv_columns()},
+      {.rows = hidden, .columns = attended()},
       {.rows = padded_feed_forward(), .columns = hidden, .gated = true},
       {.rows = hidden, .columns = padded_feed_forward()},
   }};
@@ -43,7 +44,8 @@ std::size_t DecoderShape::weight_bytes() const {
 
 std::size_t DecoderShape::vector_bytes() const {
   const std::int64_t norms = entry_norms() * line();
-  const std::int64_t layer = 2 * norms + (qk_norm ? 2 * head_size : 0);
+  const std::int64_t layer =
+      2 * norms + (attention().has_qk_norm() ? 2 * attention().head_size : 0);
   return static_cast<std::size_t>(layer_count() * layer + norms) * kBFloat16Bytes;
 }
 
@@ -52,7 +54,7 @@ std::size_t DecoderShape::rotary_bytes() const {
 }
 
 std::size_t DecoderShape::angle_bytes() const {
-  return static_cast<std::size_t>(head_size) * kBFloat16Bytes;
+  return static_cast<std::size_t>(attention().head_size) * kBFloat16Bytes;
 }
 
 }  // namespace flownpu::npu

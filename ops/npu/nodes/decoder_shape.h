@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DecoderShape: the sizes of a decoder's layers, and how its constants are packed for the array.
+// DecoderShape: how the constants of a decoder are packed for the array.
 // aie/programs/decoder_shape.py defines the layouts:
 //
 //   weights   u8    [layer][QKV | output | gate and up | down], then the LM head; wide Q4NX
@@ -13,9 +13,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ops/layers/decoder_sizes.h"
 #include "ops/nodes/node.h"
 #include "ops/npu/nodes/lowered_node.h"
+#include "ops/transformer/decoder.h"
 
 namespace flownpu::npu {
 
@@ -29,7 +29,7 @@ struct Projection {
   std::size_t bytes() const;
 };
 
-struct DecoderShape : layers::DecoderSizes {
+struct DecoderShape : transformer::Decoder {
   // I rounded up to 64: the dequantisation engine interleaves gate and up projections 64 columns at
   // a time (aie/designs/dequant_engine.py). The rows and columns that are added have zero weights.
   std::int64_t padded_feed_forward() const;

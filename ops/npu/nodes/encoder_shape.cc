@@ -2,9 +2,7 @@
 #include "ops/npu/nodes/encoder_shape.h"
 
 #include <algorithm>
-#include <utility>
 
-#include "ops/layers/checked_node.h"
 #include "ops/npu/nodes/lowered_node.h"
 
 namespace flownpu::npu {
@@ -17,32 +15,6 @@ constexpr std::int64_t kBiasGroup = 32;
 constexpr std::int64_t kInner = 256;
 constexpr std::int64_t kPanel = 32;
 constexpr std::int64_t kMegatileColumns = 256;
-
-// The sizes, and the largest value of each that is accepted: some ten times that of the largest
-// models there are. With these limits counts of bytes stay below 2^63: no product has more than
-// 2^27 rows, or 2^22 columns.
-struct Size {
-  const char* name;
-  std::int64_t EncoderShape::* value;
-  std::int64_t most;
-};
-constexpr Size kSizes[] = {
-    {"channels", &EncoderShape::channels, 1 << 6},
-    {"patch", &EncoderShape::patch, 1 << 10},
-    {"grid", &EncoderShape::grid, 1 << 10},
-    {"hidden", &EncoderShape::hidden, 1 << 18},
-    {"heads", &EncoderShape::heads, 1 << 10},
-    {"head_size", &EncoderShape::head_size, 1 << 10},
-    {"feed_forward", &EncoderShape::feed_forward, 1 << 18},
-    {"layers", &EncoderShape::layers, 1 << 10},
-    {"pooling", &EncoderShape::pooling, 1 << 10},
-    {"features", &EncoderShape::features, 1 << 18},
-};
-constexpr std::pair<const char*, float EncoderShape::*> kNumbers[] = {
-    {"epsilon", &EncoderShape::epsilon},
-    {"pooled_epsilon", &EncoderShape::pooled_epsilon},
-    {"scale", &EncoderShape::scale},
-};
 
 }  // namespace
 
@@ -59,17 +31,13 @@ std::size_t DenseProjection::bytes() const {
 }
 
 EncoderShape EncoderShape::read(const Node& node) {
-  EncoderShape shape;
-  for (const auto& [name, value, most] : kSizes)
-    shape.*value = layers::size_attribute(node, name, most);
-  layers::size_attribute(node, "pooling", shape.grid);
-  for (const auto& [name, value] : kNumbers) shape.*value = node.number(name, 0);
+  const EncoderShape shape = transformer::read_fields<EncoderShape>(node, "", 1).front();
+  transformer::integer_at(node, "pooling", 0, 1, 1, shape.grid);
   return shape;
 }
 
 void EncoderShape::write(Node& node) const {
-  for (const auto& [name, value, _] : kSizes) node.attributes[name] = this->*value;
-  for (const auto& [name, value] : kNumbers) node.attributes[name] = this->*value;
+  transformer::write_fields(node, "", std::vector{*this});
 }
 
 DenseProjection EncoderShape::embedding() const {
@@ -81,7 +49,7 @@ std::array<DenseProjection, 4> EncoderShape::projections() const {
   return {{
       {.inner = hidden, .columns = 3 * attention},
       {.inner = attention, .columns = hidden},
-      {.inner = hidden, .columns = feed_forward},
+      {.inner = hidden, .columns = feed_forward, .gelu = true},
       {.inner = feed_forward, .columns = hidden},
   }};
 }

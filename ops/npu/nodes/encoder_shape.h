@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "ops/nodes/node.h"
+#include "ops/transformer/fields.h"
 
 namespace flownpu::npu {
 
@@ -31,6 +32,7 @@ struct DenseProjection {
   std::int64_t inner = 0;    // K
   std::int64_t columns = 0;  // N
   bool has_bias = true;
+  bool gelu = false;
 
   // The row of the weight, and the column of the activations, that belong to the bias.
   std::int64_t bias_row() const;
@@ -44,20 +46,47 @@ struct DenseProjection {
   std::size_t bytes() const;
 };
 
+// With the largest sizes that fields() accepts, some ten times those of the largest models there
+// are, counts of bytes stay below 2^63: no product has more than 2^27 rows, or 2^22 columns.
 struct EncoderShape {
+  static constexpr std::string_view kName = "encoder";
+
   std::int64_t channels = 0;
-  std::int64_t patch = 0;         // pixels of a patch's side
-  std::int64_t grid = 0;          // patches of an image's side
-  std::int64_t hidden = 0;        // D
-  std::int64_t heads = 0;         // H, without grouping
-  std::int64_t head_size = 0;     // d
-  std::int64_t feed_forward = 0;  // I
+  std::int64_t patch = 0;
+  std::int64_t grid = 0;
+  std::int64_t hidden = 0;
+  std::int64_t heads = 0;
+  std::int64_t head_size = 0;
+  std::int64_t feed_forward = 0;
   std::int64_t layers = 0;
-  std::int64_t pooling = 0;   // side, in patches, of the square that becomes one token
-  std::int64_t features = 0;  // of a token: the decoder's hidden size
-  float epsilon = 0;          // of the layer norms
-  float pooled_epsilon = 0;   // of the norm of pooled tokens
-  float scale = 0;            // of the scores
+  std::int64_t pooling = 0;
+  std::int64_t features = 0;
+  float epsilon = 0;
+  float pooled_epsilon = 0;
+  float scale = 0;
+
+  bool operator==(const EncoderShape&) const = default;
+
+  template <typename Visit>
+  static void fields(Visit&& visit) {
+    using transformer::field;
+    visit(field("channels", &EncoderShape::channels, "channels of a pixel", 1, 1 << 6));
+    visit(field("patch", &EncoderShape::patch, "pixels of a patch's side", 1, 1 << 10));
+    visit(field("grid", &EncoderShape::grid, "patches of an image's side", 1, 1 << 10));
+    visit(field("hidden", &EncoderShape::hidden, "elements of a hidden state D", 1, 1 << 18));
+    visit(field("heads", &EncoderShape::heads, "heads H, without grouping", 1, 1 << 10));
+    visit(field("head_size", &EncoderShape::head_size, "elements of a head d", 1, 1 << 10));
+    visit(field("feed_forward", &EncoderShape::feed_forward, "rows I of the up projection", 1,
+                1 << 18));
+    visit(field("layers", &EncoderShape::layers, "layers", 1, 1 << 10));
+    visit(field("pooling", &EncoderShape::pooling,
+                "side, in patches, of the square that becomes one token", 1, 1 << 10));
+    visit(field("features", &EncoderShape::features,
+                "elements of a token: the decoder's hidden size", 1, 1 << 18));
+    visit(field("epsilon", &EncoderShape::epsilon, "of the layer norms"));
+    visit(field("pooled_epsilon", &EncoderShape::pooled_epsilon, "of the norm of pooled tokens"));
+    visit(field("scale", &EncoderShape::scale, "factor of the scores"));
+  }
 
   // Converts from and to the attributes of a node EncoderLayers. Throws Error if one is missing, or
   // of a size that no encoder has.

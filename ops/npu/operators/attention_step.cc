@@ -10,10 +10,10 @@
 #include "ops/cpu/attention/step.h"
 #include "ops/cpu/checked_step.h"
 #include "ops/error.h"
-#include "ops/layers/operators.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/operators/steps.h"
 #include "ops/npu/run/cache_memory.h"
+#include "ops/transformer/operators.h"
 
 namespace flownpu::npu {
 namespace {

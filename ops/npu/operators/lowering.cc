@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "ops/error.h"
-#include "ops/layers/operators.h"
 #include "ops/npu/match/array_operator.h"
 #include "ops/npu/match/layers.h"
 #include "ops/npu/operators/programs.h"
+#include "ops/transformer/operators.h"
 
 namespace flownpu::npu {
 namespace {
@@ -51,7 +51,7 @@ bool may_be_worth(const ArrayOperator& found,
 // and if there are no layers; beside layers, dense products need no reason.
 void leave(Lowered& lowered, const Node& node, const std::string& reason, bool better) {
   const bool has_layers = std::ranges::any_of(lowered.nodes, is_layers);
-  if (has_layers && layers::is_dense_product(node)) return;
+  if (has_layers && transformer::is_dense_product(node)) return;
   const auto known = std::ranges::find(lowered.on_host, node.name, &Lowered::OnHost::node);
   if (known == lowered.on_host.end())
     lowered.on_host.push_back({node.name, node.op_type, reason});

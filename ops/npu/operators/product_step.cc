@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "ops/formats/q4nx.h"
-#include "ops/layers/operators.h"
 #include "ops/npu/operators/steps.h"
+#include "ops/transformer/operators.h"
 
 namespace flownpu::npu {
 namespace {
@@ -22,10 +22,10 @@ struct Epilogue {
 
 Epilogue epilogue_of(const Node& node, const cpu::Kernels& kernels) {
   Epilogue epilogue;
-  if (layers::is_dense_product(node)) {
+  if (transformer::is_dense_product(node)) {
     const std::string activation = node.text("activation", "none");
-    epilogue.bias = layers::kDenseBias;
-    epilogue.residual = layers::kDenseResidual;
+    epilogue.bias = transformer::kDenseBias;
+    epilogue.residual = transformer::kDenseResidual;
     if (activation == "gelu") epilogue.activation = cpu::Activation::kGelu;
     if (activation == "gelu_tanh") epilogue.activation = cpu::Activation::kGeluTanh;
     return epilogue;

@@ -45,7 +45,7 @@ void read_row(const std::byte* from, DataType type, std::byte* to, std::int64_t 
 void check_layout(const DecoderShape& shape, std::int64_t context, const CacheLayout& layout,
                   std::size_t bytes) {
   const std::size_t vector = shape.angle_bytes();
-  const auto heads = static_cast<std::size_t>(shape.kv_heads);
+  const auto heads = static_cast<std::size_t>(shape.attention().kv_heads);
   if (layout.value < vector || layout.head < layout.value + vector ||
       layout.position / heads < layout.head ||
       layout.layer / layout.position < static_cast<std::size_t>(context) ||
@@ -60,7 +60,7 @@ void check_layout(const DecoderShape& shape, std::int64_t context, const CacheLa
 ArrayCacheMemory::ArrayCacheMemory(Runtime& runtime, const DecoderShape& shape,
                                    const CacheLayout& layout, std::size_t bytes)
     : layers_(shape.layers.size()),
-      head_size_(shape.head_size),
+      head_size_(shape.attention().head_size),
       layout_(layout),
       buffer_(runtime.allocate(bytes)) {
   buffer_->to_device(0, bytes);  // Zeros: what the array has there need not be numbers.
@@ -70,12 +70,13 @@ std::size_t ArrayCacheMemory::offset(std::size_t layer, std::int64_t position) c
   return layer * layout_.layer + static_cast<std::size_t>(position) * layout_.position;
 }
 
-std::byte* ArrayCacheMemory::row(const layers::CacheRows& rows, std::int64_t number) {
+std::byte* ArrayCacheMemory::row(const transformer::CacheRows& rows, std::int64_t number) {
   return buffer_->bytes().data() + offset(rows.part / 2, rows.first + number) +
          static_cast<std::size_t>(rows.head) * layout_.head + rows.part % 2 * layout_.value;
 }
 
-void ArrayCacheMemory::write(const layers::CacheRows& rows, const std::byte* from, DataType type) {
+void ArrayCacheMemory::write(const transformer::CacheRows& rows, const std::byte* from,
+                             DataType type) {
   const std::size_t row_bytes = static_cast<std::size_t>(head_size_) * size_of(type);
   for (std::int64_t i = 0; i < rows.count; ++i, from += row_bytes)
     read_row(from, type, row(rows, i), head_size_);
@@ -91,13 +92,13 @@ void ArrayCacheMemory::fetch(std::size_t part, std::int64_t count) {
   buffer_->to_host(offset(part / 2, 0), static_cast<std::size_t>(count) * layout_.position);
 }
 
-void ArrayCacheMemory::read(const layers::CacheRows& rows, std::byte* to, DataType type) {
+void ArrayCacheMemory::read(const transformer::CacheRows& rows, std::byte* to, DataType type) {
   const std::size_t row_bytes = static_cast<std::size_t>(head_size_) * size_of(type);
   for (std::int64_t i = 0; i < rows.count; ++i, to += row_bytes)
     write_row(row(rows, i), type, to, head_size_);
 }
 
-void ArrayCacheMemory::copy(layers::CacheMemory& from, std::int64_t count) {
+void ArrayCacheMemory::copy(transformer::CacheMemory& from, std::int64_t count) {
   Buffer& source = static_cast<ArrayCacheMemory&>(from).buffer();
   const auto bytes = static_cast<std::size_t>(count) * layout_.position;
   for (std::size_t layer = 0; layer < layers_; ++layer) {

@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <memory>
 
-#include "ops/layers/cache_memory.h"
 #include "ops/npu/artifacts/program_record.h"
 #include "ops/npu/driver/runtime.h"
 #include "ops/npu/nodes/decoder_shape.h"
+#include "ops/transformer/cache_memory.h"
 
 namespace flownpu::npu {
 
@@ -22,7 +22,7 @@ void read_row(const std::byte* from, DataType type, std::byte* to, std::int64_t 
 void check_layout(const DecoderShape& shape, std::int64_t context, const CacheLayout& layout,
                   std::size_t bytes);
 
-class ArrayCacheMemory final : public layers::CacheMemory {
+class ArrayCacheMemory final : public transformer::CacheMemory {
  public:
   // The runtime must outlive it. Throws DeviceError (kMemory).
   ArrayCacheMemory(Runtime& runtime, const DecoderShape& shape, const CacheLayout& layout,
@@ -33,15 +33,15 @@ class ArrayCacheMemory final : public layers::CacheMemory {
   // Nothing to do: a program's cache has a fixed size, with which the step has compared the
   // positions.
   void reserve(std::int64_t /*positions*/) override {}
-  void write(const layers::CacheRows& rows, const std::byte* from, DataType type) override;
+  void write(const transformer::CacheRows& rows, const std::byte* from, DataType type) override;
   void written(std::int64_t first, std::int64_t count) override;
   void fetch(std::size_t part, std::int64_t count) override;
-  void read(const layers::CacheRows& rows, std::byte* to, DataType type) override;
-  void copy(layers::CacheMemory& from, std::int64_t count) override;
+  void read(const transformer::CacheRows& rows, std::byte* to, DataType type) override;
+  void copy(transformer::CacheMemory& from, std::int64_t count) override;
 
  private:
   std::size_t offset(std::size_t layer, std::int64_t position) const;
-  std::byte* row(const layers::CacheRows& rows, std::int64_t number);
+  std::byte* row(const transformer::CacheRows& rows, std::int64_t number);
 
   std::size_t layers_;
   std::int64_t head_size_;

@@ -10,10 +10,10 @@
 
 #include "ops/cancellation.h"
 #include "ops/error.h"
-#include "ops/layers/decoder_call.h"
 #include "ops/nodes/flow_qkv_attention.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/run/cache_memory.h"
+#include "ops/transformer/decoder_call.h"
 
 namespace flownpu::npu {
 namespace {
@@ -37,15 +37,15 @@ std::unique_ptr<Buffer> upload_rotary(Runtime& runtime, const Node& node, const 
 }
 
 DecoderShape read_shape(const Node& node) {
-  DecoderShape shape{layers::DecoderSizes::read(node)};
-  layers::check_values_of_decoder(node, shape);
+  DecoderShape shape{transformer::Decoder::read(node)};
+  transformer::check_values_of_decoder(node, shape);
   return shape;
 }
 
 // A conversation's cache. If there is no memory for another one, those of other conversations are
 // unharmed.
-std::unique_ptr<layers::CacheMemory> make_cache(Runtime& runtime, const DecoderShape& shape,
-                                                const CacheLayout& layout, std::size_t bytes) {
+std::unique_ptr<transformer::CacheMemory> make_cache(Runtime& runtime, const DecoderShape& shape,
+                                                     const CacheLayout& layout, std::size_t bytes) {
   try {
     return std::make_unique<ArrayCacheMemory>(runtime, shape, layout, bytes);
   } catch (const DeviceError& error) {
@@ -106,7 +106,7 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
   const ProgramRecord& decode = *programs_.decode;
   check_layout(shape_, decode.context, decode.cache, buffers_.cache_bytes());
   // The caches keep the designs alive, which keep the runtime.
-  caches_ = std::make_shared<layers::KvCaches>(
+  caches_ = std::make_shared<transformer::KvCaches>(
       shape_,
       [designs = designs_, shape = shape_, layout = decode.cache, bytes = buffers_.cache_bytes()] {
         return make_cache(designs->runtime(), shape, layout, bytes);
@@ -114,14 +114,14 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
 }
 
 DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) const {
-  layers::check_call(shape_, inputs);
-  const Shape& hidden = inputs[layers::kHidden].shape;
+  transformer::check_call(shape_, inputs);
+  const Shape& hidden = inputs[transformer::kHidden].shape;
   if (hidden[0] != 1) {
     throw Unsupported("expected one sequence, got a batch of " + std::to_string(hidden[0]) +
                       ": the NPU's designs compute one at a time; run the sequences one after the "
                       "other, or set the provider option on_unsupported to cpu");
   }
-  Tokens tokens{layers::tokens_of(shape_, inputs, 0), {}};
+  Tokens tokens{transformer::tokens_of(shape_, inputs, 0), {}};
   const std::int64_t length = tokens.total();
   if (length > programs_.decode->context) {
     throw Unsupported("expected at most " + std::to_string(programs_.decode->context) +
@@ -131,7 +131,7 @@ DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) c
                       "set the provider option on_unsupported to cpu");
   }
   // The block numbers of the new tokens, without padding.
-  if (shape_.blocks)
+  if (shape_.attention().bidirectional_blocks)
     tokens.blocks = {inputs.back().as<const std::int32_t>(),
                      static_cast<std::size_t>(tokens.count)};
   check_blocks(tokens);
@@ -163,7 +163,7 @@ void DecoderLayers::check_blocks(const Tokens& tokens) const {
 
 void DecoderLayers::infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const {
   tokens_of(inputs);
-  layers::infer_outputs(shape_, inputs, outputs);
+  transformer::infer_outputs(shape_, inputs, outputs);
 }
 
 DecoderLayers::Part DecoderLayers::part_at(const Tokens& tokens, std::int64_t token) const {
@@ -213,19 +213,19 @@ void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
   designs_->begin_run();
   const Tokens tokens = tokens_of(inputs);
   const std::size_t parts = 2 * shape_.layers.size();
-  const auto pasts = inputs.subspan(layers::kFirstPast, parts);
-  const auto presents = outputs.subspan(layers::kFirstPresent, parts);
-  const std::shared_ptr<layers::KvCache> cache =
+  const auto pasts = inputs.subspan(transformer::kFirstPast, parts);
+  const auto presents = outputs.subspan(transformer::kFirstPresent, parts);
+  const std::shared_ptr<transformer::KvCache> cache =
       caches_->begin(pasts, presents, tokens.past, tokens.total());
   // All caches of this step are of that class.
   auto& memory = static_cast<ArrayCacheMemory&>(cache->memory());
-  compute(inputs[layers::kHidden], tokens, memory.buffer(),
-          {outputs[layers::kLogits].as<float>(), static_cast<std::size_t>(shape_.vocabulary)});
+  compute(inputs[transformer::kHidden], tokens, memory.buffer(),
+          {outputs[transformer::kLogits].as<float>(), static_cast<std::size_t>(shape_.vocabulary)});
   caches_->finish(*cache, presents, tokens.total());
 }
 
 std::string describe_decoder(const Node& node, const CompiledDesigns& designs) {
-  const auto shape = layers::DecoderSizes::read(node);
+  const auto shape = transformer::Decoder::read(node);
   const DecoderPrograms programs = DecoderPrograms::find(designs.artifacts(), node);
   designs.artifacts().check(programs.all());
   const std::size_t dispatches = programs.decode->array_dispatches();
@@ -235,9 +235,9 @@ std::string describe_decoder(const Node& node, const CompiledDesigns& designs) {
          " and the LM head in " + std::to_string(dispatches) +
          (dispatches == 1 ? " dispatch" : " dispatches") + " a token, " +
          (chunks.empty() ? "prompts token by token" : "prompts in chunks of " + chunks) +
-         (!shape.blocks    ? ""
-          : blocks.empty() ? ", no images"
-                           : ", images of " + blocks + " tokens");
+         (!shape.attention().bidirectional_blocks ? ""
+          : blocks.empty()                        ? ", no images"
+                                                  : ", images of " + blocks + " tokens");
 }
 
 }  // namespace flownpu::npu

@@ -4,7 +4,7 @@
 // goes through the program for decode, which ends with the LM head. Tokens that see one another in
 // both directions go through the program for a block of exactly that many, uncut, at any position;
 // if the last token is among them, it goes through both programs, since all that it sees comes
-// before it. The device keeps the KV caches (ops/layers/kv_caches.h), the activations and the
+// before it. The device keeps the KV caches (ops/transformer/kv_caches.h), the activations and the
 // weights.
 #pragma once
 
@@ -16,11 +16,11 @@
 #include <vector>
 
 #include "ops/device.h"
-#include "ops/layers/decoder_call.h"
-#include "ops/layers/kv_caches.h"
 #include "ops/npu/artifacts/compiled_designs.h"
 #include "ops/npu/nodes/decoder_shape.h"
 #include "ops/npu/run/program.h"
+#include "ops/transformer/decoder_call.h"
+#include "ops/transformer/kv_caches.h"
 
 namespace flownpu::npu {
 
@@ -53,11 +53,11 @@ class DecoderLayers final : public Step {
   std::int64_t multiply_adds() const override { return shape_.multiply_adds(); }
 
   // Shared with those that need the keys and values for which callers' tensors stand.
-  const std::shared_ptr<layers::KvCaches>& caches() const { return caches_; }
+  const std::shared_ptr<transformer::KvCaches>& caches() const { return caches_; }
 
  private:
   // The tokens of a run. `blocks`: each new token's block number, or empty.
-  struct Tokens : layers::SequenceTokens {
+  struct Tokens : transformer::SequenceTokens {
     std::span<const std::int32_t> blocks;
 
     // How many tokens from a new one on are in its block; 1 if it is in none.
@@ -80,7 +80,7 @@ class DecoderLayers final : public Step {
   std::shared_ptr<CompiledDesigns> designs_;
   DecoderPrograms programs_;
   ProgramBuffers buffers_;
-  std::shared_ptr<layers::KvCaches> caches_;
+  std::shared_ptr<transformer::KvCaches> caches_;
   mutable std::mutex mutex_;  // guards what follows
   mutable Program decode_;
   mutable std::vector<Program> prefill_;

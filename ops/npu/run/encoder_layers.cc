@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "ops/error.h"
-#include "ops/layers/checked_node.h"
 #include "ops/npu/nodes/lowered_node.h"
+#include "ops/transformer/checked_node.h"
 
 namespace flownpu::npu {
 namespace {
@@ -36,8 +36,8 @@ EncoderLayers::EncoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
       record_(designs_->artifacts().require("encode", node).front()),
       buffers_(designs_->runtime(), {&record_, 1}, node),
       program_(designs_, *record_, buffers_, host) {
-  layers::check_values(node, "input", node.inputs, {{DataType::kFloat32}});
-  layers::check_values(node, "output", node.outputs, {{DataType::kFloat32}});
+  transformer::check_values(node, "input", node.inputs, {{DataType::kFloat32}});
+  transformer::check_values(node, "output", node.outputs, {{DataType::kFloat32}});
 }
 
 std::int64_t EncoderLayers::multiply_adds() const {

@@ -26,10 +26,10 @@ class ProgramBuffers {
   using Makers = std::map<std::string, Maker, std::less<>>;
 
   // Makes the buffers of all `programs`, each as large as its largest use. Caches are not made
-  // here: whoever keeps them makes them (ops/layers/kv_caches.h). Constants come from the node,
-  // which has them packed; buffers with a name in `makers` come from there. Throws DeviceError
-  // (kMemory) before anything is allocated if the machine has too little memory; Error if the node
-  // lacks a packed constant, or has it in another size.
+  // here: whoever keeps them makes them (ops/transformer/kv_caches.h). Constants come from the
+  // node, which has them packed; buffers with a name in `makers` come from there. Throws
+  // DeviceError (kMemory) before anything is allocated if the machine has too little memory; Error
+  // if the node lacks a packed constant, or has it in another size.
   ProgramBuffers(Runtime& runtime, std::span<const ProgramRecord* const> programs, const Node& node,
                  const Makers& makers = {});
 

@@ -8,9 +8,9 @@
 
 #include "ops/error.h"
 #include "ops/formats/numbers.h"
-#include "ops/layers/operators.h"
-#include "ops/layers/q4nx_weight.h"
 #include "ops/npu/nodes/lowered_node.h"
+#include "ops/transformer/operators.h"
+#include "ops/transformer/q4nx_weight.h"
 
 namespace flownpu::npu {
 namespace {
@@ -44,8 +44,8 @@ DenseWeight of_elements(const Value& weight, bool transposed, const Widen& widen
 }
 
 DenseWeight scaled(DenseWeight weight, const Node& product) {
-  const float* scales = float_constant(product, layers::kDenseScale, Shape{weight.columns});
-  weight.read_row = [owner = product.inputs[layers::kDenseScale].owner, scales,
+  const float* scales = float_constant(product, transformer::kDenseScale, Shape{weight.columns});
+  weight.read_row = [owner = product.inputs[transformer::kDenseScale].owner, scales,
                      codes = std::move(weight.read_row)](std::int64_t k, std::span<float> row) {
     codes(k, row);
     for (std::size_t n = 0; n < row.size(); ++n) row[n] *= scales[n];
@@ -71,7 +71,7 @@ DenseWeight of_dense(const Node& product) {
 }
 
 // w[m, k] dequantised; of a gated weight, the gate's.
-float value_at(const layers::Q4NXWeight& weight, std::int64_t m, std::int64_t k) {
+float value_at(const transformer::Q4NXWeight& weight, std::int64_t m, std::int64_t k) {
   const q4nx::Layout& layout = weight.layout;
   const std::byte* blocks = weight.blocks + m / q4nx::kBlockRows * layout.row_bytes(weight.columns);
   const std::int64_t row = m % q4nx::kBlockRows;
@@ -92,7 +92,7 @@ float value_at(const layers::Q4NXWeight& weight, std::int64_t m, std::int64_t k)
 }
 
 DenseWeight of_q4nx(const Node& product) {
-  const layers::Q4NXWeight weight = layers::read_q4nx_weight(product);
+  const transformer::Q4NXWeight weight = transformer::read_q4nx_weight(product);
   if (weight.gated) fail(to_string(product), ": expected no gating");
   DenseWeight found{.inner = weight.columns, .columns = weight.rows};
   found.read_row = [owner = product.inputs[1].owner, weight](std::int64_t k, std::span<float> row) {
@@ -105,7 +105,7 @@ DenseWeight of_q4nx(const Node& product) {
 }  // namespace
 
 DenseWeight read_dense_weight(const Node& product) {
-  return layers::is_dense_product(product) ? of_dense(product) : of_q4nx(product);
+  return transformer::is_dense_product(product) ? of_dense(product) : of_q4nx(product);
 }
 
 DenseWeight read_patch_weight(const Node& convolution) {

@@ -11,11 +11,11 @@
 
 namespace flownpu::npu {
 
-std::size_t wide_row_bytes(const layers::Q4NXWeight& weight) {
+std::size_t wide_row_bytes(const transformer::Q4NXWeight& weight) {
   return static_cast<std::size_t>(q4nx::kWide.row_bytes(weight.columns));
 }
 
-void write_wide_row(const layers::Q4NXWeight& weight, std::int64_t number,
+void write_wide_row(const transformer::Q4NXWeight& weight, std::int64_t number,
                     std::span<std::byte> wide) {
   const q4nx::Layout& layout = weight.layout;
   const std::byte* row = weight.blocks + number * layout.row_bytes(weight.columns);
@@ -40,15 +40,15 @@ Packed packed(const char* name, std::size_t bytes, const Shape& shape, const Con
 
 // --- A decoder's constants
 
-void write_rows(const layers::Q4NXWeight& weight, PackedWriter& writer) {
+void write_rows(const transformer::Q4NXWeight& weight, PackedWriter& writer) {
   for (std::int64_t i = 0; i < weight.row_blocks(); ++i)
     write_wide_row(weight, i, writer.take(wide_row_bytes(weight)));
 }
 
 // A bias is packed as the minimum of a group of columns whose scales are 0 (aie/designs/bias.py).
-void write_qkv(const DecoderShape& shape, const layers::LayerConstants& layer,
+void write_qkv(const DecoderShape& shape, const transformer::LayerConstants& layer,
                PackedWriter& writer) {
-  if (!shape.qkv_bias) {
+  if (!shape.attention().qkv_bias) {
     write_rows(layer.qkv, writer);
     return;
   }
@@ -70,7 +70,7 @@ void write_qkv(const DecoderShape& shape, const layers::LayerConstants& layer,
 // Rows of blocks of the gate alternate with those of the up projection. Rows beyond the model's are
 // zeros. (A down projection needs no padding for the columns that this adds: blocks have 256
 // columns, padded with zeros.)
-void write_gate_up(const DecoderShape& shape, const layers::Q4NXWeight& weight,
+void write_gate_up(const DecoderShape& shape, const transformer::Q4NXWeight& weight,
                    PackedWriter& writer) {
   const std::int64_t rows = q4nx::row_blocks(weight.rows);
   const std::int64_t padded = q4nx::row_blocks(shape.padded_feed_forward());
@@ -81,9 +81,9 @@ void write_gate_up(const DecoderShape& shape, const layers::Q4NXWeight& weight,
   writer.zeros(2 * static_cast<std::size_t>(padded - rows) * wide_row_bytes(weight));
 }
 
-void write_weights(const DecoderShape& shape, const layers::DecoderConstants& constants,
+void write_weights(const DecoderShape& shape, const transformer::DecoderConstants& constants,
                    PackedWriter writer) {
-  for (const layers::LayerConstants& layer : constants.layers) {
+  for (const transformer::LayerConstants& layer : constants.layers) {
     write_qkv(shape, layer, writer);
     write_rows(layer.output, writer);
     write_gate_up(shape, layer.gate_up, writer);
@@ -92,21 +92,21 @@ void write_weights(const DecoderShape& shape, const layers::DecoderConstants& co
   write_rows(constants.head, writer);
 }
 
-void write_vectors(const DecoderShape& shape, const layers::DecoderConstants& constants,
+void write_vectors(const DecoderShape& shape, const transformer::DecoderConstants& constants,
                    PackedWriter writer) {
-  for (const layers::LayerConstants& layer : constants.layers) {
+  for (const transformer::LayerConstants& layer : constants.layers) {
     for (const float* norm : layer.norms) writer.line(norm, shape.hidden, shape.line());
-    if (!shape.qk_norm) continue;
-    for (const float* norm : layer.qk_norm) writer.bfloat16(norm, shape.head_size);
+    if (!shape.attention().has_qk_norm()) continue;
+    for (const float* norm : layer.qk_norm) writer.bfloat16(norm, shape.attention().head_size);
   }
   for (const float* norm : constants.final_norms) writer.line(norm, shape.hidden, shape.line());
 }
 
-void write_rotary(const DecoderShape& shape, const layers::DecoderConstants& constants,
+void write_rotary(const DecoderShape& shape, const transformer::DecoderConstants& constants,
                   PackedWriter writer) {
-  const std::int64_t half = shape.head_size / 2;
+  const std::int64_t half = shape.attention().head_size / 2;
   const std::vector<float> ones(static_cast<std::size_t>(half), 1);
-  for (const layers::RotaryTable& table : constants.rotary) {
+  for (const transformer::RotaryTable& table : constants.rotary) {
     const bool turns = table.cosine != nullptr;
     for (std::int64_t position = 0; position < shape.positions; ++position) {
       writer.bfloat16(turns ? table.cosine + position * half : ones.data(), half);
@@ -147,7 +147,8 @@ void write_vectors(const EncoderShape& shape, const EncoderConstants& constants,
 
 }  // namespace
 
-std::vector<Packed> pack(const DecoderShape& shape, const layers::DecoderConstants& constants) {
+std::vector<Packed> pack(const DecoderShape& shape,
+                         const transformer::DecoderConstants& constants) {
   return {packed("weights", shape.weight_bytes(), shape, constants, write_weights),
           packed("vectors", shape.vector_bytes(), shape, constants, write_vectors),
           packed("rotary", shape.rotary_bytes(), shape, constants, write_rotary)};

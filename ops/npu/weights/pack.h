@@ -9,24 +9,24 @@
 #include <span>
 #include <vector>
 
-#include "ops/layers/decoder_constants.h"
-#include "ops/layers/q4nx_weight.h"
 #include "ops/nodes/node.h"
 #include "ops/npu/nodes/decoder_shape.h"
 #include "ops/npu/nodes/encoder_shape.h"
 #include "ops/npu/weights/dense.h"
+#include "ops/transformer/decoder_constants.h"
+#include "ops/transformer/q4nx_weight.h"
 
 namespace flownpu::npu {
 
 // Bytes of a row of blocks of a Q4NX weight in the wide layout, which the array reads.
-std::size_t wide_row_bytes(const layers::Q4NXWeight& weight);
+std::size_t wide_row_bytes(const transformer::Q4NXWeight& weight);
 // Writes row of blocks `number` in wide blocks: the bytes that packing the same codes, scales and
 // minima in wide blocks would give. `wide`: wide_row_bytes(weight) bytes.
-void write_wide_row(const layers::Q4NXWeight& weight, std::int64_t number,
+void write_wide_row(const transformer::Q4NXWeight& weight, std::int64_t number,
                     std::span<std::byte> wide);
 
 // Packs a decoder's "weights", "vectors" and "rotary".
-std::vector<Packed> pack(const DecoderShape& shape, const layers::DecoderConstants& constants);
+std::vector<Packed> pack(const DecoderShape& shape, const transformer::DecoderConstants& constants);
 
 struct DenseConstants {
   DenseWeight weight;

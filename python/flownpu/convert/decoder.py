@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from flownpu import _native
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -258,3 +260,43 @@ class Decoder:
     def rotated_size(self) -> int:
         """How many dimensions of a head are rotated, in the layers that rotate at all; 0 if none does."""
         return max(layer.rotary.rotated_size(self.head_size) for layer in self.layers)
+
+    def description(self, *, images: bool = False) -> _native.Decoder:
+        """The layers as devices compute them, without what only the checkpoint has: its tensors' forms, its tokens.
+
+        `images`: tokens of an image see one another in both directions.
+        """
+        rotaries = list(dict.fromkeys(layer.rotary if layer.rotary.rotated else None for layer in self.layers))
+        mixture = self.mixture
+        experts = mixture and {
+            "experts": mixture.experts,
+            "experts_per_token": mixture.experts_per_token,
+            "normalized_experts": mixture.normalize,
+        }
+        feed_forward = _native.FeedForward(size=self.feed_forward_size, activation=self.gating, **experts or {})
+        layers = [
+            _native.Layer(
+                _native.Attention(
+                    heads=self.heads,
+                    kv_heads=self.kv_heads,
+                    head_size=self.head_size,
+                    scale=self.attention_scale,
+                    softcap=self.attention_softcap,
+                    window=layer.window or 0,
+                    table=rotaries.index(layer.rotary if layer.rotary.rotated else None),
+                    bidirectional_blocks=images,
+                    qkv_bias=self.qkv_bias,
+                    qk_norm="all heads" if self.projection_norms else "each head" if self.qk_norm else "none",
+                ),
+                feed_forward,
+                self.sandwich_norms,
+            )
+            for layer in self.layers
+        ]
+        return _native.Decoder(
+            layers,
+            hidden=self.hidden_size,
+            vocabulary=self.vocabulary_size,
+            positions=self.context_length,
+            epsilon=self.norm_epsilon,
+        )

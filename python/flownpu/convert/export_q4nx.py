@@ -17,6 +17,7 @@ import numpy as np
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.progress import Stage, silent
 from flownpu.model.converted import ConvertedModel
+from flownpu.model.folder import read_genai_config
 from flownpu.ops import q4nx, q4nx_file
 
 if TYPE_CHECKING:
@@ -50,13 +51,12 @@ def export_q4nx(model: Path, output: Path, *, force: bool = False, progress: Pro
         FlowNPUError: the folder holds no model that `flownpu convert` made of a checkpoint or a GGUF file.
         MissingDependencyError: onnx_ir is not installed.
     """
-    source = ConvertedModel(model)
-    family = source.decoder["family"]
-    if family not in _FAMILIES or source.decoder["experts"]:
-        experts = " with experts" if source.decoder["experts"] else ""
+    family = read_genai_config(model)["model"]["type"]
+    if family not in _FAMILIES:
         raise ConversionError(
-            f"{model}: expected a model of {', '.join(_FAMILIES)}, got {family}{experts}, which has no .q4nx form"
+            f"{model}: expected a model of {', '.join(_FAMILIES)}, got {family}, which has no .q4nx form"
         )
+    source = ConvertedModel(model)
     entries = _Entries(source).entries()
     counter = Stage(progress, "write", sum(entry.size for entry in entries.values()), "B")
     counted = {name: _counted(entry, counter) for name, entry in entries.items()}
@@ -72,7 +72,6 @@ def export_q4nx(model: Path, output: Path, *, force: bool = False, progress: Pro
 class _Entries:
     def __init__(self, model: ConvertedModel) -> None:
         self.model = model
-        self.decoder = model.decoder
 
     def entries(self) -> dict[str, q4nx_file.Entry]:
         """The file's tensors by name."""
@@ -80,14 +79,14 @@ class _Entries:
         for part in self.model.projections():
             if part.name == "embed_tokens":
                 found["model.embed_tokens.weight"] = self._embedding(part)
-                if self.decoder["tied_embeddings"]:
+                if self.model.tied_embeddings:
                     found["lm_head.weight"] = self._blocks(part)
             else:
                 found[("" if part.name == "lm_head" else "model.") + f"{part.name}.weight"] = self._blocks(part)
         for name, values in self.model.vectors().items():
             if not name.startswith("rotary."):
                 found[f"model.{name}.weight"] = _vector(values)
-        if self.decoder["family"] == "llama":
+        if self.model.family == "llama":
             found["rope_freqs.weight"] = _vector(self._rope_factors())
         return found
 
@@ -103,7 +102,7 @@ class _Entries:
         return q4nx_file.Entry("I8", (rows * columns, q4nx.BLOCK_BYTES), parts)
 
     def _embedding(self, part: Part) -> q4nx_file.Entry:
-        scale = np.float32(self.decoder["embedding_scale"])
+        scale = np.float32(self.model.embedding_scale)
 
         def parts() -> Iterator[NDArray[Any]]:
             for start in range(0, part.rows, _ROWS_AT_ONCE):
@@ -119,7 +118,7 @@ class _Entries:
         theta is found from the model's frequencies: a plain one is theta^(2/d) times the next. So is a scaled one if
         both have the same divisor; where Llama's divisors grow, the ratio is larger. So the least ratio is theta^(2/d).
         """
-        frequencies = self.model.vectors()[f"rotary.{self.decoder['rotaries'][0]}"].astype(np.float64)
+        frequencies = self.model.vectors()["rotary.0"].astype(np.float64)
         ratio = (frequencies[:-1] / frequencies[1:]).min(initial=np.inf)
         factors: NDArray[np.float32] = (ratio ** -np.arange(len(frequencies)) / frequencies).astype(np.float32)
         return factors

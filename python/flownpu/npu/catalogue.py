@@ -31,14 +31,15 @@ from flownpu.aie.designs.vector_operators import (
     gated_activation,
 )
 from flownpu.aie.programs.call import fixed_call
+from flownpu.aie.programs.decoder_shape import DecoderShape
 from flownpu.aie.programs.encode import encode_program
 from flownpu.aie.programs.program import calls_of
-from flownpu.npu.models import MODELS, Decoder, projections
+from flownpu.npu.models import MODELS, projections
 
 if TYPE_CHECKING:
+    from flownpu._native import EncoderShape
     from flownpu.aie.iron.compat import Program
     from flownpu.aie.programs.call import ArtifactCall
-    from flownpu.aie.programs.encoder_shape import EncoderShape
 
 __all__ = ["CHUNK", "CONTEXT", "OPERATORS", "catalogue"]
 
@@ -67,7 +68,8 @@ def catalogue(target: str, operators: Iterable[str] = (), models: Iterable[str] 
     for operator in _chosen("an operator", operators, OPERATORS):
         for model in chosen_models:
             of = MODELS[model]
-            found = OPERATORS[operator](target, of) if isinstance(of, Decoder) else _of_encoder(operator, target, of)
+            is_decoder = isinstance(of, DecoderShape)
+            found = OPERATORS[operator](target, of) if is_decoder else _of_encoder(operator, target, of)
             for array, name, program in found:
                 calls.setdefault((array, name), fixed_call(operator, array, name, program))
     return list(calls.values())
@@ -90,10 +92,10 @@ def _call(design: Callable[[], Any], *sizes: Any, **options: Any) -> Program:
 # --- What a model calls each operator's design with -----------------------------------------------------------------
 
 
-def _fused_dqp(target: str, model: Decoder) -> _Calls:
+def _fused_dqp(target: str, model: DecoderShape) -> _Calls:
     tiles = 32 if limits_of(target).columns >= 8 else 16
     k_max = ceil_div(max(k for _, k, _ in projections(model)), 256) * 256
-    for m, k, epilogue in [*projections(model), (model.vocabulary, model.shape.hidden, "none")]:
+    for m, k, epilogue in [*projections(model), (model.model.vocabulary, model.shape.hidden, "none")]:
         design = partial(FusedDQP, target, k_max, tiles, epilogue)
         yield f"fused_dqp-{tiles}-k{k_max}-{epilogue}", f"m{m}-k{k}", partial(_call, design, m, k)
 
@@ -103,7 +105,7 @@ def _weights(target: str) -> tuple[str, ...]:
     return ("bf16",) if target == "npu1" else ("bf16", "bfp16")
 
 
-def _gemm(target: str, model: Decoder) -> _Calls:
+def _gemm(target: str, model: DecoderShape) -> _Calls:
     for weights in _weights(target):
         for n, k, epilogue in projections(model):
             design = partial(Gemm, target, weights, epilogue)
@@ -111,7 +113,7 @@ def _gemm(target: str, model: Decoder) -> _Calls:
             yield f"gemm-{weights}-{epilogue}", f"m{CHUNK}-k{k}-n{padded}", partial(_call, design, CHUNK, k, padded)
 
 
-def _dequant_engine(target: str, model: Decoder) -> _Calls:
+def _dequant_engine(target: str, model: DecoderShape) -> _Calls:
     for weights in _weights(target):
         for m, k, epilogue in projections(model):
             gated = epilogue in {"geglu", "swiglu"}
@@ -120,14 +122,14 @@ def _dequant_engine(target: str, model: Decoder) -> _Calls:
             yield f"dequant_engine-{weights}", name, make
 
 
-def _flow_kv(target: str, model: Decoder) -> _Calls:
+def _flow_kv(target: str, model: DecoderShape) -> _Calls:
     sizes, name = _heads(model)
     for window, kind in _windows(model):
         make = partial(_call, partial(FlowKV, target, *sizes), CONTEXT, CONTEXT, window=window)
         yield f"flow_kv-{name}", f"total{CONTEXT}{kind}", make
 
 
-def _flow_qkv(target: str, model: Decoder) -> _Calls:
+def _flow_qkv(target: str, model: DecoderShape) -> _Calls:
     sizes, name = _heads(model)
     for past in (0, CONTEXT - CHUNK):
         for window, kind in _windows(model):
@@ -135,18 +137,19 @@ def _flow_qkv(target: str, model: Decoder) -> _Calls:
             yield f"flow_qkv-{name}", f"tokens{CHUNK}-past{past}{kind}", make
 
 
-def _heads(model: Decoder) -> tuple[tuple[int, int, int], str]:
+def _heads(model: DecoderShape) -> tuple[tuple[int, int, int], str]:
     """The parameters of attention designs (H, G, d), and the part of an array's name that states them."""
     shape = model.shape
     return (shape.heads, shape.kv_heads, shape.d), f"h{shape.heads}-g{shape.kv_heads}-d{shape.d}"
 
 
-def _windows(model: Decoder) -> list[tuple[int | None, str]]:
+def _windows(model: DecoderShape) -> list[tuple[int | None, str]]:
     """The windows of a model's layers, each with the part of a call's name that states it."""
-    return [(None, "")] + ([(model.window, f"-swa{model.window}")] if model.window else [])
+    window = max(model.windows)
+    return [(None, "")] + ([(window, f"-swa{window}")] if window else [])
 
 
-def _decode_layer(target: str, model: Decoder) -> _Calls:
+def _decode_layer(target: str, model: DecoderShape) -> _Calls:
     if target != "npu2":  # the only target of the design
         return
     shape = model.shape
@@ -160,10 +163,10 @@ def _decode_layer(target: str, model: Decoder) -> _Calls:
         array = f"decode_layer-{way}-{sizes}"
         for window, kind in _windows(model):
             yield array, f"position{CONTEXT - 1}{kind}", partial(call, way, layers=(Layer(window),))
-        yield array, f"position{CONTEXT - 1}-head", partial(call, way, vocabulary=model.vocabulary)
+        yield array, f"position{CONTEXT - 1}-head", partial(call, way, vocabulary=model.model.vocabulary)
 
 
-def _rms_norm(target: str, model: Decoder) -> _Calls:
+def _rms_norm(target: str, model: DecoderShape) -> _Calls:
     shape = model.shape
     for tokens in (1, CHUNK):
         sizes = [(shape.hidden, tokens)]
@@ -177,21 +180,21 @@ def _rms_norm(target: str, model: Decoder) -> _Calls:
         yield f"{kind}-n{shape.hidden}", f"rows{tokens}", partial(_call, residual, tokens, _EPSILON)
 
 
-def _rope(target: str, model: Decoder) -> _Calls:
+def _rope(target: str, model: DecoderShape) -> _Calls:
     heads, d = model.shape.heads + model.shape.kv_heads, model.shape.d
     for tokens in (1, CHUNK):
         design = partial(RotaryEmbedding, target, heads, d, cores=_CORES)
         yield f"rope-h{heads}-d{d}", f"tokens{tokens}", partial(_call, design, tokens)
 
 
-def _norm_rope(target: str, model: Decoder) -> _Calls:
+def _norm_rope(target: str, model: DecoderShape) -> _Calls:
     (sizes, name), qk_norm = _heads(model), model.shape.qk_norm
     design = partial(NormRope, target, *sizes, qk_norm, _CORES)
     array = f"norm_rope-{name}" + "-qk" * qk_norm
     yield array, f"tokens{CHUNK}", partial(_call, design, CHUNK, CONTEXT - CHUNK, CONTEXT)
 
 
-def _gated(activation: str, target: str, model: Decoder) -> _Calls:
+def _gated(activation: str, target: str, model: DecoderShape) -> _Calls:
     if model.shape.activation == activation:
         for tokens in (1, CHUNK):
             elements = tokens * model.shape.feed_forward
@@ -199,7 +202,7 @@ def _gated(activation: str, target: str, model: Decoder) -> _Calls:
             yield f"{activation}-{_CORES}", f"n{elements}", make
 
 
-def _softmax(target: str, model: Decoder) -> _Calls:
+def _softmax(target: str, model: DecoderShape) -> _Calls:
     rows, design = model.shape.heads * CHUNK, partial(Softmax, target, CONTEXT, _CORES)
     yield f"softmax-{CONTEXT}", f"rows{rows}-n{CONTEXT}", partial(_call, design, rows, CONTEXT)
 
@@ -218,7 +221,7 @@ def _encoder_calls(encoder: EncoderShape, target: str) -> list[ArtifactCall]:
     return calls_of([encode_program(encoder, target)])
 
 
-OPERATORS: dict[str, Callable[[str, Decoder], _Calls]] = {
+OPERATORS: dict[str, Callable[[str, DecoderShape], _Calls]] = {
     "fused_dqp": _fused_dqp,
     "gemm": _gemm,
     "dequant_engine": _dequant_engine,

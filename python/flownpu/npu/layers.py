@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.programs.decoder_shape import DecoderShape
-from flownpu.aie.programs.encoder_shape import EncoderShape
 from flownpu.errors import FlowNPUError
 from flownpu.generate.image_prompts import TOKENS_PER_IMAGE
 from flownpu.model.folder import onnx_path, read_genai_config
@@ -19,6 +18,8 @@ from flownpu.model.onnx_file import load_model, reading
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from flownpu._native import EncoderShape
 
 __all__ = ["decoder_of_model", "encoder_of_model", "placing", "read_decoder", "read_encoder"]
 
@@ -60,7 +61,7 @@ def decoder_of_model(model: Any, positions: int) -> DecoderShape:
     """
     from flownpu.graph_rewrites.native_graph import describe_decoder  # noqa: PLC0415 needs the extra "convert"
 
-    return DecoderShape.of(describe_decoder(model), positions, TOKENS_PER_IMAGE)
+    return DecoderShape(describe_decoder(model), positions, TOKENS_PER_IMAGE)
 
 
 def read_encoder(folder: Path) -> EncoderShape | None:
@@ -78,4 +79,4 @@ def encoder_of_model(model: Any) -> EncoderShape:
     """The sizes of the image encoder in an onnx_ir.Model. Raises as `decoder_of_model`."""
     from flownpu.graph_rewrites.native_graph import describe_encoder  # noqa: PLC0415 needs the extra "convert"
 
-    return EncoderShape(**describe_encoder(model))
+    return describe_encoder(model)

@@ -1,49 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes of the models that the NPU's designs are built for."""
+"""The models that the NPU's designs are built for, and the decoder of any configuration on the array."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.decode_layer.shape import LayerShape
-from flownpu.aie.programs.encoder_shape import EncoderShape
+from flownpu._native import EncoderShape, unsupported_by_array
+from flownpu.aie.programs.decoder_shape import DecoderShape
+from flownpu.convert.families import read_decoder
 from flownpu.model.shapes import SHAPES
 
-__all__ = ["ENCODERS", "MODELS", "Decoder", "projections"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["ENCODERS", "MODELS", "decoder_of_configuration", "projections"]
 
 
-@dataclass(frozen=True)
-class Decoder:
-    """The sizes that determine a decoder's calls: a layer's, the window that some layers have, and the vocabulary's."""
+def decoder_of_configuration(config: Mapping[str, Any], where: str, image_tokens: int = 0) -> DecoderShape:
+    """The decoder that conversion makes of a checkpoint's configuration.
 
-    shape: LayerShape
-    window: int | None
-    vocabulary: int
+    Args:
+        config: the contents of config.json.
+        where: what errors call it.
+        image_tokens: tokens of an image; 0: the model takes none.
+
+    Raises:
+        ConversionError: the family is not supported.
+        ValueError: the NPU's designs have no place for it.
+    """
+    found = read_decoder(config, where=where)
+    description = found.description(images=image_tokens > 0)
+    if reason := unsupported_by_array(description):
+        raise ValueError(reason)
+    return DecoderShape(description, found.context_length, image_tokens)
 
 
-def projections(model: Decoder | EncoderShape) -> list[tuple[int, int, str]]:
+def projections(model: DecoderShape | EncoderShape) -> list[tuple[int, int, str]]:
     """(M, K, epilogue) of a layer's products: packed query, key and value; output; gate and up; down."""
     if isinstance(model, EncoderShape):
         return [(part.columns, part.inner, "gelu" if part.gelu else "none") for part in model.projections]
     shape = model.shape
     return [(part.rows, part.columns, shape.activation if part.gated else "none") for part in shape.projections]
-
-
-def _decoder(shape: dict[str, Any]) -> Decoder:
-    """The sizes of a decoder, from an entry of `flownpu.model.shapes.SHAPES`."""
-    is_gemma = shape["model_type"] == "gemma3_text"
-    layer = LayerShape(
-        shape["hidden_size"],
-        shape["num_attention_heads"],
-        shape["num_key_value_heads"],
-        shape["head_dim"],
-        shape["intermediate_size"],
-        "geglu" if is_gemma else "swiglu",
-        post_norms=is_gemma,
-        qk_norm=shape["model_type"] != "llama",
-    )
-    return Decoder(layer, shape.get("sliding_window"), shape["vocab_size"])
 
 
 # Gemma3-4B's image encoder, SigLIP so400m: 896 x 896 pixels in patches of 14 x 14; 256 tokens.
@@ -64,7 +61,9 @@ _SIGLIP = EncoderShape(
 )
 ENCODERS: dict[str, EncoderShape] = {"siglip": _SIGLIP}
 # The designs have no place for experts.
-MODELS: dict[str, Decoder | EncoderShape] = {
-    **{name: _decoder(shape) for name, shape in SHAPES.items() if "num_experts" not in shape},
+MODELS: dict[str, DecoderShape | EncoderShape] = {
+    **{
+        name: decoder_of_configuration(shape, name) for name, shape in SHAPES.items() if "num_experts" not in shape
+    },
     **ENCODERS,
 }

@@ -124,15 +124,15 @@ def kernels(decoder: DecoderShape, past: int, tokens: int, *, head: bool) -> Ite
         head: whether the LM head follows, for the last token.
     """
     shape, attention = decoder.shape, decoder.shape.heads * decoder.shape.d
-    packed = (shape.heads + 2 * shape.kv_heads) * shape.d
+    packed, feed_forward = (shape.heads + 2 * shape.kv_heads) * shape.d, decoder.model.layers[0].feed_forward.size
     norm = Kernel("norm", 4 * tokens * shape.hidden * _FLOAT, floats=8 * tokens * shape.hidden)
     append = Kernel("append", tokens * packed * (_FLOAT + _CACHE), floats=12 * tokens * packed)
     before = [*_product("QKV", packed, shape.hidden, tokens), append]
     behind = [
         *_product("output", shape.hidden, attention, tokens),
         norm,
-        *_product("gate and up", 2 * decoder.feed_forward, shape.hidden, tokens, decoder.feed_forward),
-        *_product("down", shape.hidden, decoder.feed_forward, tokens),
+        *_product("gate and up", 2 * feed_forward, shape.hidden, tokens, feed_forward),
+        *_product("down", shape.hidden, feed_forward, tokens),
         norm,
     ]
     attend = {window: _attention(decoder, window, past, tokens) for window in set(decoder.windows)}
@@ -140,7 +140,7 @@ def kernels(decoder: DecoderShape, past: int, tokens: int, *, head: bool) -> Ite
     for window in decoder.windows:
         yield from (*before, attend[window], *behind)
     if head:
-        yield from _product("LM head", decoder.vocabulary, shape.hidden, 1)
+        yield from _product("LM head", decoder.model.vocabulary, shape.hidden, 1)
 
 
 def _product(name: str, rows: int, columns: int, tokens: int, written: int = 0) -> Iterator[Kernel]:

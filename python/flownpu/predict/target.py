@@ -7,23 +7,23 @@ import difflib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from flownpu.aie.programs.decoder_shape import DecoderShape
-from flownpu.convert.families import read_decoder as read_configuration
 from flownpu.errors import FlowNPUError
 from flownpu.model.folder import locate_graph, read_json
 from flownpu.model.onnx_file import load_model, reading
 from flownpu.model.shapes import SHAPES
 from flownpu.npu.artifacts import DEFAULT_CONTEXT
 from flownpu.npu.layers import decoder_of_model, placing, read_encoder
-from flownpu.npu.models import ENCODERS
+from flownpu.npu.models import ENCODERS, decoder_of_configuration
 from flownpu.predict.published import CONTEXTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from flownpu.aie.programs.encoder_shape import EncoderShape
+    from flownpu._native import EncoderShape
+    from flownpu.aie.programs.decoder_shape import DecoderShape
+
 
 __all__ = ["Target", "known", "nearest", "target"]
 
@@ -86,7 +86,7 @@ def known(name: str) -> Target:
     """One of `SHAPES`; FlowNPUError if the NPU's designs have no place for it."""
     encoder = ENCODERS[_ENCODERS[name]] if name in _ENCODERS else None
     with placing(name):
-        return Target(name, _of_configuration(SHAPES[name], name, encoder.tokens if encoder else 0), encoder)
+        return Target(name, decoder_of_configuration(SHAPES[name], name, encoder.tokens if encoder else 0), encoder)
 
 
 def nearest(text: str, names: Mapping[str, object]) -> str:
@@ -99,43 +99,7 @@ def _of_file(path: Path) -> Target:
     if path.name == "genai_config.json":
         return _of_graph(path.parent)
     with placing(path):
-        return Target(path.parent.name or str(path), _of_configuration(read_json(path), str(path)))
-
-
-def _of_configuration(config: Mapping[str, Any], where: str, block: int = 0) -> DecoderShape:
-    """The shape of the decoder that conversion makes of a checkpoint's configuration; `block`: tokens of an image.
-
-    Raises:
-        ConversionError: the family is not supported.
-        ValueError: the NPU's designs have no place for it.
-    """
-    found = read_configuration(config, where=where)
-    if found.attention_softcap or found.logit_softcap:
-        raise ValueError("the NPU's designs have no softcap, which this model's scores or logits need")
-    if found.mixture is not None:
-        raise ValueError("they are mixtures of experts, and what the array reads is fixed before a router chooses")
-    rotaries = list(found.rotaries)
-    return DecoderShape.of(
-        {
-            "hidden": found.hidden_size,
-            "heads": found.heads,
-            "kv_heads": found.kv_heads,
-            "head_size": found.head_size,
-            "feed_forward": found.feed_forward_size,
-            "activation": found.gating,
-            "post_norms": found.sandwich_norms,
-            "qk_norm": found.qk_norm,
-            "qkv_bias": found.qkv_bias,
-            "windows": [layer.window or 0 for layer in found.layers],
-            "tables": [rotaries.index(layer.rotary) for layer in found.layers],
-            "vocabulary": found.vocabulary_size,
-            "bidirectional_blocks": int(block > 0),
-            "epsilon": found.norm_epsilon,
-            "scale": found.attention_scale,
-        },
-        found.context_length,
-        block,
-    )
+        return Target(path.parent.name or str(path), decoder_of_configuration(read_json(path), str(path)))
 
 
 def _of_graph(path: Path) -> Target:

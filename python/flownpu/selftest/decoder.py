@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flownpu.aie.designs.decode_layer.design import Layer, LayerShape
+from flownpu import _native
+from flownpu.aie.designs.decode_layer.design import Layer
 from flownpu.aie.designs.decode_layer.shape import Projection
 from flownpu.aie.programs.alone import program_of
 from flownpu.aie.programs.call import fixed_call
@@ -41,11 +42,25 @@ if TYPE_CHECKING:
 
 __all__ = ["SHAPE", "decoder_stages"]
 
-SHAPE = LayerShape(256, 4, 2, 64, 512, "geglu", post_norms=True, qk_norm=True)
 _LAYERS = [Layer(64, 0), Layer(None, 1), Layer(40, 0)]
 _CONTEXT = 256
+_MODEL = _native.Decoder(
+    [
+        _native.Layer(
+            _native.Attention(
+                heads=4, kv_heads=2, head_size=64, scale=64**-0.5, qk_norm="each head", window=layer.window or 0,
+                table=layer.table,
+            ),
+            _native.FeedForward(size=512, activation="geglu"),
+            post_norms=True,
+        )
+        for layer in _LAYERS
+    ],
+    hidden=256, vocabulary=512, positions=_CONTEXT, epsilon=EPSILON,
+)  # fmt: skip
+_DECODER = DecoderShape(_MODEL, _CONTEXT)
+SHAPE = _DECODER.shape
 _SPLIT_CONTEXT = 560  # with split keys: a multiple of the 28 tiles, so that each has the same number of positions
-_VOCABULARY = 512
 _POSITION, _SPLIT_POSITION = 100, 550  # at 550 every tile has some of the split keys
 _TOKENS, _CHUNK = 50, 64  # tokens of the prompt, and of the chunk, whose rest is empty
 
@@ -82,13 +97,13 @@ def _token(rng: Rng) -> Trial:
     """A token through all layers and the LM head, with a KV cache full of random numbers."""
     call = random_call(SHAPE, rng, _POSITION, _LAYERS, _CONTEXT, tables=2)
     call = replace(
-        call, update=np.zeros_like(call.update), scale=SHAPE.d**-0.5, vocabulary=_VOCABULARY,
-        head=random_projection(rng, _VOCABULARY, SHAPE.hidden),
+        call, update=np.zeros_like(call.update), scale=SHAPE.d**-0.5, vocabulary=_MODEL.vocabulary,
+        head=random_projection(rng, _MODEL.vocabulary, SHAPE.hidden),
         final_norms=bf16(rng.uniform(0.5, 1.5, (SHAPE.entry_norms, SHAPE.hidden))),
     )  # fmt: skip
     inputs = call.buffers()
     del inputs["state"]  # the host writes it before the run, as in a session
-    choice = decode_program(_decoder(), "npu2", _CONTEXT, ways=[call.design.way])
+    choice = decode_program(_DECODER, "npu2", _CONTEXT, ways=[call.design.way])
     program = replace(choice.program, kind="token", attributes={})
     expected = expectation(call, rng)
     checks = (
@@ -114,13 +129,13 @@ def _prompt(target: str, rng: Rng) -> Trial:
     for _ in model.prefill(hidden, 0):
         pass  # its steps are not compared here: the last layer's keys and values depend on all of them
     # Zeros for what only a token's program reads behind the layers' weights: the LM head's and the final norms.
-    head, norms = Projection(_VOCABULARY, SHAPE.hidden).bytes, SHAPE.entry_norms * SHAPE.line
+    head, norms = Projection(_MODEL.vocabulary, SHAPE.hidden).bytes, SHAPE.entry_norms * SHAPE.line
     inputs = {
         "weights": np.concatenate([*(layer.blocks() for layer in weights), np.zeros(head, np.uint8)]),
         "vectors": np.concatenate([*(layer.vectors(SHAPE) for layer in weights), np.zeros(norms, BFLOAT16)]),
         "rotary": rotary,
     }
-    program = replace(prefill_program(_decoder(), target, _CONTEXT, _CHUNK), kind="prompt", attributes={})
+    program = replace(prefill_program(_DECODER, target, _CONTEXT, _CHUNK), kind="prompt", attributes={})
     size = len(_LAYERS), _CONTEXT, SHAPE.kv_heads, 2, SHAPE.d
     check = Check(
         "cache",
@@ -128,9 +143,3 @@ def _prompt(target: str, rng: Rng) -> Trial:
         *model.outcome(0, _TOKENS),
     )
     return Trial(program, inputs, ("cache",), (check,), 0, hidden.astype(np.float32).reshape(-1))
-
-
-def _decoder() -> DecoderShape:
-    windows = tuple(layer.window or 0 for layer in _LAYERS)
-    tables = tuple(layer.table for layer in _LAYERS)
-    return DecoderShape(SHAPE, EPSILON, SHAPE.d**-0.5, windows, tables, _VOCABULARY, _CONTEXT, SHAPE.feed_forward)

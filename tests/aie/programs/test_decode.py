@@ -11,8 +11,8 @@ from flownpu.aie.designs.decode_layer import design as decode_layer
 from flownpu.aie.designs.decode_layer.design import LayerShape
 from flownpu.aie.programs.decode import decode_program
 from flownpu.aie.programs.decode_operators import operators_program
-from flownpu.aie.programs.decoder_shape import DecoderShape
 from tests.aie.designs.decode_layer.shapes import SHAPES
+from tests.aie.programs import decoders
 
 CONTEXT = 3840  # whole chunks for every head size here
 LAYERS, VOCABULARY = 4, 32064
@@ -20,7 +20,7 @@ LAYERS, VOCABULARY = 4, 32064
 
 def decoder_of(shape, layers=LAYERS, vocabulary=VOCABULARY):
     windows = tuple(512 * (layer % 2) for layer in range(layers))
-    return DecoderShape(shape, 1e-6, shape.d**-0.5, windows, (0,) * layers, vocabulary, CONTEXT, shape.feed_forward)
+    return decoders.decoder_of(shape, windows, vocabulary, CONTEXT)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -82,7 +82,7 @@ def test_npu1_goes_operator_by_operator():
 
 
 def test_lm_head_out_of_reach_becomes_own_call(monkeypatch):
-    shape = SHAPES["gemma3-topics"]
+    shape = decoder_of(SHAPES["gemma3-topics"]).shape
     monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", 2 * shape.weight_bytes)
     choice = decode_program(decoder_of(shape), "npu2", CONTEXT)
     assert choice.way == "split"

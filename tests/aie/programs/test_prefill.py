@@ -19,13 +19,13 @@ from safetensors import safe_open
 from flownpu.aie.designs.decode_layer.design import DecodeLayer, Layer, LayerShape
 from flownpu.aie.designs.decode_layer.shape import Projection
 from flownpu.aie.designs.flow_qkv import FlowQKV
-from flownpu.aie.programs.decoder_shape import DecoderShape
 from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import Role
-from flownpu.selftest.reference.layer import EPSILON, LayerInputs, random_layer, rotary_table
+from flownpu.selftest.reference.layer import LayerInputs, random_layer, rotary_table
 from flownpu.selftest.reference.prompt import PrefillModel
 from tests.aie.designs.decode_layer.cases import case_of, checkpoint_layer
 from tests.aie.host_kernels import BFLOAT16, assert_within, bf16, wide
+from tests.aie.programs.decoders import decoder_of
 from tests.aie.programs.machine import Machine
 
 CHECKPOINT = Path(__file__).parents[2] / "fixtures" / "gemma3-topics"
@@ -124,7 +124,7 @@ def test_chunks_and_token(rng, name, kind, turns):
     shape, weights, scale = MODELS[name](rng)
     rotary = np.stack([rotary_table(CONTEXT, shape.d, base) for base in (1e4, 1e6)])
     windows, tables = zip(*((layer.window or 0, layer.table) for layer in LAYERS), strict=True)
-    decoder = DecoderShape(shape, EPSILON, scale, windows, tables, 128, CONTEXT, shape.feed_forward)
+    decoder = decoder_of(shape, windows, 128, CONTEXT, tables, scale)
     program = prefill_program(decoder, "npu2", CONTEXT, CHUNK, kind)
     attended = FlowQKV("npu2", shape.heads, shape.kv_heads, shape.d).padded(CHUNK)
     machine = machine_of(program, shape, weights, rotary)

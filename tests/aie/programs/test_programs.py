@@ -5,15 +5,16 @@ from dataclasses import replace
 
 import pytest
 
+from flownpu._native import EncoderShape
 from flownpu.aie.designs.decode_layer.shape import LayerShape
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.programs.chunks import with_fewest
 from flownpu.aie.programs.decode import decode_program
-from flownpu.aie.programs.decoder_shape import DecoderShape
 from flownpu.aie.programs.encode import encode_program
 from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import Role
 from flownpu.npu.models import ENCODERS
+from tests.aie.programs.decoders import decoder_of
 
 CONTEXT, LAYERS = 1024, 9
 GEMMA3_4B = LayerShape(2560, 8, 4, 256, 10240, "geglu", post_norms=True, qk_norm=True)
@@ -22,7 +23,7 @@ SMALL = LayerShape(288, 4, 2, 32, 640, "swiglu", qk_norm=True)
 
 
 def decoder(shape, layers=LAYERS):
-    return DecoderShape(shape, 1e-6, shape.d**-0.5, (0,) * layers, (0,) * layers, 320, CONTEXT, shape.feed_forward)
+    return decoder_of(shape, (0,) * layers, 320, CONTEXT)
 
 
 @pytest.mark.parametrize(("shape", "together"), [(GEMMA3_4B, 4), (LLAMA31_8B, 2), (SMALL, 4)])
@@ -42,7 +43,7 @@ def test_layer_changes_array_four_times_at_most(shape, together):
 
 def test_encoder_layer_changes_array_twice():
     of = ENCODERS["siglip"]
-    longer, shorter = (encode_program(replace(of, layers=layers), "npu2") for layers in (5, 3))
+    longer, shorter = (encode_program(EncoderShape(**of.as_dict() | {"layers": layers}), "npu2") for layers in (5, 3))
     assert len(longer.arrays) - len(shorter.arrays) == 2 * (5 - 3)
     assert len(set(longer.arrays)) == 3
 

@@ -16,13 +16,13 @@ from flownpu.aie.mlir.module import to_mlir
 from flownpu.aie.plan.limits import NPU2, with_limits
 from flownpu.aie.programs import prefill
 from flownpu.aie.programs.call_family import Positions
-from flownpu.aie.programs.decoder_shape import DecoderShape
 from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import calls_of
 from flownpu.errors import FlowNPUError
 from flownpu.npu.artifacts import CHUNKS, build_artifacts, programs_of_model
 from flownpu.npu.layers import read_decoder
 from flownpu.npu.models import MODELS
+from tests.aie.programs.decoders import decoder_of
 from tests.aie.words import read_family, read_index, words_of
 
 CONTEXT = 320  # positions, five chunks of the cache; prompts come in chunks of 256 tokens, not of 512
@@ -64,13 +64,16 @@ def test_model_programs_match_configuration(built, checkpoint):
     for program in programs:
         found = program["attributes"]
         assert {key: values[0] for key, values in found.items() if len(values) == 1} == {
-            "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_size": d, "feed_forward": feed_forward,
-            "post_norms": 1, "qk_norm": 1, "qkv_bias": 0, "epsilon": bits_of(config["rms_norm_eps"]),
-            "scale": bits_of(config["query_pre_attn_scalar"] ** -0.5), "vocabulary": config["vocab_size"],
+            "hidden": hidden, "attention.heads": heads, "attention.kv_heads": kv_heads, "attention.head_size": d,
+            "feed_forward.size": feed_forward, "layer.post_norms": 1, "attention.qkv_bias": 0, "attention.softcap": 0,
+            "epsilon": bits_of(config["rms_norm_eps"]), "layers": len(sliding), "vocabulary": config["vocab_size"],
+            "attention.scale": bits_of(config["query_pre_attn_scalar"] ** -0.5), "feed_forward.experts": 0,
+            "feed_forward.experts_per_token": 0, "feed_forward.normalized_experts": 0,
         }  # fmt: skip
-        assert bytes(found["activation"]) == b"geglu"
-        assert found["windows"] == tuple(config["sliding_window"] if kind else 0 for kind in sliding)
-        assert found["tables"] == tuple(0 if kind else 1 for kind in sliding)
+        assert bytes(found["feed_forward.activation"]) == b"geglu"
+        assert bytes(found["attention.qk_norm"]) == b"each head"
+        assert found["attention.window"] == tuple(config["sliding_window"] if kind else 0 for kind in sliding)
+        assert found["attention.table"] == tuple(0 if kind else 1 for kind in sliding)
     decode, prefill = programs
     assert decode["sizes"] == {"tokens": 1, "fewest": 1, "context": CONTEXT}
     assert operators(decode, calls, host_calls) == [["decode_layer"]]
@@ -260,7 +263,7 @@ def test_layer_unfit_for_designs_is_refused(model_copy, operator, attribute, val
 def test_decoder_is_same_in_all_spellings(model):
     decoder = read_decoder(model)
     assert decoder.shape == LayerShape(256, 4, 2, 64, 512, "geglu", post_norms=True, qk_norm=True)
-    assert (decoder.vocabulary, decoder.positions, decoder.table_count) == (4096, 2048, 2)
+    assert (decoder.model.vocabulary, decoder.positions, decoder.model.tables) == (4096, 2048, 2)
 
 
 # A tile has as many rows as L1 holds (32, 48 and 64): tokens x query heads of a KV head (4, 3, 4).
@@ -269,8 +272,8 @@ def test_prefill_of_full_sizes_is_valid(name, tokens_of_a_tile):
     """At the last position; `catalogue` has the decode layers of all models."""
     model, context = MODELS[name], 4096
     shape = model.shape
-    windows = (model.window or 0, 0, 0)  # the last layer has no attention
-    decoder = DecoderShape(shape, 1e-6, 0.1, windows, (0, 1, 1), model.vocabulary, context, shape.feed_forward)
+    windows = (max(model.windows), 0, 0)  # the last layer has no attention
+    decoder = decoder_of(shape, windows, model.model.vocabulary, context, (0, 1, 1))
     for call in calls_of([prefill_program(decoder, "npu2", context, CHUNKS[0])]):
         plan = call.last_plan  # raises if the checker refuses it
         assert call.positions == Positions(context) or call.moves

@@ -192,7 +192,7 @@ def test_file_of_other_version_is_refused(compiled: Any, make_session: MakeSessi
     file = path.with_name("small_ctx.0.flownpu")
     content = file.read_bytes()
     file.write_bytes(content[:8] + b"\2" + content[9:])
-    with pytest.raises(Exception, match="it is of version 2, expected 3; compile the model again"):
+    with pytest.raises(Exception, match="it is of version 2, expected 4; compile the model again"):
         make_session(path)
 
 

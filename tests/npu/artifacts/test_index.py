@@ -146,7 +146,7 @@ def test_program_beyond_memory_is_refused_before_allocation(tmp_path):
     folder = write_folder(tmp_path / "artifacts" / "emulate", [np.arange(9)] * 2, CALLS, [large])
     sizes = {
         "channels": 3, "patch": 2, "grid": 2, "hidden": 32, "heads": 1, "head_size": 32, "feed_forward": 32,
-        "layers": 1, "pooling": 1, "features": 32,
+        "layers": 1, "pooling": 1, "features": 32, "epsilon": 0.0, "pooled_epsilon": 0.0, "scale": 0.0,
     }  # fmt: skip
     model = npu.Partition([("node", "EncoderLayers", "ai.flownpu.npu", sizes, [], [])])
     device = npu.NpuDevice(str(folder))

@@ -36,22 +36,29 @@ def by_name(nodes, name):
 # --- What is found ----------------------------------------------------------------------------------------------------
 
 
+def same(values):
+    """An attribute of all layers is one value if they have the same."""
+    return values[0] if len(set(values)) == 1 else values
+
+
 def expected_attributes(name, config):
     gemma = config["model_type"].startswith("gemma3")
     kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
     sliding = [kind == "sliding_attention" for kind in kinds]
     first = sliding[0]  # the first layer's angles are table 0
     return {
-        "hidden": config["hidden_size"], "heads": config["num_attention_heads"], "head_size": config["head_dim"],
-        "kv_heads": config["num_key_value_heads"], "feed_forward": config["intermediate_size"],
-        "vocabulary": config["vocab_size"], "layers": config["num_hidden_layers"],
-        "activation": "geglu" if gemma else "swiglu", "post_norms": int(gemma),
-        "qk_norm": int(gemma or name == "qwen3"), "qkv_bias": 0, "bidirectional_blocks": 0,
-        "epsilon": np.float32(config["rms_norm_eps"]),
-        "scale": np.float32(config.get("query_pre_attn_scalar", config["head_dim"]) ** -0.5),
-        "windows": [config["sliding_window"] if slides else 0 for slides in sliding],
-        "tables": [int(slides != first) for slides in sliding],
-        "sliding_window_cache": [0] * len(sliding), "positions": config["max_position_embeddings"],
+        "hidden": config["hidden_size"], "vocabulary": config["vocab_size"], "layers": config["num_hidden_layers"],
+        "positions": config["max_position_embeddings"], "epsilon": np.float32(config["rms_norm_eps"]),
+        "layer.post_norms": int(gemma), "feed_forward.size": config["intermediate_size"],
+        "feed_forward.activation": "geglu" if gemma else "swiglu", "feed_forward.experts": 0,
+        "feed_forward.experts_per_token": 0, "feed_forward.normalized_experts": 0,
+        "attention.heads": config["num_attention_heads"], "attention.head_size": config["head_dim"],
+        "attention.kv_heads": config["num_key_value_heads"], "attention.softcap": 0, "attention.qkv_bias": 0,
+        "attention.qk_norm": "each head" if gemma or name == "qwen3" else "none",
+        "attention.bidirectional_blocks": 0, "attention.window_sized_cache": 0,
+        "attention.scale": np.float32(config.get("query_pre_attn_scalar", config["head_dim"]) ** -0.5),
+        "attention.window": same([config["sliding_window"] if slides else 0 for slides in sliding]),
+        "attention.table": same([int(slides != first) for slides in sliding]),
     }  # fmt: skip
 
 
@@ -81,8 +88,8 @@ def test_decoders_of_all_kinds(name, models):
 def test_layers_without_rope_have_table_that_turns_no_head(models):
     """SmolLM3 has such layers: cosines of 1 and sines of 0 follow the table of the layers that have RoPE."""
     node = decoder_of(lower(*read_nodes(models.converted("smollm3"))))
-    assert node.attributes["tables"] == [0, 1, 0]
-    positions, half = node.attributes["positions"], node.attributes["head_size"] // 2
+    assert node.attributes["attention.table"] == [0, 1, 0]
+    positions, half = node.attributes["positions"], node.attributes["attention.head_size"] // 2
     tables = np.frombuffer(node.packed("rotary"), BFLOAT16).reshape(2, positions, 2, half).astype(np.float32)
     assert np.all(tables[1, :, 0] == 1)
     assert np.all(tables[1, :, 1] == 0)
@@ -94,7 +101,7 @@ def test_biases_are_packed_as_designs_read_them(name, models):
     """Compared with aie/designs/bias.py, starting from the checkpoint; vectors are as long as a row with its bias."""
     nodes, outputs = read_nodes(models.converted(name))
     node = decoder_of(lower(nodes, outputs))
-    assert node.attributes["qkv_bias"] == 1
+    assert node.attributes["attention.qkv_bias"] == 1
     with safe_open(models.checkpoint(name).folder / "model.safetensors", "np") as file:
         weight, bias = (
             np.concatenate([file.get_tensor(f"model.layers.0.self_attn.{part}_proj.{kind}") for part in "qkv"])
@@ -111,7 +118,7 @@ def test_biases_are_packed_as_designs_read_them(name, models):
 
 def test_windowed_caches_are_matched(models):
     nodes, outputs = read_nodes(models.converted("gemma3_text", sliding_window_cache=True))
-    assert decoder_of(lower(nodes, outputs)).attributes["sliding_window_cache"] == [1, 0, 1]
+    assert decoder_of(lower(nodes, outputs)).attributes["attention.window_sized_cache"] == [1, 0, 1]
 
 
 def test_imported_graph_form_is_matched(models):
@@ -158,9 +165,10 @@ def test_constants_are_packed_as_designs_read_them(name, models):
     given = node.attributes
     with safe_open(models.checkpoint(name).folder / "model.safetensors", "np") as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+    heads, kv_heads, head_size = (given[f"attention.{key}"] for key in ("heads", "kv_heads", "head_size"))
     shape = LayerShape(
-        given["hidden"], given["heads"], given["kv_heads"], given["head_size"], given["feed_forward"],
-        given["activation"], bool(given["post_norms"]), bool(given["qk_norm"]),
+        given["hidden"], heads, kv_heads, head_size, given["feed_forward.size"], given["feed_forward.activation"],
+        bool(given["layer.post_norms"]), given["attention.qk_norm"] == "each head",
     )  # fmt: skip
     whole = dataclasses.replace(shape, feed_forward=-(-shape.feed_forward // 64) * 64)
     assert whole.feed_forward > shape.feed_forward
@@ -183,7 +191,8 @@ def test_constants_are_packed_as_designs_read_them(name, models):
     assert node.packed("vectors") == np.concatenate(vectors).tobytes()
 
     initializers = {value[0]: value[3] for each in nodes for value in each.inputs}
-    tables = max(given["tables"]) + 1
+    table = given["attention.table"]
+    tables = max([table] if isinstance(table, int) else table) + 1
     angles = [np.concatenate([initializers[f"rotary.{t}.{part}"] for part in ("cos", "sin")], 1) for t in range(tables)]
     assert node.packed("rotary") == np.stack(angles).astype(BFLOAT16).tobytes()
 
@@ -376,7 +385,7 @@ def test_blocks_of_all_layers_are_last_input(models):
         if node.op_type == "FlowQKVAttention":
             input_of(node.name, 13, ["blocks", "int32", None, None])(nodes)
     node = decoder_of(lower(nodes, outputs))
-    assert node.attributes["bidirectional_blocks"] == 1
+    assert node.attributes["attention.bidirectional_blocks"] == 1
     assert node.inputs[-1] == "blocks"
 
 

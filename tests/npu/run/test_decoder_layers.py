@@ -145,9 +145,9 @@ def test_tensor_type_and_capacity_change_nothing(variant, session_of, plain):
         0 if not share else CONTEXT, {"fp32": np.float32, "fp16": np.float16}.get(variant.get("kv_dtype"), BFLOAT16)
     )
     if "sliding_window_cache" in options:
-        capacity = max(session.attributes["windows"]) + 3
+        capacity = max(session.attributes["attention.window"]) + 3
         past = [
-            tensor[:, :, :capacity].copy() if session.attributes["sliding_window_cache"][place // 2] else tensor
+            tensor[:, :, :capacity].copy() if session.attributes["attention.window_sized_cache"][place // 2] else tensor
             for place, tensor in enumerate(past)
         ]
     found = []
@@ -244,7 +244,8 @@ def test_dispatches_and_bytes_of_token_and_of_prompt(rng, session_of, embed):
     # For all tokens but the last, the host sends normalised rows, queries, keys and values, and reads products, and no
     # more: embeddings and the residual stream never leave it. Zeros follow the keys up to a multiple of 8 positions.
     of = session.attributes
-    queries, both = of["heads"] * of["head_size"], 2 * of["kv_heads"] * of["head_size"]
+    heads, kv_heads, d = (of[f"attention.{size}"] for size in ("heads", "kv_heads", "head_size"))
+    queries, both = heads * d, 2 * kv_heads * d
     tokens, kept = 255, 264 - 2
     x = tokens * of["hidden"] * 2
     of_heads = (tokens * queries + kept * both) * 2

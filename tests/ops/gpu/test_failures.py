@@ -188,7 +188,7 @@ def test_cache_beyond_driver_memory_says_positions_with_room(given, double):
     parts = 2 * session.attributes["layers"]
     double.inject(BUFFER, parts // 2 + 1, Way.ONCE, MEMORY)
     count = 35  # makes the cache grow
-    size = 4 * session.attributes["kv_heads"] * session.attributes["head_size"] * parts
+    size = 4 * session.attributes["attention.kv_heads"] * session.attributes["attention.head_size"] * parts
     message = (
         rf"a KV cache of {TOKENS + count} positions of {size} bytes, of which there was room for "
         rf"{(TOKENS + count) // 2} positions: shorten the context"

@@ -135,7 +135,7 @@ def test_context_without_room_is_refused_with_numbers(models, opened):
     session = opened("trained")
     hidden = hidden_of(models, "trained", np.arange(3, 5))
     past = session.past(4, np.float32)
-    heads, size = session.attributes["kv_heads"], session.attributes["head_size"]
+    heads, size = session.attributes["attention.kv_heads"], session.attributes["attention.head_size"]
     positions = 2**31 // (4 * heads * size) + 1  # a byte more than indices reach; the memory is never touched
     past[0] = np.zeros((1, heads, positions, size), np.float32)
     before = session.device.counts()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from flownpu.convert.attention_folding import prompt_folding
 from flownpu.convert.checkpoint import read_json
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.graph.file import GRAPH_FILE, check_data, check_operators, load_graph
@@ -15,7 +16,6 @@ from flownpu.convert.sources.rewritten_folder import make_rewritten_folder
 from flownpu.convert.sources.sentence_files import module_files
 from flownpu.graph_rewrites.plain.rewriter import rewrite_plain
 from flownpu.model.folder import EXPORTED_GRAPH, template_files
-from flownpu.npu.attention_folding import prompt_folding
 from flownpu.ops.definitions.onnx_function import DOMAIN
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from flownpu.aie.cost.memory import STORED_WEIGHT_RUN, read_rate
 from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, TILES, ceil_div
 
 if TYPE_CHECKING:
+    from flownpu._native import EncoderShape
     from flownpu.aie.cost.chips import Chip
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.designs.decode_layer.shape import Projection
     from flownpu.aie.programs.decoder_shape import DecoderShape
-    from flownpu.aie.programs.encoder_shape import EncoderShape
 
 __all__ = ["image_seconds", "prompt_seconds", "token_seconds"]
 
@@ -99,7 +99,7 @@ def _weights(part: Projection, device: Chip, values: Values) -> float:
 
 def _head(decoder: DecoderShape, device: Chip, values: Values) -> float:
     """Seconds of the LM head, its dispatch, and the host's choice of a token."""
-    host = decoder.vocabulary * values["host_per_logit"]
+    host = decoder.model.vocabulary * values["host_per_logit"]
     return _weights(decoder.head, device, values) + values["dispatch"] + host
 
 

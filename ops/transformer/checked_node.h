@@ -8,14 +8,11 @@
 
 #include "ops/nodes/node.h"
 
-namespace flownpu::layers {
-
-// The value of a required attribute that is a size. Throws Error unless it is 1 to `most`.
-std::int64_t size_attribute(const Node& node, std::string_view attribute, std::int64_t most);
+namespace flownpu::transformer {
 
 // Throws Error unless the node's inputs (or outputs) are as many as `types`, all present, and each
 // of one of the types listed for it. `what`: "input" or "output".
 void check_values(const Node& node, const char* what, const std::vector<Value>& values,
                   const std::vector<std::vector<DataType>>& types);
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <span>
 
-#include "ops/layers/decoder_sizes.h"
 #include "ops/nodes/tensor.h"
+#include "ops/transformer/decoder.h"
 
-namespace flownpu::layers {
+namespace flownpu::transformer {
 
 // Token counts of a sequence: `past` before the run, `count` new ones without padding (a prompt may
 // be padded on the right).
@@ -21,16 +21,16 @@ struct SequenceTokens {
 };
 
 // Throws Error unless the hidden states, lengths and bidirectional_blocks have valid shapes.
-void check_call(const DecoderSizes& sizes, std::span<const Tensor> inputs);
+void check_call(const Decoder& decoder, std::span<const Tensor> inputs);
 
 // The token counts of the sequence with index `sequence`; check_call() must have accepted `inputs`.
 // Throws Error for lengths that do not fit the hidden states, and for positions beyond the rotary
 // tables.
-SequenceTokens tokens_of(const DecoderSizes& sizes, std::span<const Tensor> inputs,
+SequenceTokens tokens_of(const Decoder& decoder, std::span<const Tensor> inputs,
                          std::int64_t sequence);
 
 // Sets the shapes of all outputs. Throws Error if a past key or value has the wrong shape.
-void infer_outputs(const DecoderSizes& sizes, std::span<const Tensor> inputs,
+void infer_outputs(const Decoder& decoder, std::span<const Tensor> inputs,
                    std::span<Shape> outputs);
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

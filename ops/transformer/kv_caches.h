@@ -26,11 +26,11 @@
 #include <span>
 #include <vector>
 
-#include "ops/layers/cache_memory.h"
-#include "ops/layers/decoder_sizes.h"
 #include "ops/nodes/tensor.h"
+#include "ops/transformer/cache_memory.h"
+#include "ops/transformer/decoder.h"
 
-namespace flownpu::layers {
+namespace flownpu::transformer {
 
 // How many of `total` tokens a window-sized cache tensor of `capacity` rows holds: L(T) in the
 // documentation of com.microsoft.GroupQueryAttention.
@@ -80,7 +80,7 @@ class KvCaches {
 
   using Maker = std::function<std::unique_ptr<CacheMemory>()>;
 
-  KvCaches(const DecoderSizes& sizes, Maker make);
+  KvCaches(const Decoder& decoder, Maker make);
 
   // The caches that the tensors' tickets refer to (null for one that is gone). While a caller holds
   // them, they are not reused for other conversations.
@@ -121,7 +121,7 @@ class KvCaches {
   void for_rows(const Tensor& tensor, std::size_t part, std::int64_t from, std::int64_t to,
                 std::int64_t total, const Move& move) const;
 
-  DecoderSizes sizes_;
+  Decoder decoder_;
   Maker make_;
   mutable std::mutex mutex_;
   std::mt19937_64 random_;
@@ -142,4 +142,4 @@ class CachesOfSteps {
   std::vector<std::weak_ptr<KvCaches>> caches_;
 };
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

@@ -15,14 +15,15 @@
 #include <unordered_set>
 #include <vector>
 
-#include "ops/layers/decoder_constants.h"
-#include "ops/layers/decoder_sizes.h"
-#include "ops/layers/graph_walk.h"
 #include "ops/nodes/node.h"
+#include "ops/transformer/decoder.h"
+#include "ops/transformer/decoder_constants.h"
+#include "ops/transformer/graph_walk.h"
 
-namespace flownpu::layers {
+namespace flownpu::transformer {
 
-// What a device supports in a decoder, and how messages refer to the device.
+// The kinds of layers that a device computes, and how messages refer to the device. A layer of
+// another kind is left to the device's host, with the reason.
 struct DecoderLimits {
   std::string who;    // "the array"
   std::string means;  // what computes on it: "the array's designs"
@@ -31,13 +32,19 @@ struct DecoderLimits {
   bool int8_caches = false;
   bool without_rope = false;  // layers without RoPE, among layers with it
   bool qkv_bias = false;      // a bias of the QKV projection
+  bool experts = false;       // mixtures of experts
+  bool all_logits = false;    // logits of all tokens, not only of the last
   // The hidden size and the head size must be multiples of it.
   std::int64_t multiple = 1;
 };
 
+// Why the device does not compute such a mixer, or such a feed-forward; empty if it does.
+std::string unsupported(const Attention& attention, const DecoderLimits& limits);
+std::string unsupported(const FeedForward& feed_forward, const DecoderLimits& limits);
+
 // A decoder that was found; points into the nodes.
 struct FoundDecoder {
-  DecoderSizes sizes;
+  Decoder decoder;
   DecoderConstants constants;
   // All nodes that the decoder consists of; then, of these, the first norm, the attentions in the
   // order of their layers, and the LM head.
@@ -55,4 +62,4 @@ struct FoundDecoder {
 FoundDecoder find_decoder(const std::vector<Node>& nodes, const GraphWalk& graph,
                           const DecoderLimits& limits);
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

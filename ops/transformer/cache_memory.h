@@ -7,7 +7,7 @@
 
 #include "ops/nodes/tensor.h"
 
-namespace flownpu::layers {
+namespace flownpu::transformer {
 
 // `count` rows of a KV cache: the positions from `first` on of one KV head. A row has as many
 // elements as the head; in int8 its scale follows. `part`: 2 x layer for keys, 2 x layer + 1 for
@@ -39,4 +39,4 @@ class CacheMemory {
   virtual void copy(CacheMemory& from, std::int64_t count) = 0;
 };
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

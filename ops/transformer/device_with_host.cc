@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/layers/device_with_host.h"
+#include "ops/transformer/device_with_host.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "ops/error.h"
 
-namespace flownpu::layers {
+namespace flownpu::transformer {
 
 Lowered DeviceWithHost::lower(std::vector<Node> nodes, const Lowering& lowering) const {
   const auto is_one = [this](const Node& node) { return is_own(node); };
@@ -30,4 +30,4 @@ Lowered DeviceWithHost::lower(std::vector<Node> nodes, const Lowering& lowering)
   return lowered;
 }
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

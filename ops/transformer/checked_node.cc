@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/layers/checked_node.h"
+#include "ops/transformer/checked_node.h"
 
 #include <algorithm>
 
 #include "ops/error.h"
 
-namespace flownpu::layers {
-
-std::int64_t size_attribute(const Node& node, std::string_view attribute, std::int64_t most) {
-  const std::int64_t size = node.required_integer(attribute);
-  if (size < 1 || size > most)
-    fail("[", to_string(node), "] expected ", attribute, " of 1 to ", most, ", got ", size);
-  return size;
-}
+namespace flownpu::transformer {
 
 void check_values(const Node& node, const char* what, const std::vector<Value>& values,
                   const std::vector<std::vector<DataType>>& types) {
@@ -25,4 +18,4 @@ void check_values(const Node& node, const char* what, const std::vector<Value>& 
   }
 }
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

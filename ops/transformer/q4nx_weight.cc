@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/layers/q4nx_weight.h"
+#include "ops/transformer/q4nx_weight.h"
 
 #include <optional>
 
 #include "ops/error.h"
 
-namespace flownpu::layers {
+namespace flownpu::transformer {
 
 Q4NXWeight read_q4nx_weight(const Node& product) {
   Q4NXWeight weight;
@@ -30,4 +30,4 @@ Q4NXWeight read_q4nx_weight(const Node& product) {
        to_string(shape_in(q4nx::kSymmetric)));
 }
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

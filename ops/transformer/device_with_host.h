@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "ops/device.h"
-#include "ops/layers/kv_caches.h"
+#include "ops/transformer/kv_caches.h"
 
-namespace flownpu::layers {
+namespace flownpu::transformer {
 
 class DeviceWithHost : public Device {
  public:
@@ -60,4 +60,4 @@ class DeviceWithHost : public Device {
   mutable CachesOfSteps caches_;
 };
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

@@ -8,7 +8,7 @@
 #include "ops/formats/q4nx.h"
 #include "ops/nodes/node.h"
 
-namespace flownpu::layers {
+namespace flownpu::transformer {
 
 struct Q4NXWeight {
   const std::byte* blocks = nullptr;
@@ -24,4 +24,4 @@ struct Q4NXWeight {
 // fits M, K and gating.
 Q4NXWeight read_q4nx_weight(const Node& product);
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/layers/decoder_call.h"
+#include "ops/transformer/decoder_call.h"
 
 #include <algorithm>
 
 #include "ops/error.h"
 #include "ops/nodes/flow_qkv_attention.h"
 
-namespace flownpu::layers {
+namespace flownpu::transformer {
 
-void check_call(const DecoderSizes& sizes, std::span<const Tensor> inputs) {
+void check_call(const Decoder& decoder, std::span<const Tensor> inputs) {
   const Shape& hidden = inputs[kHidden].shape;
-  if (hidden.rank() != 3 || hidden[2] != sizes.hidden || hidden[0] < 1 || hidden[1] < 1) {
-    fail("expected hidden states of shape [batch, tokens, ", sizes.hidden, "], got ",
+  if (hidden.rank() != 3 || hidden[2] != decoder.hidden || hidden[0] < 1 || hidden[1] < 1) {
+    fail("expected hidden states of shape [batch, tokens, ", decoder.hidden, "], got ",
          to_string(hidden));
   }
   if (inputs[kTotalTokens].shape.elements() != 1 ||
@@ -20,15 +20,15 @@ void check_call(const DecoderSizes& sizes, std::span<const Tensor> inputs) {
          to_string(inputs[kTotalTokens].shape), " and ",
          to_string(inputs[kTokensBeforeLast].shape));
   }
-  if (!sizes.blocks) return;
-  const Shape& blocks = inputs[kFirstPast + 2 * sizes.layers.size()].shape;
+  if (!decoder.attention().bidirectional_blocks) return;
+  const Shape& blocks = inputs[kFirstPast + 2 * decoder.layers.size()].shape;
   if (!(blocks == Shape{hidden[0], hidden[1]})) {
     fail("expected bidirectional_blocks of shape [", hidden[0], ", ", hidden[1], "], got ",
          to_string(blocks));
   }
 }
 
-SequenceTokens tokens_of(const DecoderSizes& sizes, std::span<const Tensor> inputs,
+SequenceTokens tokens_of(const Decoder& decoder, std::span<const Tensor> inputs,
                          std::int64_t sequence) {
   const std::int64_t given = inputs[kHidden].shape[1];
   const std::int64_t total = *inputs[kTotalTokens].as<std::int32_t>();
@@ -42,25 +42,27 @@ SequenceTokens tokens_of(const DecoderSizes& sizes, std::span<const Tensor> inpu
     fail("expected seqlens_k + 1 between ", given, " and total_sequence_length = ", total, ", got ",
          length, length < 0 ? ": does attention_mask begin with 0? Pad prompts on the right" : "");
   }
-  if (length > sizes.positions) {
-    fail("expected positions below ", sizes.positions,
+  if (length > decoder.positions) {
+    fail("expected positions below ", decoder.positions,
          ", which is what the model's RoPE tables hold, got ", length - 1, ": shorten the context");
   }
   return tokens;
 }
 
-void infer_outputs(const DecoderSizes& sizes, std::span<const Tensor> inputs,
+void infer_outputs(const Decoder& decoder, std::span<const Tensor> inputs,
                    std::span<Shape> outputs) {
   const std::int64_t batch = inputs[kHidden].shape[0];
   const std::int64_t total = *inputs[kTotalTokens].as<std::int32_t>();
-  outputs[kLogits] = Shape{batch, 1, sizes.vocabulary};
-  for (std::size_t part = 0; part < 2 * sizes.layers.size(); ++part) {
+  outputs[kLogits] = Shape{batch, 1, decoder.vocabulary};
+  for (std::size_t part = 0; part < 2 * decoder.layers.size(); ++part) {
     const Shape& past = inputs[kFirstPast + part].shape;
-    const std::int64_t columns = cache_columns(inputs[kFirstPast + part].type, sizes.head_size);
-    const LayerKind& kind = sizes.layers[part / 2];
-    if (past.rank() != 4 || past[0] != batch || past[1] != sizes.kv_heads || past[3] != columns) {
-      fail("expected a past of shape [", batch, ",", sizes.kv_heads, ",?,", columns, "] for layer ",
-           part / 2, ", got ", to_string(past));
+    const std::int64_t columns =
+        cache_columns(inputs[kFirstPast + part].type, decoder.attention().head_size);
+    const Attention& kind = decoder.attention(part / 2);
+    if (past.rank() != 4 || past[0] != batch || past[1] != decoder.attention().kv_heads ||
+        past[3] != columns) {
+      fail("expected a past of shape [", batch, ",", decoder.attention().kv_heads, ",?,", columns,
+           "] for layer ", part / 2, ", got ", to_string(past));
     }
     if (kind.window_sized_cache && past[2] < kind.window) {
       fail("expected a window-sized KV cache of at least ", kind.window, " positions for layer ",
@@ -68,8 +70,8 @@ void infer_outputs(const DecoderSizes& sizes, std::span<const Tensor> inputs,
            ": set past_present_share_buffer to true, or convert without it");
     }
     const std::int64_t capacity = kind.window_sized_cache ? past[2] : std::max(past[2], total);
-    outputs[kFirstPresent + part] = Shape{batch, sizes.kv_heads, capacity, columns};
+    outputs[kFirstPresent + part] = Shape{batch, decoder.attention().kv_heads, capacity, columns};
   }
 }
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/layers/kv_caches.h"
+#include "ops/transformer/kv_caches.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,7 +9,7 @@
 #include "ops/error.h"
 #include "ops/nodes/flow_qkv_attention.h"
 
-namespace flownpu::layers {
+namespace flownpu::transformer {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x5456'4b55'504e'4c46;  // "FLNPUKVT"
@@ -61,13 +61,13 @@ std::int64_t KvCache::untouched_since(std::uint64_t version, bool finished) cons
   return std::numeric_limits<std::int64_t>::max();
 }
 
-KvCaches::KvCaches(const DecoderSizes& sizes, Maker make)
-    : sizes_(sizes), make_(std::move(make)), random_(std::random_device{}()) {}
+KvCaches::KvCaches(const Decoder& decoder, Maker make)
+    : decoder_(decoder), make_(std::move(make)), random_(std::random_device{}()) {}
 
 // The position whose key or value row 0 of a tensor holds when there are `total` tokens.
 std::int64_t KvCaches::first_row(const Tensor& tensor, std::size_t layer,
                                  std::int64_t total) const {
-  const LayerKind& kind = sizes_.layers[layer];
+  const Attention& kind = decoder_.attention(layer);
   if (!kind.window_sized_cache) return 0;
   return total - resident(total, tensor.shape[2], kind.window);
 }
@@ -80,11 +80,12 @@ void KvCaches::for_rows(const Tensor& tensor, std::size_t part, std::int64_t fro
                         std::int64_t total, const Move& move) const {
   const std::int64_t capacity = tensor.shape[2];
   const std::int64_t base = first_row(tensor, part / 2, total);
-  const auto row_bytes = static_cast<std::size_t>(cache_row_bytes(tensor.type, sizes_.head_size));
+  const auto row_bytes =
+      static_cast<std::size_t>(cache_row_bytes(tensor.type, decoder_.attention().head_size));
   const std::int64_t first = std::max(from, base);
   const std::int64_t count = std::min(to, base + capacity) - first;
   if (count <= 0) return;
-  for (std::int64_t head = 0; head < sizes_.kv_heads; ++head) {
+  for (std::int64_t head = 0; head < decoder_.attention().kv_heads; ++head) {
     const auto row = static_cast<std::size_t>(head * capacity + first - base);
     move(CacheRows{.part = part, .head = head, .first = first, .count = count},
          tensor.as<std::byte>() + row * row_bytes);
@@ -92,7 +93,7 @@ void KvCaches::for_rows(const Tensor& tensor, std::size_t part, std::int64_t fro
 }
 
 void KvCaches::check(const Tensor& past, std::size_t layer, std::int64_t total) const {
-  const LayerKind& kind = sizes_.layers[layer];
+  const Attention& kind = decoder_.attention(layer);
   if (kind.window_sized_cache || past.shape[2] >= total) return;
   fail("expected a past of at least ", total, " positions in layer ", layer, ", got ",
        past.shape[2]);
@@ -284,4 +285,4 @@ void CachesOfSteps::restore(std::span<const Tensor> tensors) {
   }
 }
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

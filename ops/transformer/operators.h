@@ -9,7 +9,7 @@
 #include "ops/nodes/node.h"
 #include "ops/nodes/q4nx_matmul.h"
 
-namespace flownpu::layers {
+namespace flownpu::transformer {
 
 // Positions of DenseMatMul's inputs after X and W (ops/definitions/dense_matmul.py).
 enum DenseInput : std::uint8_t { kDenseScale = 2, kDenseBias = 3, kDenseResidual = 4 };
@@ -31,4 +31,4 @@ inline bool is_residual_norm(const Node& node) {
   return is(node, kMicrosoft, "SkipSimplifiedLayerNormalization");
 }
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

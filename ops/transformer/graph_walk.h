@@ -10,7 +10,7 @@
 
 #include "ops/nodes/node.h"
 
-namespace flownpu::layers {
+namespace flownpu::transformer {
 
 // Points into `nodes`, which must not change during its lifetime.
 class GraphWalk {
@@ -49,4 +49,4 @@ std::vector<Node> with_one_node(const std::vector<Node>& nodes, const GraphWalk&
                                 const std::unordered_set<const Node*>& taken, const Node* last,
                                 const Node& one, const std::vector<std::string>& outputs);
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/layers/graph_walk.h"
+#include "ops/transformer/graph_walk.h"
 
 #include <algorithm>
 
 #include "ops/error.h"
 
-namespace flownpu::layers {
+namespace flownpu::transformer {
 
 GraphWalk::GraphWalk(const std::vector<Node>& nodes, const std::vector<std::string>& outputs)
     : outputs_(outputs.begin(), outputs.end()) {
@@ -93,4 +93,4 @@ std::vector<Node> with_one_node(const std::vector<Node>& nodes, const GraphWalk&
   return rest;
 }
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

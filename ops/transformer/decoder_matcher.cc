@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/layers/decoder_matcher.h"
+#include "ops/transformer/decoder_matcher.h"
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string_view>
 #include <tuple>
 #include <utility>
 
 #include "ops/error.h"
 #include "ops/formats/q4nx.h"
-#include "ops/layers/operators.h"
+#include "ops/transformer/operators.h"
 
-namespace flownpu::layers {
+namespace flownpu::transformer {
 namespace {
+
+void refuse_unless_empty(const Node& node, const std::string& reason) {
+  if (!reason.empty()) fail(to_string(node), ": ", reason);
+}
 
 // An entry to the residual stream: the output of attention or feed-forward is added (in a model
 // with post-norms it is normalised first), and the sum is normalised for the next projection.
@@ -36,7 +41,8 @@ class Matcher : public FoundDecoder {
   Entry first_entry(const Node& attention);
   Entry layer(const Entry& entry);
   void attend(const Node& attention, LayerConstants& layer);
-  void read_attention_sizes(const Node& attention);
+  const Node& feed_forward(std::string_view x, LayerConstants& layer);
+  Attention read_attention(const Node& node);
   void check_attention(const Node& attention) const;
   Entry next_entry(const Entry& entry, const Node& projection);
   const Node* post_norm(const Node& projection);
@@ -57,7 +63,7 @@ class Matcher : public FoundDecoder {
   const GraphWalk& graph_;
   const DecoderLimits& limits_;
   std::vector<TableNames> tables_;
-  bool sizes_known_ = false;
+  std::optional<bool> post_norms_;  // unknown before the first projection's output
 };
 
 void Matcher::take(const Node& node) { taken.insert(&node); }
@@ -65,11 +71,6 @@ void Matcher::take(const Node& node) { taken.insert(&node); }
 // The projection that is the only reader of `x`. `biased`: whether it may have a bias.
 const Node& Matcher::projection(std::string_view x, const char* what, bool biased) {
   const Node& node = graph_.only_reader(x, what);
-  if (node.op_type == "Q4NXMoE") {
-    fail(to_string(node), ": a mixture of experts, which ", limits_.means,
-         " have no place for: what they read is "
-         "fixed before a token begins, and its router chooses the weights");
-  }
   if (!is_projection(node)) fail(to_string(node), ": expected a Q4NXMatMul, ", what);
   if (node.inputs[0].name != x) fail(to_string(node), ": expected '", x, "' to be its X");
   if (!biased && node.input(kProductBias) != nullptr)
@@ -85,7 +86,8 @@ void Matcher::check_product(const Node& node, std::int64_t rows, std::int64_t co
   const std::int64_t m = node.required_integer("M");
   const std::int64_t k = node.required_integer("K");
   const std::string gating = node.text("gating", "none");
-  const std::string wanted = gated ? sizes.activation : "none";
+  const std::string_view wanted =
+      gated ? kActivations[static_cast<std::size_t>(decoder.feed_forward().activation)] : "none";
   if (m == rows && k == columns && gating == wanted) return;
   fail(to_string(node), ": expected M = ", rows, ", K = ", columns, " and gating = ", wanted,
        " as in the layers before, got ", m, ", ", k, " and ", gating);
@@ -108,14 +110,14 @@ const float* Matcher::qkv_bias(const Node& projection) {
   if (bias->constant == nullptr || bias->type != DataType::kFloat32) {
     fail(to_string(projection), ": expected the QKV projection's bias to be an initializer, float");
   }
-  sizes.qkv_bias = true;
+  decoder.layers.back().attention().qkv_bias = true;
   return static_cast<const float*>(bias->constant);
 }
 
 void Matcher::check_epsilon(const Node& node, float epsilon) {
-  if (sizes.epsilon == 0) sizes.epsilon = epsilon;
-  if (epsilon != sizes.epsilon)
-    fail(to_string(node), ": expected the epsilon of all norms to be ", sizes.epsilon, ", got ",
+  if (decoder.epsilon == 0) decoder.epsilon = epsilon;
+  if (epsilon != decoder.epsilon)
+    fail(to_string(node), ": expected the epsilon of all norms to be ", decoder.epsilon, ", got ",
          epsilon);
 }
 
@@ -123,19 +125,20 @@ void Matcher::check_epsilon(const Node& node, float epsilon) {
 
 std::int64_t Matcher::table_of(const Node& attention) {
   if (attention.integer("do_rotary", 0) == 0) return table_of({}, {});
+  const std::int64_t head_size = attention.required_integer("head_size");
   const Value* cosine = attention.input(kCosCache);
   const Value* sine = attention.input(kSinCache);
   for (const Value* value : {cosine, sine}) {
     const Shape* found = value != nullptr && value->shape ? &*value->shape : nullptr;
     if (found == nullptr || value->constant == nullptr || value->type != DataType::kFloat32 ||
-        found->rank() != 2 || (*found)[1] != sizes.head_size / 2 ||
-        (sizes.positions != 0 && (*found)[0] != sizes.positions)) {
+        found->rank() != 2 || (*found)[1] != head_size / 2 ||
+        (decoder.positions != 0 && (*found)[0] != decoder.positions)) {
       // Exporters' tables only cover the dimensions of a head that are rotated.
       const bool partial = found != nullptr && value->constant != nullptr && found->rank() == 2 &&
-                           (*found)[1] < sizes.head_size / 2;
+                           (*found)[1] < head_size / 2;
       fail(to_string(attention), ": expected cos_cache and sin_cache to be initializers, float [",
-           sizes.positions == 0 ? "positions" : std::to_string(sizes.positions), ", ",
-           sizes.head_size / 2, "]",
+           decoder.positions == 0 ? "positions" : std::to_string(decoder.positions), ", ",
+           head_size / 2, "]",
            partial ? ", got [.., " + std::to_string((*found)[1]) +
                          "]: a part of each head turns; convert the checkpoint itself, whose heads "
                          "are put in an order in which all of it does"
@@ -145,7 +148,7 @@ std::int64_t Matcher::table_of(const Node& attention) {
                  "itself with a --context-length of the first table"
                : "");
     }
-    sizes.positions = (*found)[0];
+    decoder.positions = (*found)[0];
   }
   return table_of({cosine->name, sine->name}, {static_cast<const float*>(cosine->constant),
                                                static_cast<const float*>(sine->constant)});
@@ -161,34 +164,38 @@ std::int64_t Matcher::table_of(const TableNames& names, const RotaryTable& table
   return index;
 }
 
-void Matcher::read_attention_sizes(const Node& attention) {
-  const std::int64_t heads = attention.required_integer("num_heads");
-  const std::int64_t kv_heads = attention.integer("kv_num_heads", heads);
-  const std::int64_t head_size = attention.required_integer("head_size");
-  float scale = attention.number("scale", 0);
-  if (scale == 0) scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_size)));
-  const bool qk_norm = attention.input(kQNormWeight) != nullptr;
-  if (!sizes_known_) {
-    sizes.heads = heads;
-    sizes.kv_heads = kv_heads;
-    sizes.head_size = head_size;
-    sizes.scale = scale;
-    sizes.qk_norm = qk_norm;
-    sizes.blocks = attention.input(kBidirectionalBlocks) != nullptr;
+Attention Matcher::read_attention(const Node& node) {
+  Attention read;
+  read.heads = node.required_integer("num_heads");
+  read.kv_heads = node.integer("kv_num_heads", read.heads);
+  read.head_size = node.required_integer("head_size");
+  read.scale = node.number("scale", 0);
+  if (read.scale == 0)
+    read.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(read.head_size)));
+  read.softcap = node.number("softcap", 0);
+  read.window = std::max<std::int64_t>(node.integer("local_window_size", -1), 0);
+  read.window_sized_cache = node.integer("sliding_window_cache", 0) != 0;
+  read.bidirectional_blocks = node.input(kBidirectionalBlocks) != nullptr;
+  if (node.input(kQNormWeight) != nullptr) read.qk_norm = QkNorm::kEachHead;
+  refuse_unless_empty(node, unsupported(read, limits_));
+  read.table = table_of(node);
+  if (decoder.layers.empty()) return read;
+  const Attention& first = decoder.attention();
+  if (read.softcap != first.softcap)
+    fail(to_string(node), ": expected the softcap of all layers to be ", first.softcap, ", got ",
+         read.softcap);
+  const auto norm_text = [](const Attention& of) {
+    return of.has_qk_norm() ? " and a QK-norm" : " and no QK-norm";
+  };
+  if (read.heads != first.heads || read.kv_heads != first.kv_heads ||
+      read.head_size != first.head_size || read.scale != first.scale ||
+      read.qk_norm != first.qk_norm) {
+    fail(to_string(node), ": expected ", first.heads, " heads, ", first.kv_heads, " KV heads of ",
+         first.head_size, ", scale ", first.scale, norm_text(first),
+         " as in the layers before, got ", read.heads, ", ", read.kv_heads, ", ", read.head_size,
+         ", ", read.scale, norm_text(read));
   }
-  const float softcap = attention.number("softcap", 0);
-  if (!sizes_known_) sizes.softcap = softcap;
-  if (softcap != sizes.softcap)
-    fail(to_string(attention), ": expected the softcap of all layers to be ", sizes.softcap,
-         ", got ", softcap);
-  if (heads != sizes.heads || kv_heads != sizes.kv_heads || head_size != sizes.head_size ||
-      scale != sizes.scale || qk_norm != sizes.qk_norm) {
-    fail(to_string(attention), ": expected ", sizes.heads, " heads, ", sizes.kv_heads,
-         " KV heads of ", sizes.head_size, ", scale ", sizes.scale,
-         sizes.qk_norm ? " and a QK-norm" : " and no QK-norm", " as in the layers before, got ",
-         heads, ", ", kv_heads, ", ", head_size, ", ", scale,
-         qk_norm ? " and a QK-norm" : " and no QK-norm");
-  }
+  return read;
 }
 
 // Throws Error for what the device's attention does not support.
@@ -210,8 +217,6 @@ void Matcher::check_attention(const Node& attention) const {
       limits_.without_rope || attention.integer("do_rotary", 0) != 0,
       "do_rotary = 1: " + limits_.who + "'s attention turns the queries and keys of every layer");
   expect(attention.integer("rotary_interleaved", 0) == 0, "rotary_interleaved = 0");
-  expect(limits_.softcap || attention.number("softcap", 0) == 0,
-         "no softcap: " + limits_.who + " has none");
   expect((attention.input(kQNormWeight) == nullptr) == (attention.input(kKNormWeight) == nullptr),
          "norms of both queries and keys, or none");
   for (const std::size_t past : {kPastKey, kPastValue})
@@ -244,17 +249,13 @@ void Matcher::check_attention(const Node& attention) const {
 
 void Matcher::attend(const Node& attention, LayerConstants& layer) {
   check_attention(attention);
-  read_attention_sizes(attention);
-  LayerKind kind;
-  kind.window = std::max<std::int64_t>(attention.integer("local_window_size", -1), 0);
-  kind.window_sized_cache = attention.integer("sliding_window_cache", 0) != 0;
-  kind.table = table_of(attention);
-  sizes.layers.push_back(kind);
+  const Attention read = read_attention(attention);
+  decoder.layers.emplace_back().mixer = read;
   take(attention);
   attentions.push_back(&attention);
-  if (!sizes.qk_norm) return;
-  layer.qk_norm = {norm_weight(attention, kQNormWeight, sizes.head_size),
-                   norm_weight(attention, kKNormWeight, sizes.head_size)};
+  if (!read.has_qk_norm()) return;
+  layer.qk_norm = {norm_weight(attention, kQNormWeight, read.head_size),
+                   norm_weight(attention, kKNormWeight, read.head_size)};
   check_epsilon(attention, attention.number("qk_norm_epsilon", 1e-6F));
 }
 
@@ -278,27 +279,27 @@ Entry Matcher::first_entry(const Node& attention) {
     fail(to_string(*projection),
          ": expected a SimplifiedLayerNormalization before the first layer's QKV projection");
   }
-  sizes.hidden = projection->required_integer("K");
+  decoder.hidden = projection->required_integer("K");
   check_epsilon(*norm, norm->number("epsilon", 1e-5F));
   take(*norm);
   first_norm = norm;
   return {.norm = norm,
           .sum = norm->inputs[0].name,
           .normalised = norm->outputs[0].name,
-          .weights = {norm_weight(*norm, 1, sizes.hidden)}};
+          .weights = {norm_weight(*norm, 1, decoder.hidden)}};
 }
 
 // The norm that is applied to a projection's output before it is added; null if there is none.
 const Node* Matcher::post_norm(const Node& projection) {
   const Node& reader = graph_.only_reader(projection.outputs[0].name, "a norm with the residual");
   const bool found = is_norm(reader);
-  if (!sizes_known_ && attentions.size() == 1 && sizes.feed_forward == 0) sizes.post_norms = found;
-  if (found == sizes.post_norms) {
+  if (!post_norms_) post_norms_ = found;
+  if (found == *post_norms_) {
     if (found) take(reader);
     return found ? &reader : nullptr;
   }
   fail(to_string(reader), ": expected ",
-       sizes.post_norms ? "a SimplifiedLayerNormalization" : "a SkipSimplifiedLayerNormalization",
+       *post_norms_ ? "a SimplifiedLayerNormalization" : "a SkipSimplifiedLayerNormalization",
        " after ", to_string(projection), ", as after the projections before");
 }
 
@@ -308,7 +309,7 @@ Entry Matcher::next_entry(const Entry& entry, const Node& projection) {
   const std::string& update = post == nullptr ? projection.outputs[0].name : post->outputs[0].name;
   if (post != nullptr) {
     check_epsilon(*post, post->number("epsilon", 1e-5F));
-    next.weights.push_back(norm_weight(*post, 1, sizes.hidden));
+    next.weights.push_back(norm_weight(*post, 1, decoder.hidden));
   }
   const Node& norm = graph_.only_reader(update, "a norm with the residual");
   if (!is_residual_norm(norm)) {
@@ -326,12 +327,48 @@ Entry Matcher::next_entry(const Entry& entry, const Node& projection) {
   // The model's first residual stream comes from outside and may be read there.
   if (entry.norm != first_norm) graph_.only_reader(entry.sum, "the next norm with the residual");
   check_epsilon(norm, norm.number("epsilon", 1e-5F));
-  next.weights.push_back(norm_weight(norm, 2, sizes.hidden));
+  next.weights.push_back(norm_weight(norm, 2, decoder.hidden));
   take(norm);
   next.norm = &norm;
   next.normalised = norm.outputs[0].name;
   if (norm.has_output(3)) next.sum = norm.outputs[3].name;
   return next;
+}
+
+// The feed-forward that reads `x`; returns its last node.
+const Node& Matcher::feed_forward(std::string_view x, LayerConstants& layer) {
+  FeedForward& found = decoder.layers.back().feed_forward;
+  const Node& first = graph_.only_reader(x, "the gate and up projection");
+  const bool experts = is(first, kDomain, "Q4NXMoE");
+  const Node& gate_up = experts ? first : projection(x, "the gate and up projection");
+  const std::string gating = gate_up.text("gating", "none");
+  const auto activation = std::ranges::find(kActivations, gating);
+  if (decoder.layers.size() == 1 && activation == kActivations.end())
+    fail(to_string(gate_up), ": expected gating = geglu or swiglu, got ", gating);
+  if (experts) {
+    found = {.size = gate_up.required_integer("expert_size"),
+             .activation = static_cast<Activation>(activation - kActivations.begin()),
+             .experts = gate_up.required_integer("num_experts"),
+             .experts_per_token = gate_up.required_integer("experts_per_token"),
+             .normalized_experts = gate_up.integer("normalize_routing_weights", 0) != 0};
+    refuse_unless_empty(gate_up, unsupported(found, limits_));
+    if (!(found == decoder.feed_forward()) ||
+        gate_up.required_integer("hidden_size") != decoder.hidden)
+      fail(to_string(gate_up), ": expected experts as in the layers before");
+    take(gate_up);
+    return gate_up;
+  }
+  if (decoder.layers.size() == 1) {
+    found.size = gate_up.required_integer("M");
+    found.activation = static_cast<Activation>(activation - kActivations.begin());
+  }
+  const Node& down = projection(gate_up.outputs[0].name, "the down projection");
+  found = decoder.feed_forward();
+  check_product(gate_up, found.size, decoder.hidden, true);
+  check_product(down, decoder.hidden, found.size);
+  layer.gate_up = read_q4nx_weight(gate_up);
+  layer.down = read_q4nx_weight(down);
+  return down;
 }
 
 Entry Matcher::layer(const Entry& entry) {
@@ -342,32 +379,19 @@ Entry Matcher::layer(const Entry& entry) {
   attend(attention, layer);
   const Node& output = projection(attention.outputs[kOutput].name, "the output projection");
   const Entry middle = next_entry(entry, output);
-  const Node& gate_up = projection(middle.normalised, "the gate and up projection");
-  if (!sizes_known_) {
-    sizes.feed_forward = gate_up.required_integer("M");
-    sizes.activation = gate_up.text("gating", "none");
-    if (sizes.activation != "geglu" && sizes.activation != "swiglu")
-      fail(to_string(gate_up), ": expected gating = geglu or swiglu, got ", sizes.activation);
-  }
-  const Node& down = projection(gate_up.outputs[0].name, "the down projection");
-
-  check_product(qkv, sizes.packed_heads(), sizes.hidden);
-  check_product(output, sizes.hidden, sizes.heads * sizes.head_size);
-  check_product(gate_up, sizes.feed_forward, sizes.hidden, true);
-  check_product(down, sizes.hidden, sizes.feed_forward);
+  const Node& last = feed_forward(middle.normalised, layer);
+  check_product(qkv, decoder.packed_heads(), decoder.hidden);
+  check_product(output, decoder.hidden, decoder.attended());
   layer.qkv = read_q4nx_weight(qkv);
   layer.qkv_bias = qkv_bias(qkv);
   layer.output = read_q4nx_weight(output);
-  layer.gate_up = read_q4nx_weight(gate_up);
-  layer.down = read_q4nx_weight(down);
   layer.norms = entry.weights;
+  decoder.layers.back().post_norms = *post_norms_;
   // Nothing is added before the first layer, so that there is no post-norm.
-  if (sizes.post_norms && layer.norms.size() == 1) layer.norms.insert(layer.norms.begin(), nullptr);
+  if (*post_norms_ && layer.norms.size() == 1) layer.norms.insert(layer.norms.begin(), nullptr);
   layer.norms.insert(layer.norms.end(), middle.weights.begin(), middle.weights.end());
   constants.layers.push_back(std::move(layer));
-  const Entry next = next_entry(middle, down);
-  sizes_known_ = true;
-  return next;
+  return next_entry(middle, last);
 }
 
 // --- After the layers ----------------------------------------------------------------------------
@@ -407,18 +431,23 @@ void Matcher::check_last_token(const Node& selection) const {
 void Matcher::finish(const Entry& entry) {
   const Node& selection =
       graph_.only_computing_reader(entry.normalised, "the selection of the last token");
-  if (is_projection(selection)) {
+  std::string_view selected = entry.normalised;
+  if (limits_.all_logits && is_projection(selection)) {
+    // All tokens go on.
+  } else if (is_projection(selection)) {
     fail(to_string(selection),
          ": expected a GatherND that selects the last token before the LM head; the graph computes "
          "logits of all tokens: convert it with --logits last");
-  }
-  if (!is(selection, "", "GatherND") || selection.inputs[0].name != entry.normalised)
+  } else if (!is(selection, "", "GatherND") || selection.inputs[0].name != entry.normalised) {
     fail(to_string(selection), ": expected a GatherND that selects the last token");
-  take(selection);
-  check_last_token(selection);
-  head = &projection(selection.outputs[0].name, "the LM head");
-  sizes.vocabulary = head->required_integer("M");
-  check_product(*head, sizes.vocabulary, sizes.hidden);
+  } else {
+    take(selection);
+    check_last_token(selection);
+    selected = selection.outputs[0].name;
+  }
+  head = &projection(selected, "the LM head");
+  decoder.vocabulary = head->required_integer("M");
+  check_product(*head, decoder.vocabulary, decoder.hidden);
   constants.head = read_q4nx_weight(*head);
   constants.final_norms = entry.weights;
   if (!entry.sum.empty() && !graph_.readers(entry.sum).empty())
@@ -426,8 +455,8 @@ void Matcher::finish(const Entry& entry) {
   // The vocabulary need not be a multiple: it is padded with rows of zeros, whose logits nobody
   // reads.
   for (const auto& [node, name, rows] :
-       {std::tuple(first_norm, "hidden size", sizes.hidden),
-        std::tuple(attentions.front(), "head size", sizes.head_size)}) {
+       {std::tuple(first_norm, "hidden size", decoder.hidden),
+        std::tuple(attentions.front(), "head size", decoder.attention().head_size)}) {
     if (rows % limits_.multiple != 0) {
       fail(to_string(*node), ": expected a ", name, " in multiples of ", limits_.multiple, ", got ",
            rows, ": ", limits_.means, " compute so many rows at a time");
@@ -446,20 +475,40 @@ void Matcher::match(const Node& first_attention) {
   do {
     entry = layer(entry);
   } while (goes_on());
-  if (sizes.positions == 0)
+  if (decoder.positions == 0)
     fail(to_string(first_attention), ": expected RoPE in some layer, whose table tells how many ",
          "positions there are");
   finish(entry);
+  // A layer without the bias that others have gets zeros.
+  const bool biased = std::ranges::any_of(
+      decoder.layers, [](const Layer& layer) { return layer.attention().qkv_bias; });
+  for (Layer& layer : decoder.layers) layer.attention().qkv_bias = biased;
 }
 
 }  // namespace
+
+std::string unsupported(const Attention& attention, const DecoderLimits& limits) {
+  if (attention.softcap != 0 && !limits.softcap)
+    return "expected no softcap: " + limits.who + " has none";
+  if (attention.qk_norm == QkNorm::kAllHeads)
+    return "expected norms of each head, or none: " + limits.means + " have none of all heads";
+  return "";
+}
+
+std::string unsupported(const FeedForward& feed_forward, const DecoderLimits& limits) {
+  if (feed_forward.experts == 0 || limits.experts) return "";
+  return "a mixture of experts, which " + limits.means +
+         " have no place for: what they read is fixed before a token begins, and its router "
+         "chooses "
+         "the weights";
+}
 
 Node FoundDecoder::node(std::string_view domain) const {
   Node node;
   node.name = first_norm->name + " .. " + head->name;
   node.op_type = kDecoderLayers;
   node.domain = domain;
-  sizes.write(node);
+  decoder.write(node);
   const Node& first = *attentions.front();
   node.inputs = {first_norm->inputs[0], first.inputs[kTotalSequenceLength],
                  first.inputs[kSeqlensK]};
@@ -470,7 +519,8 @@ Node FoundDecoder::node(std::string_view domain) const {
     for (const std::size_t present : {kPresentKey, kPresentValue})
       node.outputs.push_back(attention->outputs[present]);
   }
-  if (sizes.blocks) node.inputs.push_back(first.inputs[kBidirectionalBlocks]);
+  if (decoder.attention().bidirectional_blocks)
+    node.inputs.push_back(first.inputs[kBidirectionalBlocks]);
   return node;
 }
 
@@ -487,4 +537,4 @@ FoundDecoder find_decoder(const std::vector<Node>& nodes, const GraphWalk& graph
   return std::move(static_cast<FoundDecoder&>(found));
 }
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

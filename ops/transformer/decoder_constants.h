@@ -5,9 +5,9 @@
 #include <array>
 #include <vector>
 
-#include "ops/layers/q4nx_weight.h"
+#include "ops/transformer/q4nx_weight.h"
 
-namespace flownpu::layers {
+namespace flownpu::transformer {
 
 // The constants of a layer: Q4NX weights, and f32 vectors, where null stands for zeros.
 struct LayerConstants {
@@ -36,4 +36,4 @@ struct DecoderConstants {
   std::vector<RotaryTable> rotary;
 };
 
-}  // namespace flownpu::layers
+}  // namespace flownpu::transformer

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/transformer/decoder.h"
+
+#include <algorithm>
+#include <string>
+
+#include "ops/error.h"
+#include "ops/transformer/checked_node.h"
+
+namespace flownpu::transformer {
+namespace {
+
+template <typename Struct>
+std::string prefix() {
+  return std::string(Struct::kName) + ".";
+}
+
+// Throws Error unless layers differ only in window, table and kind of cache.
+void check_alike(const Node& node, const Decoder& decoder) {
+  for (std::size_t i = 0; i < decoder.layers.size(); ++i) {
+    const Attention& attention = decoder.attention(i);
+    if (attention.window_sized_cache && attention.window == 0)
+      fail("[", to_string(node), "] expected a window of layer ", i,
+           ", whose cache has its size, got 0");
+    Layer alike = decoder.layers[i];
+    auto& own = std::get<Attention>(alike.mixer);
+    own.window = decoder.attention().window;
+    own.table = decoder.attention().table;
+    own.window_sized_cache = decoder.attention().window_sized_cache;
+    if (!(alike == decoder.layers.front()))
+      fail("[", to_string(node), "] expected layers of the same sizes, got others of layer ", i);
+  }
+}
+
+}  // namespace
+
+Decoder Decoder::read(const Node& node) {
+  Decoder decoder = read_fields<Decoder>(node, "", 1).front();
+  const auto count = static_cast<std::size_t>(integer_at(node, "layers", 0, 1, 1, kMostLayers));
+  decoder.layers = read_fields<Layer>(node, prefix<Layer>(), count);
+  const auto attentions = read_fields<Attention>(node, prefix<Attention>(), count);
+  const auto feed_forwards = read_fields<FeedForward>(node, prefix<FeedForward>(), count);
+  for (std::size_t i = 0; i < count; ++i) {
+    decoder.layers[i].mixer = attentions[i];
+    decoder.layers[i].feed_forward = feed_forwards[i];
+  }
+  check_alike(node, decoder);
+  return decoder;
+}
+
+void Decoder::write(Node& node) const {
+  std::vector<Attention> attentions;
+  std::vector<FeedForward> feed_forwards;
+  for (const Layer& layer : layers) {
+    attentions.push_back(std::get<Attention>(layer.mixer));
+    feed_forwards.push_back(layer.feed_forward);
+  }
+  node.attributes["layers"] = layer_count();
+  write_fields(node, "", std::vector{*this});
+  write_fields(node, prefix<Layer>(), layers);
+  write_fields(node, prefix<Attention>(), attentions);
+  write_fields(node, prefix<FeedForward>(), feed_forwards);
+}
+
+std::int64_t Decoder::tables() const {
+  std::int64_t last = 0;
+  for (std::size_t i = 0; i < layers.size(); ++i) last = std::max(last, attention(i).table);
+  return last + 1;
+}
+
+// For the model's own sizes, without a device's padding.
+std::int64_t Decoder::multiply_adds() const {
+  const std::int64_t layer = packed_heads() + attended() + 3 * feed_forward().size;
+  return (layer * layer_count() + vocabulary) * hidden;
+}
+
+void check_values_of_decoder(const Node& node, const Decoder& decoder, std::size_t extra) {
+  const std::vector<DataType> cache{DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32,
+                                    DataType::kInt8};
+  std::vector<std::vector<DataType>> inputs{
+      {DataType::kFloat32}, {DataType::kInt32}, {DataType::kInt32}};
+  std::vector<std::vector<DataType>> outputs{{DataType::kFloat32}};
+  for (std::size_t part = 0; part < 2 * decoder.layers.size(); ++part) {
+    inputs.push_back(cache);
+    outputs.push_back(cache);
+  }
+  if (decoder.attention().bidirectional_blocks) inputs.push_back({DataType::kInt32});
+  const std::size_t given = node.inputs.size() - std::min(extra, node.inputs.size());
+  const std::vector<Value> first(node.inputs.begin(),
+                                 node.inputs.begin() + static_cast<std::ptrdiff_t>(given));
+  check_values(node, "input", first, inputs);
+  check_values(node, "output", node.outputs, outputs);
+}
+
+}  // namespace flownpu::transformer

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decoder: the description of a decoder's layers. A matcher fills it from a graph
+// (decoder_matcher.h), conversion from a checkpoint (python/flownpu/convert/decoder.py); devices,
+// programs, predictions and reports read it. In Python it is flownpu._native.Decoder.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "ops/nodes/node.h"
+#include "ops/transformer/fields.h"
+
+namespace flownpu::transformer {
+
+// The operator type of the node that a decoder's layers become; its domain is the device's own. Its
+// attributes are the fields of Decoder, of Layer ("layer.post_norms"), and of what a layer has
+// ("attention.heads", "feed_forward.size").
+inline constexpr std::string_view kDecoderLayers = "DecoderLayers";
+
+// The largest sizes that are accepted: some ten times those of the largest models there are. They
+// keep the bytes of a projection below 2^26 rows / 32 x 2^20 columns / 256 x 5120 < 2^46, so that
+// computing sizes cannot overflow.
+inline constexpr std::int64_t kMostHeads = 1 << 12;
+inline constexpr std::int64_t kMostHeadSize = 1 << 12;
+inline constexpr std::int64_t kMostHidden = 1 << 20;
+inline constexpr std::int64_t kMostFeedForward = 1 << 20;
+inline constexpr std::int64_t kMostExperts = 1 << 12;
+inline constexpr std::int64_t kMostVocabulary = 1 << 24;
+inline constexpr std::int64_t kMostPositions = 1 << 30;
+inline constexpr std::int64_t kMostLayers = 1 << 12;
+
+// The activation of a gated feed-forward: y = down(act(gate x) * (up x)).
+enum class Activation : std::uint8_t { kGeGlu, kSwiGlu };
+inline constexpr std::array<std::string_view, 2> kActivations{"geglu", "swiglu"};
+constexpr std::span<const std::string_view> texts(Activation /*of*/) { return kActivations; }
+
+// The RMS norm of queries and keys before they are rotated.
+enum class QkNorm : std::uint8_t { kNone, kEachHead, kAllHeads };
+inline constexpr std::array<std::string_view, 3> kQkNorms{"none", "each head", "all heads"};
+constexpr std::span<const std::string_view> texts(QkNorm /*of*/) { return kQkNorms; }
+
+struct Attention {
+  static constexpr std::string_view kName = "attention";
+
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_size = 0;
+  float scale = 0;
+  float softcap = 0;
+  std::int64_t window = 0;
+  std::int64_t table = 0;
+  bool window_sized_cache = false;
+  bool bidirectional_blocks = false;
+  bool qkv_bias = false;
+  QkNorm qk_norm = QkNorm::kNone;
+
+  bool has_qk_norm() const { return qk_norm != QkNorm::kNone; }
+  bool operator==(const Attention&) const = default;
+
+  template <typename Visit>
+  static void fields(Visit&& visit) {
+    visit(field("heads", &Attention::heads, "query heads H", 1, kMostHeads));
+    visit(field("kv_heads", &Attention::kv_heads, "heads of keys and values G", 1, kMostHeads));
+    visit(field("head_size", &Attention::head_size, "elements of a head d", 1, kMostHeadSize));
+    visit(field("scale", &Attention::scale, "factor of the scores"));
+    visit(field("softcap", &Attention::softcap, "c in c tanh(score / c); 0: no cap"));
+    visit(field("window", &Attention::window, "keys that a token sees, its own included; 0: all", 0,
+                kMostPositions));
+    visit(field("table", &Attention::table, "index of the layer's rotary table", 0, kMostLayers));
+    visit(field("window_sized_cache", &Attention::window_sized_cache,
+                "the cache holds the window's keys alone"));
+    visit(field("bidirectional_blocks", &Attention::bidirectional_blocks,
+                "tokens of a block, such as an image's, see one another"));
+    visit(field("qkv_bias", &Attention::qkv_bias, "the QKV projection has a bias"));
+    visit(field("qk_norm", &Attention::qk_norm, "norm of queries and keys"));
+  }
+};
+
+// What lets a token's state depend on the tokens before it. A further kind, such as a gated delta
+// rule or a short convolution, is a further alternative with fields of its own.
+using Mixer = std::variant<Attention>;
+
+struct FeedForward {
+  static constexpr std::string_view kName = "feed_forward";
+
+  std::int64_t size = 0;
+  Activation activation = Activation::kSwiGlu;
+  std::int64_t experts = 0;
+  std::int64_t experts_per_token = 0;
+  bool normalized_experts = false;
+
+  bool operator==(const FeedForward&) const = default;
+
+  template <typename Visit>
+  static void fields(Visit&& visit) {
+    visit(field("size", &FeedForward::size, "rows I of the gate; with experts, of each one's", 1,
+                kMostFeedForward));
+    visit(field("activation", &FeedForward::activation, "activation of the gate"));
+    visit(field("experts", &FeedForward::experts, "experts of the layer; 0: it is dense", 0,
+                kMostExperts));
+    visit(field("experts_per_token", &FeedForward::experts_per_token,
+                "experts that the router chooses for a token", 0, kMostExperts));
+    visit(field("normalized_experts", &FeedForward::normalized_experts,
+                "the chosen experts' weights are scaled to the sum 1"));
+  }
+};
+
+struct Layer {
+  static constexpr std::string_view kName = "layer";
+
+  Mixer mixer;
+  FeedForward feed_forward;
+  bool post_norms = false;
+
+  bool operator==(const Layer&) const = default;
+  const Attention& attention() const { return std::get<Attention>(mixer); }
+  Attention& attention() { return std::get<Attention>(mixer); }
+
+  template <typename Visit>
+  static void fields(Visit&& visit) {
+    visit(field("post_norms", &Layer::post_norms,
+                "the mixer's and the feed-forward's outputs are normalised before they are added"));
+  }
+};
+
+struct Decoder {
+  static constexpr std::string_view kName = "decoder";
+
+  std::int64_t hidden = 0;
+  std::int64_t vocabulary = 0;
+  std::int64_t positions = 0;
+  float epsilon = 0;
+  std::vector<Layer> layers;
+
+  bool operator==(const Decoder&) const = default;
+
+  template <typename Visit>
+  static void fields(Visit&& visit) {
+    visit(field("hidden", &Decoder::hidden, "elements of a hidden state D", 1, kMostHidden));
+    visit(field("vocabulary", &Decoder::vocabulary, "rows of the LM head", 1, kMostVocabulary));
+    visit(field("positions", &Decoder::positions, "positions of the rotary tables", 1,
+                kMostPositions));
+    visit(field("epsilon", &Decoder::epsilon, "of all RMS norms"));
+  }
+
+  // Converts from and to the attributes of a node DecoderLayers. read() throws Error if one is
+  // missing or out of range, or if layers differ in more than window, table and kind of cache.
+  static Decoder read(const Node& node);
+  void write(Node& node) const;
+
+  // The mixer of a layer; of the first where all layers have the same sizes, as devices' have.
+  const Attention& attention(std::size_t layer = 0) const { return layers[layer].attention(); }
+  const FeedForward& feed_forward() const { return layers.front().feed_forward; }
+  bool post_norms() const { return layers.front().post_norms; }
+
+  std::int64_t layer_count() const { return static_cast<std::int64_t>(layers.size()); }
+  // The number of rotary tables.
+  std::int64_t tables() const;
+  // The elements of all query heads, H d.
+  std::int64_t attended() const { return attention().heads * attention().head_size; }
+  // The number of rows of the QKV projection.
+  std::int64_t packed_heads() const {
+    return attended() + 2 * attention().kv_heads * attention().head_size;
+  }
+  // The number of norm weights at an entry to the residual stream.
+  std::int64_t entry_norms() const { return post_norms() ? 2 : 1; }
+  // Multiply-adds for one token, without those of attention.
+  std::int64_t multiply_adds() const;
+};
+
+// Throws Error unless the values of a node DecoderLayers are the following, which are the same for
+// all devices. The last `extra` inputs are a device's own and not checked:
+//   inputs   hidden f32 [B, S, D]; total_sequence_length int32; seqlens_k int32 [B]; past key, past
+//            value of each layer; with blocks, bidirectional_blocks int32 [B, S] of all layers
+//   outputs  logits f32 [B, 1, V]; present key, present value of each layer
+void check_values_of_decoder(const Node& node, const Decoder& decoder, std::size_t extra = 0);
+
+inline constexpr std::size_t kHidden = 0;
+inline constexpr std::size_t kTotalTokens = 1;
+inline constexpr std::size_t kTokensBeforeLast = 2;
+inline constexpr std::size_t kFirstPast = 3;
+inline constexpr std::size_t kLogits = 0;
+inline constexpr std::size_t kFirstPresent = 1;
+
+}  // namespace flownpu::transformer

@@ -61,7 +61,7 @@ def trace(
 
 
 def _artifacts(model: Path, placement: dict[str, object], chosen: dict[str, str]) -> Path | None:
-    """Where the device's compiled designs are; None for a device without any."""
+    """The folder of the device's compiled designs; None for a device without any."""
     name = str(placement["device"]).split(" ", maxsplit=1)[0]
     if name in ("cpu", "gpu"):
         return None

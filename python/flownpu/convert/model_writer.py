@@ -53,7 +53,7 @@ class ModelOptions:
     kv_dtype: str = "bf16"
     """The type of the KV cache: "bf16", "fp16", "fp32", or "int8" with a scale for each row."""
     logits: Logits = "last"
-    """Whose logits a run yields: those of each row's last token, or of all tokens."""
+    """The tokens whose logits a run yields: the last of each row, or all."""
     sliding_window_cache: bool = False
     """Layers with a window keep a cache of the window's size. Off by default, because with it GenAI refuses rewind_to
     once a token was evicted, and neither beams nor caches that grow work."""

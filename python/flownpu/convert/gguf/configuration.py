@@ -31,7 +31,7 @@ _NEUTRAL = {
     "attention.max_alibi_bias": 0.0,
 }
 
-# The same for mixtures of experts. The gating function 1 is softmax.
+# Such settings of mixtures of experts. The gating function 1 is softmax.
 _NEUTRAL_EXPERTS = {"expert_gating_func": 1, "expert_shared_count": 0, "expert_shared_feed_forward_length": 0}
 
 # How many layers the Gemmas of 27B parameters have. Their attention is scaled by 1 / sqrt(hidden size / heads), that of

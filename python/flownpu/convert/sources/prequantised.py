@@ -53,7 +53,7 @@ _IN_A_WORD = 32 // _BITS
 _IN_EACH_PLACE = 0x11111111
 # The zero point of a weight whose minima are -8 times its scales.
 _SYMMETRIC_ZERO = 8
-# Which of eight values is in the lowest four bits of a word, which in the next four, and so on.
+# The indices of eight values in the order of their bits in a word, from the lowest four on.
 _ORDER = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": tuple(range(_IN_A_WORD))}
 _FORMATS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}
 # The last parts of the names of the tensors that a packed weight consists of.

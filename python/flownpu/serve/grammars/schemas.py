@@ -129,7 +129,7 @@ class _Translation:
     refusal: Refusal
     left_out: list[str] = field(default_factory=list)
     one_of: list[str] = field(default_factory=list)
-    """Where the schema has `oneOf`."""
+    """The places of `oneOf` in the schema."""
     names: dict[int, str] = field(default_factory=dict)
     """References to schemas, by their id()."""
     definitions: dict[str, Any] = field(default_factory=dict)

@@ -149,7 +149,7 @@ async def _completion_chunks(chat: Chat, request: CompletionRequest) -> AsyncIte
 
 
 class _Offsets:
-    """Where the tokens of one answer begin in its text."""
+    """The offsets of an answer's tokens in its text."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

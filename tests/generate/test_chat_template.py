@@ -161,7 +161,7 @@ def test_a_template_without_end_is_ended(text, said):
 
 def test_a_process_that_was_killed_is_started_again():
     own = template_process.TemplateProcess()
-    request = {"work": "render", "template": EVERY, "messages": [ASK], "tools": [], "given": {}}
+    request = {"work": "render", "template": EVERY, "messages": [ASK], "tools": [], "values": {}}
     expected = own.ask(**request)
     assert own._process is not None
     own._process.kill()

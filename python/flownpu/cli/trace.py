@@ -42,8 +42,8 @@ def trace(
     """
     chosen = options.provider_options(device, activations, option)
     profile = record(model, prompt, max_new_tokens, chosen, threads)
-    made = make_trace(model, profile, _artifacts(model, profile.placement, chosen), tiles)
-    write_trace(made, output)
+    result = make_trace(model, profile, _artifacts(model, profile.placement, chosen), tiles)
+    write_trace(result, output)
     roof = read_bandwidth(threads)
     if as_json:
         print_json({
@@ -51,11 +51,11 @@ def trace(
             "placement": profile.placement,
             "machine": asdict(describe_machine()),
             "read_roof": roof,
-            "operators": [asdict(operator) | {"rate": operator.rate} for operator in made.operators],
-            "per_token": made.counts,
+            "operators": [asdict(operator) | {"rate": operator.rate} for operator in result.operators],
+            "per_token": result.counts,
         })  # fmt: skip
         return
-    _print(made, roof)
+    _print(result, roof)
     status(f"{output}: {bytes_text(output.stat().st_size)}. Open it at https://ui.perfetto.dev")
     status(profile.placement["summary"])
 
@@ -70,7 +70,7 @@ def _artifacts(model: Path, placement: dict[str, object], chosen: dict[str, str]
     return model / "artifacts" / ("emulate" if name == "emulate" else "npu2")
 
 
-def _print(made: Trace, roof: float) -> None:
+def _print(result: Trace, roof: float) -> None:
     table = Table(
         title="operators of decode steps, the NPU's calls, and what the host computes between them",
         title_justify="left",
@@ -79,13 +79,13 @@ def _print(made: Trace, roof: float) -> None:
         table.add_column(heading)
     for heading in ("count", "time", "bytes", "GB/s", "of the roof"):
         table.add_column(heading, justify="right")
-    for operator in made.operators:
+    for operator in result.operators:
         table.add_row(operator.operator, operator.place, str(operator.count), seconds_text(operator.seconds),
                       *_traffic(operator, roof))  # fmt: skip
     console.print(table)
     console.print(f"Main memory of this machine: {roof / 1e9:.1f} GB/s.")
-    if made.counts:
-        each = made.counts
+    if result.counts:
+        each = result.counts
         console.print(
             f"A token: {each['dispatches']:g} dispatches, {bytes_text(each['bytes_to_device'])} to the device, "
             f"{bytes_text(each['bytes_to_host'])} back, {bytes_text(each['word_bytes'])} of instructions."

@@ -19,7 +19,7 @@ from flownpu.convert.genai_config import EMBEDDING_FILE, genai_config
 from flownpu.convert.graph.data_file import DataFile, aligned
 from flownpu.convert.graph.decoder import Logits, build_model, rotary_cache_names
 from flownpu.convert.graph.embedding import build_embedding_model
-from flownpu.convert.graph.file import DATA_FILE, GRAPH_FILE
+from flownpu.convert.graph.file import DATA_FILE, GRAPH_FILE, SMALL_FILES
 from flownpu.convert.graph.paged_decoder import build_paged_model
 from flownpu.convert.progress import Stage, silent
 from flownpu.convert.weights import ProjectionWeight, RouterWeight, embedding_table, weight_plan
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from flownpu.convert.weights import WeightSource
 
 __all__ = ["ModelOptions", "output_bytes", "write_model", "write_tensors"]
-
-# Bytes to reserve for model.onnx, genai_config.json and the manifest: the deepest model's take less than half of this.
-_SMALL_FILES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ def output_bytes(decoder: Decoder, weights: WeightSource) -> int:
         for w in weight_plan(decoder)
     )
     rows = (rotary.rows(decoder.context_length) for rotary in decoder.rotaries)
-    return size + sum(2 * aligned(4 * count * decoder.head_size // 2) for count in rows) + _SMALL_FILES
+    return size + sum(2 * aligned(4 * count * decoder.head_size // 2) for count in rows) + SMALL_FILES
 
 
 def write_model(

@@ -54,11 +54,11 @@ def inspect(
     if as_json:
         print_json({**asdict(summary), "weight_bytes": summary.weight_bytes})
         return
-    console.print(summary.path, markup=False)
+    console.print(summary.path)
     if summary.operators:
         console.print(_table("operators", ["operator", "nodes"], [(k, str(n)) for k, n in summary.operators.items()]))
         own = ", ".join(summary.functions) or "none"
-        console.print(f"Operators defined in the model, for an ONNX Runtime without FlowNPU: {own}", markup=False)
+        console.print(f"Operators defined in the model, for an ONNX Runtime without FlowNPU: {own}")
         console.print(_table("inputs", ["name", "type", "shape"], _rows(summary.inputs)))
         console.print(_table("outputs", ["name", "type", "shape"], _rows(summary.outputs)))
     console.print(_table("weights", ["type", "tensors", "elements", "bytes"], _weight_rows(summary)))
@@ -68,7 +68,6 @@ def inspect(
         others = ", ".join(summary.other_graphs)
         console.print(
             f"The model takes pictures; this is its decoder. Its other graphs, to inspect by themselves: {others}",
-            markup=False,
         )
     if summary.manifest:
         _print_manifest(summary.manifest)
@@ -106,10 +105,10 @@ def _weight_rows(summary: Summary) -> list[tuple[str, ...]]:
 def _print_manifest(manifest: dict[str, Any]) -> None:
     """Prints the model's source, and the error of its weights."""
     source = manifest.get("source", {})
-    console.print(f"Made of: {source.get('name')} ({source.get('kind')}, {source.get('model_type')})", markup=False)
+    console.print(f"Made of: {source.get('name')} ({source.get('kind')}, {source.get('model_type')})")
     for title in ("settings", "versions"):
         listed = ", ".join(f"{name} {value}" for name, value in manifest.get(title, {}).items())
-        console.print(f"{title.capitalize()}: {listed}", markup=False)
+        console.print(f"{title.capitalize()}: {listed}")
     quantisation = manifest.get("quantisation", {})
     vision = quantisation.get("vision", {})
     for title, errors in (
@@ -117,4 +116,4 @@ def _print_manifest(manifest: dict[str, Any]) -> None:
         (f" of the vision tower's weights, {vision.get('format')}", vision.get("relative_error")),
     ):
         if errors:
-            console.print(error_text(f"Quantisation error{title}", errors), markup=False)
+            console.print(error_text(f"Quantisation error{title}", errors))

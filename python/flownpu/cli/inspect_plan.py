@@ -62,7 +62,7 @@ def inspect_plan(path: Path, *, as_json: bool, svg: Path | None) -> bool:
     plan = read_plan(path)
     limits = LIMITS[plan.array.target]
     violations = [str(violation) for violation in check(plan, limits)]
-    # Where not even the structure is right, nothing can be counted.
+    # In a plan whose structure is wrong, nothing can be counted.
     tiles = [] if check_structure(plan, limits) else tile_uses(plan, limits)
     if as_json:
         print_json(_document(path, plan, tiles, violations))
@@ -127,7 +127,7 @@ def _sequence(plan: Plan) -> dict[str, Any]:
 
 
 def _print(plan: Plan, tiles: list[TileUse], violations: list[str]) -> None:
-    console.print(f"Plan {plan.name} for {plan.array.target}", markup=False)
+    console.print(f"Plan {plan.name} for {plan.array.target}")
     if tiles:
         console.print(_tile_table(tiles))
     console.print(_fifo_table(plan, counted=bool(tiles)))
@@ -137,7 +137,7 @@ def _print(plan: Plan, tiles: list[TileUse], violations: list[str]) -> None:
         return
     console.print(f"The checker finds {len(violations)} mistakes:")
     for violation in violations:
-        console.print(f"  {violation}", markup=False)
+        console.print(f"  {violation}")
 
 
 def _table(title: str, headings: dict[str, bool]) -> Table:
@@ -188,4 +188,4 @@ def _print_sequence(plan: Plan) -> None:
     console.print(table)
     steps = ", ".join(f"{about['steps'].get(kind, 0)} {words}" for kind, words in _STEPS.items())
     moved = ", ".join(f"{bytes_text(count)} {way}" for way, count in about["bytes"].items())
-    console.print(f"Sequence {about['name']}: {steps}; {moved}", markup=False)
+    console.print(f"Sequence {about['name']}: {steps}; {moved}")

@@ -27,7 +27,8 @@ __all__ = [
     "waiting",
 ]
 
-console = Console(highlight=False, soft_wrap=True)
+# Brackets in a text are brackets: names of models and messages may have them.
+console = Console(highlight=False, soft_wrap=True, markup=False)
 # Progress bars, which must not end in a file that a user redirects stdout to.
 progress_console = Console(stderr=True)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from flownpu.aie.artifacts.folder import write_text
 from flownpu.aie.artifacts.toolchain import find_toolchain
@@ -111,7 +112,7 @@ def _write(document: dict[str, Any], folder: Path, as_json: str | None) -> bool:
 
 def _try_gpu(patterns: list[str], folder: Path, as_json: str | None) -> None:
     """Every kernel on the OpenCL device that `device="gpu"` means."""
-    from flownpu.selftest.gpu.trials import Devices, document, run_variant, variants  # noqa: PLC0415 other commands do without
+    from flownpu.selftest.gpu.trials import Devices, document, run_variant, variants  # noqa: PLC0415 as above
 
     try:
         devices = Devices()
@@ -145,15 +146,15 @@ def _show_gpu(device: "_native.GpuDevice", results: "list[KernelResult]", folder
         rates = (f"{each / result.seconds / 1e9:.2f}" if each and result.seconds else "" for each in amounts)
         table.add_row(*_cells(result, result.seconds), *rates)
     console.print(table)
-    console.print(f"{sum(result.passed for result in results)} of {len(results)} kernels passed.", markup=False)
-    console.print(f"Decoders store activations as {device.stored_type()}.", markup=False)
+    console.print(f"{sum(result.passed for result in results)} of {len(results)} kernels passed.")
+    console.print(f"Decoders store activations as {device.stored_type()}.")
     if device.cache_problem:
-        console.print(f"Compiled kernels are not kept: {device.cache_problem}", markup=False)
+        console.print(f"Compiled kernels are not kept: {device.cache_problem}")
     path = folder / "report.json"
     if device.facts.kind == "cpu":
-        console.print(f"Report: {path}. A CPU computed: its times say nothing of a GPU's.", markup=False)
+        console.print(f"Report: {path}. A CPU computed: its times say nothing of a GPU's.")
     else:
-        console.print(f"Please send {path}.", markup=False)
+        console.print(f"Please send {path}.")
 
 
 class _Named(Protocol):
@@ -205,19 +206,19 @@ def _show(report: "SelftestReport", folder: Path) -> None:
         table.add_row(*_cells(result, result.seconds))
     console.print(table)
     passed = sum(result.passed for result in report.results)
-    console.print(f"{passed} of {len(report.results)} stages passed.", markup=False)
+    console.print(f"{passed} of {len(report.results)} stages passed.")
     path = folder / "report.json"
     if emulated:
-        console.print(f"Report: {path}. Nothing of it was measured: time on the emulator means nothing.", markup=False)
+        console.print(f"Report: {path}. Nothing of it was measured: time on the emulator means nothing.")
         return
     _show_measurements(report)
-    console.print(f"Please send {path}" + ("" if report.passed else f" and {folder / 'stages'}") + ".", markup=False)
-    console.print(f"Next: flownpu predict gemma3-1b --measured {path}", markup=False)
+    console.print(f"Please send {path}" + ("" if report.passed else f" and {folder / 'stages'}") + ".")
+    console.print(f"Next: flownpu predict gemma3-1b --measured {path}")
 
 
-def _cells(result: "Result", seconds: float | None) -> tuple[str, str, str, str]:
+def _cells(result: "Result", seconds: float | None) -> tuple[str, Text, str, str]:
     """A table's cells for a result: name, outcome, error, microseconds."""
-    outcome = f"[green]{result.outcome}[/]" if result.passed else f"[red]{result.outcome.upper()}[/]"
+    outcome = Text(result.outcome, "green") if result.passed else Text(result.outcome.upper(), "red")
     error = "" if result.share is None else "exact" if result.share == 0 else f"{result.share:.2f}"
     return result.name, outcome, error, "" if seconds is None else f"{seconds * _MICROSECONDS:.1f}"
 

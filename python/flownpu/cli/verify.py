@@ -73,8 +73,8 @@ def verify(
 
 
 def _print(found: "Verification", first: "Stage | None") -> None:
-    _line(f"{found.model} against {found.source}: {found.tokens} tokens")
-    _line(
+    console.print(f"{found.model} against {found.source}: {found.tokens} tokens")
+    console.print(
         f"KL divergence {found.kl_mean:.2e} nats a token (largest {found.kl_largest:.2e}); same likeliest token after "
         f"{100 * found.top1_agreement:.1f} %; perplexity {found.model_perplexity:.3f}, source's "
         f"{found.source_perplexity:.3f}"
@@ -92,32 +92,30 @@ def _print(found: "Verification", first: "Stage | None") -> None:
             f"{100 * stage.accumulated:.2f}",
         )
     console.print(table)
-    _line(
+    console.print(
         "Own: each stage starts from the source's hidden states. Q4NX: what rounding its weights does to the source's "
         f"stage. Tolerance: {found.basis}."
     )
     if found.int8 is not None:
         _print_int8(found.int8)
     if first is None:
-        _line("Every stage is within its tolerance.")
+        console.print("Every stage is within its tolerance.")
     else:
-        _line(
+        console.print(
             f"{first.name} diverges first: its error is {100 * first.error:.2f} %, its tolerance "
             f"{100 * first.tolerance:.2f} %"
         )
         if all(stage.diverges for stage in found.stages):
-            _line("Every stage diverges: the two are not one model, or were quantised apart; take their checkpoint")
+            console.print(
+                "Every stage diverges: the two are not one model, or were quantised apart; take their checkpoint"
+            )
 
 
 def _print_int8(cost: "Int8Cost") -> None:
     weights = "" if cost.weights_kl_mean is None else f"; its 4-bit weights, {cost.weights_kl_mean:.2e}"
-    _line(
+    console.print(
         f"int8 activations: KL divergence {cost.kl_mean:.2e} from those in bf16, same likeliest token after "
         f"{100 * cost.top1_agreement:.1f} %{weights}."
     )
     if cost.is_large:
-        _line("Run it with --activations bf16: int8 costs this model more than 4-bit weights do.")
-
-
-def _line(text: str) -> None:
-    console.print(text, markup=False)
+        console.print("Run it with --activations bf16: int8 costs this model more than 4-bit weights do.")

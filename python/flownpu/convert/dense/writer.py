@@ -33,7 +33,7 @@ _WORDS_AT_ONCE = 1024
 
 
 class EncoderSource(Protocol):
-    """Where the values of an encoder's weights come from."""
+    """A source of the values of an encoder's weights."""
 
     def matrix(self, weight: DenseWeight) -> NDArray[np.float32]:
         """A product's weight, [M, K]."""

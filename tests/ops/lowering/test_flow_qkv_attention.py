@@ -63,43 +63,6 @@ def _feeds(*, packed: bool, new: int, past: int, capacity: int) -> dict[str, tes
     return {"query": query, "key": key, "value": value, **feeds}
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("new", "past", "capacity"), [(9, 0, 0), (1, 9, 9), (3, 5, 5), (5, 0, 24), (1, 20, 24)])
-@pytest.mark.parametrize(
-    "attributes",
-    [
-        {},
-        {"scale": "0.125", "softcap": "8.0", "rotary_interleaved": "1"},
-        {"local_window_size": "4"},
-        {"do_rotary": "0"},
-    ],
-)
-def test_is_the_same_attention(packed: bool, new: int, past: int, capacity: int, attributes: dict[str, Any]) -> None:
-    _check_same(_model(packed=packed, **attributes), _feeds(packed=packed, new=new, past=past, capacity=capacity))
-
-
-@pytest.mark.parametrize(("new", "past"), [(9, 0), (1, 9)])
-@pytest.mark.parametrize(
-    "model",
-    [
-        _model(inputs="sink", constants={"sink": np.array([0.5, -2, 3, 9], np.float32)}),
-        _model(smooth_softmax="1"),
-        # The sink that is given counts, and once.
-        _model(smooth_softmax="1", inputs="sink", constants={"sink": np.array([0.5, -2, 3, 9], np.float32)}),
-    ],
-    ids=["sink", "smooth softmax", "both"],
-)
-def test_sink(model: Any, new: int, past: int) -> None:
-    _check_same(model, _feeds(packed=False, new=new, past=past, capacity=24))
-
-
-@pytest.mark.parametrize(("new", "past"), [(11, 0), (1, 3), (1, 7)])
-def test_window_sized_cache(new: int, past: int) -> None:
-    # Capacity 6 for a window of 4: a cache is compacted when it is full, and a prompt of 11 does not fit into it.
-    model = _model(local_window_size="4", sliding_window_cache="1")
-    _check_same(model, _feeds(packed=False, new=new, past=past, capacity=6), window=4)
-
-
 @pytest.mark.parametrize(("new", "past"), [(9, 0), (1, 9), (3, 9)])
 @pytest.mark.parametrize("rotary", ["0", "1"])
 def test_positions_of_a_first_prompt_count_on(new: int, past: int, rotary: str) -> None:

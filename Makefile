@@ -101,7 +101,7 @@ SANITIZED := tests/ops tests/npu tests/ep graph_rewrites $(addprefix tests/aie/,
 	kernels/test_decode_layer.py emulator/test_runs.py emulator/test_deadlocks.py iron/test_conformance.py)
 # What runs no C++ of ours, but for the quantiser of tests/ops/functions/test_q4nx.py: definitions in stock ONNX Runtime,
 # files in Python, the search for a loader, XRT's own tool.
-SANITIZED += $(addprefix --ignore tests/,ops/test_attention_definitions.py ops/test_operator_definitions.py \
+SANITIZED += $(addprefix --ignore tests/,ops/test_operator_definitions.py \
 	ops/test_moe_definition.py ops/test_int8_cache.py ops/functions/test_q4nx_file.py ops/functions/test_opencl_loader.py \
 	npu/test_xclbin.py)
 # What only asks the compiler.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,6 @@ __all__ = [
     "pack_nibbles",
     "parse",
     "product_bound",
-    "resident_rows",
     "rewritten",
     "run",
     "run_session",
@@ -160,11 +160,9 @@ def _from_ort(value: ort.OrtValue) -> Array:
     if value.data_type() != "tensor(bfloat16)":
         array: Array = value.numpy()
         return array
-    # ONNX Runtime makes no numpy array of a bfloat16 value; DLPack gives a view of its memory.
-    import torch.utils.dlpack  # noqa: PLC0415 # slow to import, and needed only here
-
-    bits: Array = torch.utils.dlpack.from_dlpack(value._ortvalue.to_dlpack()).view(torch.int16).numpy()
-    return bits.view(ml_dtypes.bfloat16)
+    # ONNX Runtime makes no numpy array of a bfloat16 value.
+    bits = ctypes.cast(value.data_ptr(), ctypes.POINTER(ctypes.c_uint16))
+    return np.ctypeslib.as_array(bits, value.shape()).copy().view(ml_dtypes.bfloat16)
 
 
 def declare_simplified_layer_normalization() -> None:
@@ -217,9 +215,3 @@ def attention_bound(vectors: float, values: float, *, head_size: int, scale: flo
 def largest(*arrays: Array) -> float:
     """The largest magnitude in all of `arrays`; 0 for empty ones."""
     return max(float(np.abs(array).max(initial=0)) for array in arrays)
-
-
-def resident_rows(total: int, capacity: int, window: int) -> int:
-    """L(T) of a cache of the window's size (FlowQKVAttention's definition): how many rows hold the newest positions."""
-    evicted = capacity - window + 1
-    return total if total <= capacity else total - evicted * -(-(total - capacity) // evicted)

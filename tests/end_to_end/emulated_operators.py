@@ -11,11 +11,12 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
+from flownpu.graph_rewrites.testing import run_session
 from flownpu.npu.artifacts import build_artifacts
 from flownpu.ops import q4nx
 from tests.aie.host_kernels import BF16_ROUNDING, bf16, wide
 from tests.decoding import dispatches_of
-from tests.ops.stock_onnxruntime import model_of, node, run_session, value, with_functions
+from tests.ops.stock_onnxruntime import model_of, node, value, with_functions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

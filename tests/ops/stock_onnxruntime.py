@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-import ctypes
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
-import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
+from flownpu.graph_rewrites.testing import run_session
 from flownpu.ops import definitions
 from flownpu.ops.definitions.onnx_function import DOMAIN
+
+if TYPE_CHECKING:
+    import numpy as np
 
 BFLOAT16 = ml_dtypes.bfloat16
 
@@ -52,29 +54,6 @@ def run(model: ir.Model, feeds: dict[str, np.ndarray], *, optimised: bool = True
     options.log_severity_level = 4
     proto = ir.to_proto(model).SerializeToString()
     return run_session(ort.InferenceSession(proto, options, providers=["CPUExecutionProvider"]), feeds)
-
-
-def run_session(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Runs a session by OrtValues, since ONNX Runtime's Python interface takes bfloat16 in no other form."""
-    binding = session.io_binding()
-    for name, array in feeds.items():
-        if array.dtype == BFLOAT16:
-            bits = np.ascontiguousarray(array).view(np.uint16)
-            kept = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, ir.DataType.BFLOAT16)
-        else:
-            kept = ort.OrtValue.ortvalue_from_numpy(array)
-        binding.bind_ortvalue_input(name, kept)
-    for output in session.get_outputs():
-        binding.bind_output(output.name)
-    session.run_with_iobinding(binding)
-    return [to_numpy(output) for output in binding.get_outputs()]
-
-
-def to_numpy(output: ort.OrtValue) -> np.ndarray:
-    if output.element_type() != ir.DataType.BFLOAT16:
-        return output.numpy()
-    bits = ctypes.cast(output.data_ptr(), ctypes.POINTER(ctypes.c_uint16))
-    return np.ctypeslib.as_array(bits, output.shape()).copy().view(BFLOAT16)
 
 
 def with_functions(model: ir.Model) -> ir.Model:

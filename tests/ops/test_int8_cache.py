@@ -10,6 +10,7 @@ import onnx.parser
 import onnxruntime as ort
 import pytest
 
+from flownpu.ops.contracts import input_names
 from flownpu.ops.definitions import flow_kv_attention, flow_qkv_attention
 from flownpu.ops.definitions.int8_cache import dequantise_rows, dequantised, quantise_rows, quantised
 from tests.ops.stock_onnxruntime import model_of, node, run, value, with_functions
@@ -38,7 +39,7 @@ def test_elements_are_off_by_half_scale() -> None:
     rows = quantise_rows(x)
     scale = rows[:, -4:].copy().view(np.float32)
     largest = np.abs(x).max(axis=-1, keepdims=True)
-    # What is too small for a scale is 0. float32 rounds max/127 and x/scale, 2^-24 of a code of 127 each.
+    # Numbers too small for a scale are 0. float32 rounds max/127 and x/scale, 2^-24 of a code of 127 each.
     bound = np.maximum(scale.astype(np.float64) * (0.5 + 127 * 2.0**-23), (scale == 0) * 127 * 2.0**-126)
     assert (np.abs(dequantise_rows(rows).astype(np.float64) - x) <= bound).all()
     assert (scale * 126.5 <= largest).all()
@@ -102,14 +103,14 @@ def test_attention_in_stock_onnxruntime(name: str) -> None:
         feeds["bidirectional_blocks"] = np.array([[0, 1, 1, 1, 0]], np.int32)
     definition = flow_kv_attention if new == 1 else flow_qkv_attention
     values = {n: value(n, array) for n, array in feeds.items()}
-    attention = node(definition.NAME, [values.get(n) for n in definition.INPUTS], 3, **HEADS, **attributes)
+    attention = node(definition.NAME, [values.get(n) for n in input_names(definition.NAME)], 3, **HEADS, **attributes)
     while attention.inputs[-1] is None:
         attention.resize_inputs(len(attention.inputs) - 1)
     assert "int8" in definition.features(attention)
     model = with_functions(model_of([attention], list(values.values())))
     output, *present = run(model, feeds)
     expected, *caches = definition.reference(**feeds, **HEADS, **attributes)
-    # Scores of D products and softmax of at most 12 keys in float32, as test_attention_definitions.py has it, with
+    # Scores of D products and softmax of at most 12 keys in float32, as attention_turns.py has it, with
     # |q| |k| / sqrt(d) below 16 and |v| below 4. (No key of this seed falls to the other side of a tie.)
     bound = (2 * (2 * D + 32) * 2.0**-24 * 16 + 64 * 2.0**-24) * 4
     assert np.abs(output - expected).max() <= bound

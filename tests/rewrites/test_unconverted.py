@@ -141,9 +141,7 @@ def _set_opset(version: int) -> Any:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (_attribute(bits=3), "bits=3: Q4NX stores 4-bit codes; export this weight with 4 bits"),
         (_attribute(bits=8), "bits=8: Q4NX stores 4-bit codes; export this weight with 4 bits"),
-        (_attribute(block_size=8), "block_size=8: Q4NX has one scale for 32 columns; export with a block_size that is"),
         (
             _attribute(weight_prepacked=1),
             "weight_prepacked=1: the codes are in an order made for a GPU; export without",

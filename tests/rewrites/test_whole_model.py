@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewritten exports of ORT GenAI's builder compute the same in stock ONNX Runtime; and what rewriting leaves."""
+"""Operators that rewriting makes of exports of ORT GenAI's builder and leaves in them; test_sources.py runs them."""
 
 from __future__ import annotations
 
@@ -7,55 +7,18 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx_ir as ir
 import pytest
 
 from flownpu.convert import convert
 from flownpu.graph_rewrites import rewrite
 from flownpu.ops import q4nx
-from tests.decoding import DecoderSession, float32_tolerance
-from tests.rewrites.genai_export import WINDOW
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flownpu.graph_rewrites.testing import Array
 
 LAYERS = {"gemma2": 3, "gemma3": 3, "llama": 3, "qwen3": 3, "topics": 6}
-VOCABULARY = {"gemma2": 260, "gemma3": 260, "llama": 260, "qwen3": 260, "topics": 4096}
-WIDEST = {"gemma2": 176, "gemma3": 176, "llama": 176, "qwen3": 176, "topics": 480}
-
-
-def tolerance(name: str, logits: Array) -> float:
-    """float32_tolerance alone is enough: the exports' scales and minima are bf16 values, so both have equal weights."""
-    return float32_tolerance(logits, LAYERS[name], WIDEST[name])
-
-
-@pytest.mark.parametrize("sliding_window_cache", [False, True])
-@pytest.mark.parametrize("name", LAYERS)
-def test_stock_onnxruntime_gives_same_logits(
-    name: str, sliding_window_cache: bool, exports: dict[str, Path], tmp_path: Path
-) -> None:
-    convert(exports[name], tmp_path / "model", kv_dtype="fp32", logits="all", sliding_window_cache=sliding_window_cache)
-    original, converted = DecoderSession(exports[name]), DecoderSession(tmp_path / "model")
-    ids = np.random.default_rng(1).integers(4, VOCABULARY[name], 90)
-    assert len(ids) > (64 if name == "topics" else WINDOW)
-    # A prompt, a second part of several tokens, then single tokens.
-    for start, stop in ((0, 60), (60, 66), *((i, i + 1) for i in range(66, 90))):
-        expected, result = (decoder(ids[None, start:stop])[0] for decoder in (original, converted))
-        np.testing.assert_allclose(result, expected, rtol=0, atol=tolerance(name, expected))
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_last_token_only(name: str, exports: dict[str, Path], tmp_path: Path) -> None:
-    convert(exports[name], tmp_path / "model", kv_dtype="fp32")
-    original, converted = DecoderSession(exports[name]), DecoderSession(tmp_path / "model")
-    ids = np.random.default_rng(2).integers(4, VOCABULARY[name], 40)
-    for start, stop in ((0, 30), (30, 37), *((i, i + 1) for i in range(37, 40))):
-        expected, result = (decoder(ids[None, start:stop])[0] for decoder in (original, converted))
-        assert result.shape == (1, VOCABULARY[name])
-        np.testing.assert_allclose(result[0], expected[-1], rtol=0, atol=tolerance(name, expected))
 
 
 @pytest.mark.parametrize("name", LAYERS)

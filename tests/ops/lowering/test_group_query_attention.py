@@ -19,6 +19,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from flownpu.graph_rewrites import testing
+from flownpu.ops.definitions.flow_qkv_attention import resident_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -284,7 +285,7 @@ def test_group_query_attention_equals_onnxruntime(ep_devices: list[Any], part: i
             assert error <= case.bound(), (case, row, error)
             kept = length
             if case.cache == "window":
-                kept = testing.resident_rows(int(length), case.capacity, case.window)
+                kept = resident_tokens(int(length), case.capacity, case.window)
             for a, b in zip(ours[1:], theirs[1:], strict=True):
                 assert a.shape == b.shape, case
                 # A rotation sums two products within -1..1, in three roundings on either side.

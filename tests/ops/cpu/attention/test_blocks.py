@@ -34,27 +34,6 @@ def test_blocks_of_odd_heads(isa: str, heads: tuple[int, int, int]) -> None:
     talk.turn(67, blocks=blocks_of([(0, 1), (2, 65), (0, 1)]))
 
 
-@pytest.mark.parametrize("isa", ISAS)
-def test_blocks_of_ragged_batch(isa: str) -> None:
-    """A block that runs into the padding ends with the row."""
-    talk = Conversation(capacity=64, batch=3, isa=isa, local_window_size=12)
-    talk.turn(20, lengths=[20, 7, 1], blocks=blocks_of([(1, 20)], [(0, 4), (2, 16)], [(3, 10), (4, 10)]))
-    talk.turn(1, blocks=blocks_of(*[[(1, 1)]] * 3))
-
-
-@pytest.mark.parametrize("capacity", [16, 23, 48])
-def test_blocks_in_window_sized_cache(capacity: int) -> None:
-    talk = Conversation(capacity=capacity, local_window_size=16, sliding_window_cache=1)
-    talk.turn(40, blocks=blocks_of([(0, 3), (1, 30), (0, 7)]))
-    talk.turn(1)
-    talk.turn(30, blocks=blocks_of([(1, 20), (2, 10)]))
-
-
-def test_blocks_change_nothing_where_all_is_seen() -> None:
-    talk = Conversation(capacity=0, causal=0)
-    talk.turn(19, blocks=blocks_of([(1, 9), (0, 10)]))
-
-
 def test_unfit_blocks_are_refused() -> None:
     query = np.zeros((1, 4, (H + 2 * G) * D), np.float32)
     for blocks, message in (

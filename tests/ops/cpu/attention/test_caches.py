@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FlowQKVAttention keeps: ragged batches, caches of a window, rewinds, empty calls, positions of what is kept."""
+"""The caches that FlowQKVAttention keeps: ragged batches, caches of a window, rewinds, empty calls."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tests.ops.cpu.attention.conversation import SIZES, Conversation, D, G, H, rope_tables
+from tests.ops.cpu.attention.conversation import SIZES, Conversation, D, G, H
 from tests.ops.device import ISAS, run
 
 
@@ -84,25 +84,3 @@ def test_half_cache_is_written(kept: int) -> None:
     half = run("FlowQKVAttention", [query], outputs=names, **SIZES)
     np.testing.assert_array_equal(half[0], whole[0])
     np.testing.assert_array_equal(half[kept], whole[kept])
-
-
-@pytest.mark.parametrize(("total", "tokens"), [(6, 6), (1, 1), (9, 3), (9, 1)])
-@pytest.mark.parametrize("counted", [0, 1])
-def test_positions_of_prompt_count_on_from_first_or_are_given(counted: int, total: int, tokens: int) -> None:
-    """Outputs and stored keys, which positions rotate, are those of a call that is given all positions."""
-    rng = np.random.default_rng(6)
-    query = rng.standard_normal((2, tokens, (H + 2 * G) * D), dtype=np.float32)
-    past = rng.standard_normal((2, 2, G, 9, D), dtype=np.float32)
-    lengths = [np.array([total - 1, total - 1], np.int32), np.array(total, np.int32)]
-    given = rng.integers(0, 500, (2, tokens))
-    # With counted_prompt only a first prompt's first position matters.
-    meant = given[:1, :1] + np.tile(np.arange(tokens), (2, 1)) if counted and total == tokens else given
-    inputs = [query, None, None, *past, *lengths, *rope_tables(), given]
-    outputs = run("FlowQKVAttention", inputs, outputs=("float",) * 3, do_rotary=1, counted_prompt=counted, **SIZES)
-    inputs[-1] = meant
-    expected = run("FlowQKVAttention", inputs, outputs=("float",) * 3, do_rotary=1, **SIZES)
-    for ours, theirs in zip(outputs, expected, strict=True):
-        assert ours is not None
-        assert theirs is not None
-        rows = slice(None) if ours.ndim == 3 else slice(total)
-        np.testing.assert_array_equal(ours[..., rows, :], theirs[..., rows, :])

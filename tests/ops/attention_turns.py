@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention functions in stock ONNX Runtime, and their float64 reference, against softmax over all keys at once."""
+"""The table of attention's cases that every engine is tried on: calls, outputs by softmax over all keys, and bounds."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-import onnx_ir as ir
-import pytest
-import torch
-from transformers import Gemma3TextConfig
-from transformers.models.gemma3 import modeling_gemma3
 
-from flownpu.ops.definitions import flow_kv_attention, flow_qkv_attention
-from tests.ops.stock_onnxruntime import BFLOAT16, model_of, node, run, value, with_functions
+BFLOAT16 = ml_dtypes.bfloat16
 
 U = 2.0**-24  # unit roundoff of float32
 CACHE_U = {np.dtype(np.float32): U, np.dtype(BFLOAT16): 2.0**-8, np.dtype(np.float16): 2.0**-11}
+
+# Half an ulp of bf16, to which AVX-512 rounds queries and weights of prompts; and the relative error of its e^x.
+PAIRS_U, PAIRS_EXP = 2.0**-9, 2.7e-6
 
 H, G, D = 4, 2, 16
 HEADS = {"num_heads": H, "kv_num_heads": G, "head_size": D}
@@ -172,13 +170,19 @@ class Turn:
                 outputs[b, p - past] = np.stack(heads)
         return outputs
 
-    def check(self, outputs: list[np.ndarray], is_exact: bool) -> None:
-        """Compares outputs with `expected`, and the caches with the keys and values that they must hold."""
+    def check(self, outputs: Any, *, is_exact: bool = False, pairs: bool = False) -> None:
+        """Compares outputs with `expected`, and the caches with the keys and values that they must hold.
+
+        Args:
+            outputs: output, present_key and present_value.
+            is_exact: They were computed in float64, with no rounding but that to the cache's type.
+            pairs: They were computed with AVX-512, which multiplies prompts over 16-bit numbers in pairs of bf16.
+        """
         q, k, v = self.prepared()
         output, *present = outputs
         assert output.shape == (len(self.totals), self.new, H * D)
         # The float64 reference rounds to the cache's type only, as `prepared` does; `bound` is for float32.
-        bound = 1e-12 if is_exact else self.bound(q, k, v)
+        bound = 1e-12 if is_exact else self.bound(q, k, v, pairs=pairs)
         for (b, s), exact in self.expected().items():
             np.testing.assert_allclose(
                 output[b, s].reshape(H, D), exact, rtol=0, atol=bound, err_msg=f"row {b}, token {s}"
@@ -202,13 +206,14 @@ class Turn:
     def changes_keys(self) -> bool:
         return self.norm or bool(self.attributes.get("do_rotary"))
 
-    def bound(self, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> float:
+    def bound(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, pairs: bool) -> float:
         """A bound of the float32 error of the output.
 
         A score is a sum of d products of q and k, a few roundings (16) from exact after norm and rotation;
         where keys are rounded to the cache's type after that, two roundings may fall apart by 2 u of that type. An
         error of delta in each score changes each weight of the softmax by a factor within exp(+-2 delta); summing J
-        weights and values, and exp itself, add J + 16 roundings.
+        weights and values, and exp itself, add J + 16 roundings. In pairs of bf16 queries and weights are rounded once
+        more; without a cache so are keys and values.
         """
         q_norm, k_norm = (np.linalg.norm(x, axis=-1).max() for x in (q, k))
         relative = (2 * D + 32) * U + (
@@ -217,7 +222,12 @@ class Turn:
         largest = (self.attributes.get("scale") or D**-0.5) * q_norm * k_norm + (
             np.abs(self.addend).max() if self.bias else 0
         )
-        return float((2 * relative * largest + (k.shape[1] + 16) * U) * np.abs(v).max())
+        weights = (k.shape[1] + 16) * U
+        uncached = self.attributes.get("causal") == 0 and not self.past
+        if pairs and (uncached or (self.dtype == BFLOAT16 and self.new > 1)):
+            relative += PAIRS_U * (1 + uncached)
+            weights += 2 * (PAIRS_U + PAIRS_EXP) + PAIRS_U * uncached
+        return float((2 * relative * largest + weights) * np.abs(v).max())
 
 
 WINDOW = {"do_rotary": 1, "local_window_size": 4, "sliding_window_cache": 1}
@@ -308,79 +318,3 @@ TURNS = {
         for past, new in ((0, 3), (0, 13), (5, 1), (9, 1), (20, 1), (9, 7), (4, 15))
     },
 }
-
-
-def attend(
-    turn: Turn, operator: Any = flow_qkv_attention, *, layers: int = 1, optimised: bool = True
-) -> list[np.ndarray]:
-    """The outputs of the last of `layers` nodes, which all compute the same."""
-    feeds = turn.feeds()
-    known = {name: value(name, array) for name, array in feeds.items()}
-    for name in known.keys() & {"past_key", "past_value"}:
-        known[name].shape = ir.Shape(["batch", G, "past", D])
-    inputs = [known.get(name) for name in flow_qkv_attention.INPUTS]
-    nodes = [node(operator.NAME, inputs, outputs=3, **HEADS, **turn.attributes) for _ in range(layers)]
-    for n in nodes:
-        for output, dtype in zip(n.outputs, (np.float32, turn.dtype, turn.dtype), strict=True):
-            output.dtype = ir.DataType.from_numpy(np.dtype(dtype))
-    return run(with_functions(model_of(nodes, list(known.values()))), feeds, optimised=optimised)[-3:]
-
-
-@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
-def test_attention_function_equals_reference(turn: Turn) -> None:
-    turn.check(attend(turn), is_exact=False)
-
-
-@pytest.mark.parametrize(
-    "turn", [turn for turn in TURNS.values() if turn.new == 1], ids=[n for n, t in TURNS.items() if t.new == 1]
-)
-def test_attention_function_of_one_token(turn: Turn) -> None:
-    turn.check(attend(turn, flow_kv_attention), is_exact=False)
-
-
-@pytest.mark.parametrize("name", ["first prompt", "prompt in parts", "one token, growing"])
-def test_growing_cache_of_unoptimised_graph_equals_definition(name: str) -> None:
-    # ONNX Runtime may take past's capacity for present's, and put the second node's present into the first one's past.
-    TURNS[name].check(attend(TURNS[name], layers=2, optimised=False), is_exact=False)
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 64])
-@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
-def test_attention_reference_equals_equation(turn: Turn, chunk: int) -> None:
-    outputs = flow_qkv_attention.reference(**turn.feeds(), **HEADS, **turn.attributes, chunk=chunk)
-    turn.check(list(outputs), is_exact=True)
-
-
-@pytest.mark.parametrize("layer_type", ["full_attention", "sliding_attention"])
-def test_blocks_are_masked_as_transformers_masks_pictures(layer_type: str) -> None:
-    """Two pictures of 9 tokens, longer than the window of 5; transformers' masks, its softmax here in float64."""
-    types = torch.tensor([[0, 0, *[1] * 9, 0, *[1] * 9, 0]])
-    tokens = types.shape[1]
-    config = Gemma3TextConfig(
-        sliding_window=5, layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2
-    )
-    config._attn_implementation = "eager"
-    blocks = modeling_gemma3.get_block_sequence_ids_for_mask(types, torch.device("cpu"))
-    masks = modeling_gemma3.create_masks_for_vision_model(
-        config, torch.zeros(1, tokens, 8), None, None, torch.arange(tokens)[None], blocks
-    )
-    turn = Turn(
-        (tokens,),
-        tokens,
-        attributes={"local_window_size": 5 if layer_type == "sliding_attention" else -1},
-        past=False,
-        blocks=tuple(tuple(row) for row in (blocks + 1).tolist()),
-    )
-    mask = masks[layer_type].double().numpy()[0, 0]
-    q, k, v = (torch.from_numpy(x)[0].transpose(0, 1) for x in turn.prepared())
-    k, v = (x.repeat_interleave(H // G, dim=0) for x in (k, v))
-    expected = (torch.softmax(q @ k.mT * D**-0.5 + torch.from_numpy(mask), dim=-1) @ v).transpose(0, 1)
-    output, *_ = flow_qkv_attention.reference(**turn.feeds(), **HEADS, **turn.attributes)
-    np.testing.assert_allclose(output[0], expected.reshape(tokens, -1).numpy(), rtol=0, atol=1e-12)
-
-
-def test_flow_kv_attention_of_two_tokens_is_refused() -> None:
-    with pytest.raises(Exception, match="Split"):
-        attend(TURNS["prompt in parts"], flow_kv_attention)
-    with pytest.raises(ValueError, match="one new token"):
-        flow_kv_attention.reference(**TURNS["prompt in parts"].feeds(), **HEADS)

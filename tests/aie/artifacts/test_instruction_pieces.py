@@ -115,7 +115,7 @@ def test_classes_cost_no_compilations():
     assert counts[1] <= counts[0] + 1 <= FEW
 
 
-def test_a_compiler_that_writes_something_else_is_noticed():
+def test_unexpected_compiler_output_is_refused():
     """Other operations, and words that do not follow the steps' numbers, are errors."""
 
     def squares(plan):
@@ -144,7 +144,7 @@ def test_a_compiler_that_writes_something_else_is_noticed():
         (lambda words: np.concatenate([words[:2], [3], words[3:]]), "expected .* operations by the header, got 3"),
     ],
 )
-def test_streams_that_are_none(change, message):
+def test_invalid_instruction_stream_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         operations(change(compiled(chain())))
 
@@ -158,7 +158,7 @@ def test_operations_are_those_of_the_steps():
 
 @needs_aie_opt
 @pytest.mark.parametrize("design", ["fused_dqp", "flow_kv", "gemm geglu", "rms_norm"])
-def test_a_real_compiler_writes_as_many_words(design):
+def test_real_compiler_writes_as_many_words(design):
     plan = plan_of(ALL[design]())
     words = instructions(lowered(to_mlir(plan))[0])
     assert len(words) == words_of_steps(plan.sequence.steps)
@@ -167,7 +167,7 @@ def test_a_real_compiler_writes_as_many_words(design):
 
 
 @needs_aie_opt
-def test_pieces_are_a_real_compilers():
+def test_pieces_equal_a_real_compilers():
     words, plan, positions = pieces_of("norm_rope", lambda plan: instructions(lowered(to_mlir(plan))[0]))
     words.compile(positions.count - 1)
     derive(words, positions, checks=1, lone_chunks=False)

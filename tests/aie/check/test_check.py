@@ -12,12 +12,12 @@ from tests.aie.check.faults import CHAIN, messages
 from tests.aie.small_programs import with_end, with_fifo
 
 
-def test_a_good_plan_passes():
+def test_valid_plan_passes():
     assert messages(CHAIN) == []
     assert require_valid(CHAIN) is CHAIN
 
 
-def test_all_violations_of_a_kind_are_in_the_error():
+def test_error_lists_all_violations():
     plan = with_end(with_fifo(CHAIN, "a", type=Type((1 << 18,), "i32")), "c", "produce", walk=(Dimension(600, 1),))
     with pytest.raises(PlanError, match=r"\[plan chain\] breaks the hardware's limits:\n") as raised:
         require_valid(plan)

@@ -181,7 +181,7 @@ def window_given_up_one_by_one(dynamic):
     return Program(NPU2(), Runtime(sequence, [tensor(192), kind, a.prod(), c.cons()]), [worker]).resolve_program()
 
 
-def test_what_a_loop_leaves_held():
+def test_loop_that_leaves_objects_held_is_refused():
     assert messages(window_given_up_one_by_one(False)) == []
     assert (
         "[compute tile (0, 2)] objects of fifo a (consume) held after a pass of a loop: need 1, have 0"
@@ -212,7 +212,7 @@ def window_that_slides(*, anew, index, dynamic=True):
     return Program(NPU2(), Runtime(sequence, [tensor(128), kind, a.prod(), c.cons()]), [worker]).resolve_program()
 
 
-def test_an_index_counts_from_the_oldest_at_the_call():
+def test_view_index_counts_from_the_oldest_object():
     """A dynamic lowering looks up the fifo's place where an object is used; a static one, where it was acquired."""
     assert messages(window_that_slides(anew=True, index=0)) == []
     assert messages(window_that_slides(anew=False, index=1, dynamic=False)) == []

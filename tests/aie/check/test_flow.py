@@ -63,7 +63,7 @@ def test_flow(plan, message):
     assert any(message in text for text in messages(plan)), messages(plan)
 
 
-def test_a_fifo_that_nobody_drains():
+def test_undrained_fifo_is_refused():
     # Without the drain nothing says that the fill is complete, so it is awaited itself.
     fill = dataclasses.replace(FILL, token=True)
     plan = with_steps(CHAIN, *STEPS[:2], fill, Await(fill.name))
@@ -71,7 +71,7 @@ def test_a_fifo_that_nobody_drains():
     assert any(message in text for text in messages(plan))
 
 
-def test_a_core_without_a_barrier_must_suit_all_its_fifos():
+def test_core_without_barrier_must_suit_all_its_fifos():
     """The host sends what two passes of the loop take of a, and what three take of b."""
     kind = tensor(64)
     a, b, c = (ObjectFifo(kind, name=name) for name in "abc")
@@ -100,14 +100,14 @@ def test_a_core_without_a_barrier_must_suit_all_its_fifos():
     ]
 
 
-def test_half_a_pass():
+def test_half_a_pass_is_refused():
     plan = tasks(1)
     body = plan.array.cores[0].body
     plan = with_array(plan, cores=(Core(Place(0, 2), (*body, *body)),))
     assert any("passes of the core for fifo a (consume): need a whole number, have 0.5" in t for t in messages(plan))
 
 
-def test_an_unreachable_fifo():
+def test_unreachable_fifo_is_refused():
     """A fifo between cores that nothing from the host feeds."""
     kind = Type((64,), "i32")
     core = Core(Place(3, 3), (Acquire("v", "loop", "produce", 1), Release("loop", "produce", 1)))
@@ -120,7 +120,7 @@ def test_an_unreachable_fifo():
     ]
 
 
-def test_a_load_of_free_names_its_transfer():
+def test_load_of_free_names_its_transfer():
     assert Free("a_task0") in STEPS
 
 

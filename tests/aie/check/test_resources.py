@@ -97,7 +97,7 @@ def test_memory_tile_is_exact():
     assert "[memory tile (0, 1)] memory: need 524416 bytes, have 524288 bytes (a0 32 x 16388)" in messages(over)
 
 
-def test_an_object_as_large_as_a_memory_tile():
+def test_object_as_large_as_a_memory_tile_exceeds_a_descriptor():
     """It fits, but its length does not fit a descriptor's 17 bits."""
     whole = 524288 // 4
     plan = with_end(pass_through(1, elements=whole), "a0", "consume", depth=1)
@@ -188,7 +188,7 @@ def test_memory_within_reach():
         assert messages(plan) == expected
 
 
-def test_walks_that_are_good():
+def test_valid_walks_pass():
     assert messages(walked([(2, 32), (4, 8), (4, 2), (2, 1)])) == []
     assert messages(walked([(2, 32), (4, 2), (8, 4)][:0] or [(4, 16), (4, 4), (4, 1)], name="c")) == []
     assert messages(walked([(8, 2), (4, 16), (2, 1)], dtype="bf16")) == []

@@ -159,7 +159,7 @@ def test_sequences(case):
         (0, [(1, 0), (1, 0), (4, 1000), (64, 1)], BIG, "i32"),
     ],
 )
-def test_taps_that_are_good(offset, walk, elements, dtype):
+def test_valid_taps_pass(offset, walk, elements, dtype):
     plan = tapped(offset, *walk, elements=elements, dtype=dtype)
     assert not any(text.startswith("[transfer") for text in messages(plan)), messages(plan)
 
@@ -198,7 +198,7 @@ FREED_EARLY = "completion known before Free: need yes, have no"
         (["drain 0", "drain 1", "fill 0", "fill 1", "free 0", "await 0", "free 1", "await 1"], ["a0", "a1"]),
     ],
 )
-def test_a_drain_before_its_fills(verbs, early):
+def test_drain_before_its_fills_passes_unless_too_early(verbs, early):
     found = [text for text in messages(halves(*verbs)) if FREED_EARLY in text]
     assert [text.split("]")[0] for text in found] == [f"[transfer {name}" for name in early]
 

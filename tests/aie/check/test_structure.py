@@ -177,16 +177,16 @@ def test_parts_tile_the_object(offsets, part, message):
     assert any(message in text for text in messages(split_plan(offsets, part)))
 
 
-def test_a_split_that_covers_its_object():
+def test_split_that_covers_its_object_passes():
     assert messages(split_plan([0, 52], 52, 104)) == []
 
 
-def test_a_part_of_another_type():
+def test_part_of_another_type_is_refused():
     plan = with_fifo(split_plan([0, 52], 52, 104), "a_split1", type=Type((52,), "u32"))
     assert "[link a -> a_split0, a_split1] element type of a_split1: need i32, have u32" in messages(plan)
 
 
-def test_a_split_without_offsets():
+def test_split_without_offsets_is_refused():
     plan = split_plan([0, 52], 52, 104)
     plan = with_array(plan, links=(dataclasses.replace(plan.array.links[0], offsets=(0,)),))
     assert messages(plan) == ["[link a -> a_split0, a_split1] offsets: need 2, one a part, have 1"]

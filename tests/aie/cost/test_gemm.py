@@ -150,7 +150,7 @@ def test_padding_is_paid_for_and_not_counted():
     assert one_more.tops * one_more.seconds == pytest.approx(2 * 385 * 224 * 384 / 1e12)
 
 
-def test_what_slows_a_gemm_down():
+def test_short_runs_no_overlap_and_more_reads_slow_a_gemm_down():
     base = predict_gemm("npu2", "int8-int16", 4096, 4320, 4480, Tiling(128, 72, 112, 432))
     for tiling in (
         Tiling(128, 72, 112, 72),  # short runs

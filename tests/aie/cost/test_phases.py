@@ -52,7 +52,7 @@ def moved(plan):
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_parameter_says_where_it_is_from(name):
+def test_parameter_has_value_unit_date_and_source(name):
     parameter = TABLE[name]
     assert parameter.value > 0
     assert parameter.unit
@@ -103,7 +103,7 @@ def test_contiguous_bytes(walk, item):
 # --- Kernels ----------------------------------------------------------------------------------------------------------
 
 
-def test_kernels_take_what_was_published():
+def test_kernel_cycles_are_the_published_ones():
     def cycles(kernel, *integers):
         return published_cycles(DEVICE, VALUES, kernel, list(integers), 0)
 
@@ -118,7 +118,7 @@ def _flow_qkv_cycles(*sizes):
     return [published_cycles(DEVICE, VALUES, f"flow_qkv_{kind}", list(sizes), 0) for kind in ("scores", "values")]
 
 
-def test_our_attention_by_its_instructions():
+def test_flow_qkv_kernel_costs_its_instructions():
     """16 rows, 32 keys, d = 128: 2 x 4 sub-tiles of scores, each of 16 products; then 2 x 16 sums of 4 products."""
     call = gemm_parameters(DEVICE.limits.name)["call"]
     scores, values = _flow_qkv_cycles(16, 32, 128)
@@ -132,7 +132,7 @@ def test_our_attention_by_its_instructions():
 
 
 @pytest.mark.parametrize("sizes", [(64, 32, 64), (64, 16, 128), (32, 8, 256)])
-def test_our_attention_is_between_what_was_published(sizes):
+def test_flow_qkv_kernel_rate_is_between_published_kernels(sizes):
     """Faster than a published kernel with an exact softmax (26 multiply-adds a cycle), slower than GEMM (180)."""
     assert 26 < 2 * math.prod(sizes) / sum(_flow_qkv_cycles(*sizes)) < 180
 
@@ -203,7 +203,7 @@ def test_decode_layers_wait_once_a_phase(name, way):
 
 
 @pytest.mark.parametrize("design", sorted(ALL))
-def test_a_call_takes_no_less_than_its_busiest_part(design):
+def test_call_costs_at_least_its_busiest_part(design):
     plan = plan_of(ALL[design]())
     if plan.array.target != DEVICE.limits.name:
         pytest.skip("another generation than the device's")
@@ -222,7 +222,7 @@ def test_a_call_takes_no_less_than_its_busiest_part(design):
 
 @pytest.mark.parametrize(("m", "k", "n"), [(1024, 2560, 10240), (4096, 2560, 4096), (4096, 1152, 1536)])
 @pytest.mark.parametrize("epilogue", ["none", "geglu"])
-def test_a_gemms_plan_takes_what_the_tuner_predicts(m, k, n, epilogue):
+def test_gemm_plan_costs_what_the_tuner_predicts(m, k, n, epilogue):
     """The count of the plan's streams, memory and kernels agrees to 12 % with the tuner's fitted equations.
 
     The count has streams as slow as in decoding and ignores main memory's pages; the tuner's equations do neither.
@@ -265,7 +265,7 @@ def program_of(*calls, kind="prefill", tokens=64, fewest=8, context=4096):
     return Program(kind, {}, tokens, fewest, context, CacheLayout(), writer.buffers, given, None, tuple(steps))
 
 
-def test_a_program_by_hand():
+def test_program_costs_its_parts_by_hand():
     """Arrays A A B host B A: two changes behind the first array, four dispatches of five calls, a step of the host."""
     host = OfTheHost("add", 3_000_000, 1_000_000)
     program = program_of(norm("A"), norm("A"), norm("B"), host, norm("B"), norm("A"))
@@ -286,7 +286,7 @@ def test_a_program_by_hand():
     assert prices.of_runs([(program, 0)]).changes == 3
 
 
-def test_prompts_go_in_the_chunks_that_the_host_takes():
+def test_prompt_runs_are_the_hosts_chunks():
     """As `part_at` of ops/npu/run/decoder_layers.cc, by hand: the last token alone, the rest in chunks worth it."""
     token = program_of(norm("T"), kind="decode", tokens=1)
     short, long = (program_of(norm("P"), tokens=tokens, fewest=fewest) for tokens, fewest in ((64, 8), (256, 150)))

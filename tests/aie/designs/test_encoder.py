@@ -44,7 +44,7 @@ def test_pooling_with_a_norm(rng, target, n, side, cores, grid):
     pooled_norm_case(PatchPooling(target, n, side, cores, normalised=True), grid, rng).check()
 
 
-def test_the_widths_of_siglip(rng):
+def test_siglip_widths_fit_the_array(rng):
     residual_layer_norm_case(ResidualLayerNorm("npu2", 1152, 8), 100, rng).check()
     biased_gemm_case(Gemm("npu2"), 17, 1152, 512, rng).check()
     packed_flow_qkv_case(FlowQKV("npu2", 16, 16, 72), 40, rng).check()

@@ -13,9 +13,9 @@ from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.patch_pooling import PatchPooling
-from flownpu.aie.iron.access_pattern import indices
 from flownpu.aie.plan.data import Transfer
 from tests.aie.designs.test_plans import plan_of
+from tests.aie.small_programs import indices
 
 
 def taps(plan, fifo):

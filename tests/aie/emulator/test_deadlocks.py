@@ -29,7 +29,7 @@ def without_release(port):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_an_output_that_is_never_released(seed):
+def test_unreleased_output_is_a_deadlock(seed):
     """The message follows the whole way from the sequence to the core's DMA, which waits for what nobody gives."""
     assert deadlock(without_release("produce"), seed=seed) == (
         "[emulator] deadlock: nothing can go on; what is waited for is given by nobody:\n"
@@ -43,14 +43,14 @@ def test_an_output_that_is_never_released(seed):
     )
 
 
-def test_an_input_that_is_never_released():
+def test_unreleased_input_is_a_deadlock():
     """No deadlock: as in hardware, an acquire counts what the core holds already. After the call it still holds it."""
     plan = without_release("consume")
     with pytest.raises(AssertionError, match=r"core \(0, 2\) still holds 1 objects of the consume end of fifo b"):
         emulate(plan, functions={"scale": lambda *_: None}, checked=False, source=np.zeros(256, np.int32))
 
 
-def test_a_circle_of_two_cores():
+def test_circle_of_two_cores_is_a_deadlock():
     """Each core waits for the other's object before it gives its own."""
     kind = tensor(16)
     a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
@@ -87,7 +87,7 @@ def test_a_circle_of_two_cores():
     ]
 
 
-def test_a_broadcast_that_one_core_does_not_take():
+def test_broadcast_that_one_core_does_not_take_is_a_deadlock():
     kind, host = tensor(16), tensor(64)
     a, c, d = (ObjectFifo(kind, name=name) for name in "acd")
     copy = Kernel("copy", "copy.cc", [kind, kind])
@@ -120,13 +120,13 @@ def idle(fifo):
     """A core program that does nothing with its fifo."""
 
 
-def test_a_core_that_is_never_started():
+def test_unstarted_core_is_a_deadlock():
     steps = [step for step in chain().sequence.steps if not isinstance(step, SetBarrier)]
     message = deadlock(with_steps(chain(), *steps))
     assert "  core (0, 2)\n    waits for barrier0_0_2 to be 1 (it is 0), which is to come from core (0, 2)" in message
 
 
-def test_a_fill_that_is_too_short():
+def test_short_fill_is_a_deadlock():
     """The core waits for one object more than the sequence sends: the circle goes through the sequence."""
     plan = with_step(chain(), Transfer, tap=chain(3).sequence.steps[2].tap)  # three objects of four
     message = deadlock(plan)
@@ -139,7 +139,7 @@ def test_a_fill_that_is_too_short():
     )
 
 
-def test_a_queue_that_is_full():
+def test_full_queue_is_a_deadlock():
     """The first fill fits the fifos; the next is stuck, and with three more behind it the channel has no place left."""
     plan = chain()
     start = [s for s in plan.sequence.steps if isinstance(s, WriteParameter)]
@@ -153,7 +153,7 @@ def test_a_queue_that_is_full():
 
 
 @pytest.mark.parametrize("tile", [(0, 2), (3, 4)])
-def test_a_missing_release_in_a_design(rng, tile):
+def test_missing_release_in_a_design_is_a_deadlock(rng, tile):
     """FusedDQP on 32 tiles: the message names the tile whose core does not release its weights."""
     case = fused_dqp_case(FusedDQP("npu2", 1024), 1056, 1024, rng)
 

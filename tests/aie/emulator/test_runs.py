@@ -28,7 +28,6 @@ from tests.aie.emulation import assert_nothing_left, call, emulate, emulator
 from tests.aie.small_programs import (
     between,
     chain,
-    split_and_join,
     tensor,
     with_array,
     with_body,
@@ -107,15 +106,6 @@ def test_calls_follow_each_other_on_one_array():
             source = numbers(passes * 64) + seed
             np.testing.assert_array_equal(call(array, plan, seed=seed, source=source)["target"], 3 * source)
     assert_nothing_left(array)
-
-
-@pytest.mark.parametrize("parts", [2, 4])
-def test_split_and_join(parts):
-    plan, source = split_and_join(parts), numbers(12 * 64)
-    functions = {"add": lambda x, y, number: np.add(x, number, out=y)}
-    for seed in SEEDS:
-        target = emulate(plan, functions=functions, seed=seed, x=source)["z"].reshape(12, parts, -1)
-        np.testing.assert_array_equal(target, source.reshape(12, parts, -1) + np.arange(parts)[:, None])
 
 
 def test_broadcast_waits_for_the_slowest():
@@ -269,7 +259,7 @@ def fails(plan, message, *, functions=None):
         emulate(plan, functions=functions, checked=False, source=numbers(plan.sequence.buffers[0].type.elements))
 
 
-def test_a_transfer_past_its_host_buffer():
+def test_transfer_past_its_host_buffer_is_refused():
     tap = dataclasses.replace(first_fill(chain()).tap, offset=1)
     fails(
         with_step(chain(), Transfer, tap=tap),
@@ -277,12 +267,12 @@ def test_a_transfer_past_its_host_buffer():
     )
 
 
-def test_a_walk_past_its_object():
+def test_walk_past_its_object_is_refused():
     plan = with_end(chain(), "b", "produce", walk=(Dimension(32, 3), Dimension(2, 1)))
     fails(plan, r"a descriptor of object 0 of a at \(0, 1\) reaches byte 380, it has 256")
 
 
-def test_a_kernel_that_writes_behind_its_argument():
+def test_kernel_write_behind_its_argument_is_trapped():
     def writes_behind(x, y, factor):
         scale(x, y, factor)
         np.lib.stride_tricks.as_strided(y, (65,), (4,))[64] = 1
@@ -290,7 +280,7 @@ def test_a_kernel_that_writes_behind_its_argument():
     fails(chain(), r"scale on core \(0, 2\) wrote behind object 0 of c at \(0, 2\)", functions={"scale": writes_behind})
 
 
-def test_what_a_kernel_reads_before_it_is_written_is_no_number():
+def test_unwritten_memory_reads_as_nan():
     """So is what it reads after a release: an object that is not filled again holds -1 (NaN in floating point)."""
     seen = []
 
@@ -306,7 +296,7 @@ def test_what_a_kernel_reads_before_it_is_written_is_no_number():
         np.testing.assert_array_equal(released, -1)
 
 
-def test_an_acquire_of_fewer_objects_than_are_held():
+def test_acquire_of_fewer_objects_than_held_is_refused():
     """Nothing is acquired, and nothing is given up."""
 
     def fewer(body):
@@ -323,38 +313,38 @@ def test_an_acquire_of_fewer_objects_than_are_held():
         np.testing.assert_array_equal(found["target"].reshape(3, 64), 3 * numbers(6 * 64).reshape(3, 2, 64)[:, 0])
 
 
-def test_a_run_time_parameter_that_was_never_written():
+def test_unwritten_run_time_parameter_is_refused():
     steps = [step for step in chain().sequence.steps if not isinstance(step, WriteParameter)]
     fails(with_steps(chain(), *steps), "word 0 of parameters is loaded before it was written")
 
 
-def test_a_free_that_comes_too_early():
+def test_early_free_is_refused():
     steps = [Free(s.transfer) if isinstance(s, Await) else s for s in chain().sequence.steps]
     fails(
         with_steps(chain(), *steps), "frees a descriptor that input channel 0 of shim tile .0, 0. .fifo c. still uses"
     )
 
 
-def test_an_await_without_a_token():
+def test_await_without_token_is_refused():
     steps = [dataclasses.replace(s, token=False) if isinstance(s, Transfer) else s for s in chain().sequence.steps]
     fails(with_steps(chain(), *steps), "awaits a transfer that reports no end")
 
 
-def test_a_sequence_that_ends_before_its_transfers():
+def test_sequence_that_ends_before_its_transfers_is_refused():
     steps = [s for s in chain().sequence.steps if not isinstance(s, (Await, Free, SetBarrier))]
     fails(with_steps(chain(), *steps), "has ended, and transfer c_task1 is still under way on")
 
 
-def test_a_lock_that_overflows():
+def test_lock_overflow_is_refused():
     fails(with_end(chain(), "a", "consume", depth=64), r"free objects of a at \(0, 1\).*64")
 
 
-def test_a_kernel_that_is_not_there():
+def test_missing_kernel_is_refused():
     with pytest.raises(RuntimeError, match="there is no kernel scale for xdna2"):
         emulator(chain().array)
 
 
-def test_a_kernel_with_other_parameters():
+def test_kernel_with_other_parameters_is_refused():
     plan = chain()
     kernel = dataclasses.replace(plan.array.kernels[0], entry="zero_f32")
     plan = with_body(
@@ -364,12 +354,12 @@ def test_a_kernel_with_other_parameters():
         emulator(with_array(plan, kernels=(kernel,)).array)
 
 
-def test_what_fails_in_a_kernel_in_python_fails_so():
+def test_python_kernel_error_is_passed_on():
     with pytest.raises(ZeroDivisionError):
         emulate(chain(), functions={"scale": lambda *_: 1 // 0}, source=numbers(256))
 
 
-def test_an_access_that_traps_is_said_with_core_and_kernel():
+def test_trap_names_core_and_kernel():
     """The host's model of the vector unit refuses the access: 24 numbers do not fill whole vectors."""
     plan = chain(4, 24)
     kinds = (Type((24,), "f32"), Type((), "i32"))
@@ -387,7 +377,7 @@ def test_an_access_that_traps_is_said_with_core_and_kernel():
     )
 
 
-def test_a_wrong_host_buffer_and_an_emulator_that_has_failed():
+def test_wrong_host_buffer_and_failed_emulator_are_refused():
     plan = chain()
     array = emulator(plan.array, {"scale": scale})
     with pytest.raises(RuntimeError, match="expected host buffer source of 1024 bytes, got 1020"):
@@ -406,7 +396,7 @@ def test_a_wrong_host_buffer_and_an_emulator_that_has_failed():
 # --- The flat form ----------------------------------------------------------------------------------------------------
 
 
-def test_the_flat_form_goes_through_a_file(tmp_path):
+def test_flat_form_survives_a_file(tmp_path):
     flat = flatten_array(chain().array)
     flat.words.tofile(tmp_path / "array")
     np.testing.assert_array_equal(_native.read_words(str(tmp_path / "array")), flat.words)
@@ -427,13 +417,13 @@ def test_the_flat_form_goes_through_a_file(tmp_path):
         (lambda words: np.array([*words[:2], 2, *words[3:]]), "expected an array"),
     ],
 )
-def test_what_is_no_program(change, message):
+def test_malformed_program_is_refused(change, message):
     words = flatten_array(chain().array).words
     with pytest.raises(RuntimeError, match=message):
         _native.Emulator(change(words), "", {"scale": scale})
 
 
-def test_a_sequence_of_another_array():
+def test_sequence_of_another_array_is_refused():
     plan, other = chain(), chain(4, 32)
     words = flatten_array(other.array).flatten(other.sequence)
     array = _native.Emulator(flatten_array(plan.array).words, "", {"scale": scale})
@@ -441,7 +431,7 @@ def test_a_sequence_of_another_array():
         array.run(words, [], 0, True, "")
 
 
-def test_who_goes_last_is_a_core_or_a_channel():
+def test_late_process_is_a_core_or_a_channel():
     plan = chain()
     array = _native.Emulator(flatten_array(plan.array).words, "", {"scale": scale})
     with pytest.raises(RuntimeError, match=r"expected the name of a core or a channel, got core \(0, 3\)"):

@@ -126,7 +126,7 @@ def test_overlapping_buffers_are_trapped(probes):
         probes._library.call("copy16", [memory[start : start + 32], memory[start + 16 : start + 48], 0, 0])
 
 
-def test_a_trap_leaves_the_next_call_alone(probes):
+def test_trap_leaves_the_next_call_alone(probes):
     x, y = np.arange(16, dtype=np.float32), np.zeros(16, np.float32)
     with pytest.raises(RuntimeError, match="copy16"):
         probes.call("copy16", x, y, 16, 0)
@@ -256,7 +256,7 @@ def test_exp2_instruction_is_a_line_between_powers(xdna2_probes):
 
 @pytest.mark.parametrize(("kernel", "error"), [("powers_of_two", EXP2), ("rough_powers_of_two", ROUGH_EXP2)])
 @pytest.mark.parametrize(("low", "high"), [(-1, 1), (-126, 127), (-0.5, 0.5)])
-def test_our_powers_of_two(probes, rng, low, high, kernel, error):
+def test_powers_of_two_are_within_their_bound(probes, rng, low, high, kernel, error):
     x, y = rng.uniform(low, high, 16 * 64).astype(np.float32).reshape(-1, 16), np.zeros(16, np.float32)
     x[0, :3] = low, high, 0
     for part in x:
@@ -278,7 +278,7 @@ def test_rough_powers_round_to_bf16_as_exact_ones_do(probes):
     assert 0 < y.max() < 2.0**-125
 
 
-def test_our_reciprocals(probes, rng):
+def test_reciprocals_are_within_their_bound(probes, rng):
     x, y = np.exp2(rng.uniform(-60, 61, (64, 16))).astype(np.float32), np.zeros(16, np.float32)
     for part in x:
         probes.call("reciprocals_by_newton", part, y)
@@ -292,7 +292,7 @@ def test_tanh_instruction_is_its_argument_near_zero(xdna2_probes):
     assert abs(wide(y)[2] - np.tanh(-0.5)) > 0.037
 
 
-def test_the_readme_names_every_entry():
+def test_readme_names_every_entry():
     """Designs are written by that table: a missing or a surplus entry would mislead them."""
     table = (ROOT / "aie" / "kernels" / "README.md").read_text(encoding="utf-8").partition("## Entries")[2]
     rows = [line.split("|")[2].strip() for line in table.partition("\n## ")[0].splitlines() if line.startswith("|")]

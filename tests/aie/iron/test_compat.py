@@ -56,7 +56,7 @@ def install(folder, layout):
         path.write_text(textwrap.dedent(text).format(layout=layout), encoding="utf-8")
 
 
-def test_the_recorder_is_the_default_even_where_mlir_aie_is(tmp_path):
+def test_recorder_is_the_default_even_where_mlir_aie_is(tmp_path):
     install(tmp_path, "to_stream")
     done = imported("recorder", tmp_path)
     assert done.stdout.split() == ["flownpu.aie.iron.fifo", "flownpu.aie.iron.symbolic"], done.stderr
@@ -92,7 +92,7 @@ def test_names_that_only_mlir_aie_has(tmp_path):
         ("iron", None, "expected recorder or mlir-aie, got 'iron'"),
     ],
 )
-def test_what_is_refused(choice, layout, message, tmp_path):
+def test_unknown_choice_is_refused(choice, layout, message, tmp_path):
     if layout:
         install(tmp_path, layout)
     done = imported(choice, tmp_path)

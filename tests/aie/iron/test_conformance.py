@@ -229,7 +229,7 @@ def test_drains_before_their_fills(depth, rng):
 
 
 @DEVICES
-def test_a_broadcast_that_is_linked_on(device, rng):
+def test_broadcast_that_is_linked_on(device, rng):
     """An object goes to a core and, through a memory tile, to a second that adds it to the first's result (a skip)."""
     tile, count = tensor(64), 8
     a, c = ObjectFifo(tile, name="a"), ObjectFifo(tile, name="c")
@@ -268,7 +268,7 @@ def test_a_broadcast_that_is_linked_on(device, rng):
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_the_split_of_a_broadcast(order, rng):
+def test_split_of_a_broadcast(order, rng):
     """Two cores take halves by way of a memory tile, and a third the whole, whichever consumer is listed first."""
     tile, half, count = tensor(64), tensor(32), 6
     a = ObjectFifo(tile, name="a")

@@ -66,12 +66,12 @@ def branch(a, c):
         (lambda a, c, f: f(3), (WITH_FLOAT,), r"\[scaled\] argument 0: .* integers only: .*, got a f32"),
     ],
 )
-def test_cores_that_are_refused(core, arguments, message):
+def test_unsupported_core_is_refused(core, arguments, message):
     with pytest.raises(RecordingError, match=message):
         one_core(core, *arguments)
 
 
-def test_a_loop_left_by_break_is_closed_by_python():
+def test_loop_left_by_break_is_closed_by_python():
     # Python closes the generator when the loop is left, so the recorder never comes to the loop's end.
     with pytest.raises(RecordingError, match="left by break or return"):
         one_core(break_out)
@@ -89,12 +89,12 @@ def test_a_loop_left_by_break_is_closed_by_python():
         (lambda x, z, a, c: COPY(x), "expected to be called in a core's function"),
     ],
 )
-def test_sequences_that_are_refused(sequence, message):
+def test_unsupported_sequence_is_refused(sequence, message):
     with pytest.raises(RecordingError, match=message):
         one_core(idle, sequence=sequence)
 
 
-def test_a_float_as_a_parameter_is_refused():
+def test_float_parameter_is_refused():
     """Python would cut it to an integer without a message."""
     buffer = Buffer(tensor(16), name="parameters", use_write_rtp=True)
 
@@ -119,7 +119,7 @@ def test_names_that_are_not_recorded_say_so(name):
             use()
 
 
-def test_a_name_that_nobody_has():
+def test_unknown_name_is_refused():
     with pytest.raises(ImportError, match="cannot import name 'Worcker'"):
         from flownpu.aie.iron.compat import Worcker  # noqa: F401
 
@@ -147,7 +147,7 @@ def test_methods_that_are_not_recorded_say_so(use, name):
     ("steps", "depth", "message"),
     [(np.int32, 2, "expected a number, got"), (4, 0, "expected a depth of 1 or more, got 0")],
 )
-def test_pipelines_that_are_none(steps, depth, message):
+def test_invalid_pipeline_is_refused(steps, depth, message):
     with pytest.raises(RecordingError, match=message):
         one_core(idle, sequence=lambda x, z, a, c: list(TaskGroup.pipelined(steps, depth)))
 
@@ -189,12 +189,12 @@ def test_mixed_task_groups_are_refused():
         (lambda: ObjectFifo(np.ndarray[(4,), np.dtype[np.complex64]]), "no DMA or kernel of ours uses elements of"),
     ],
 )
-def test_options_that_are_refused(make, message):
+def test_unsupported_option_is_refused(make, message):
     with pytest.raises(RecordingError, match=message):
         make()
 
 
-def test_an_end_has_one_user():
+def test_end_has_one_user():
     a = ObjectFifo(KIND, name="a")
     end = a.cons()
     Worker(idle, [end])
@@ -202,7 +202,7 @@ def test_an_end_has_one_user():
         Worker(idle, [end])
 
 
-def test_a_fifo_without_a_consumer_is_refused():
+def test_fifo_without_consumer_is_refused():
     a = ObjectFifo(KIND, name="a")
     runtime = Runtime(lambda x, a: a.fill(x), [KIND, a.prod()])
     with pytest.raises(RecordingError, match=r"\[ObjectFifo a\] has no consumer"):

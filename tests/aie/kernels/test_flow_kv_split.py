@@ -127,7 +127,7 @@ def test_heads_side_by_side(kernels, rng, bundle, rows, d, keys):
 
 
 @pytest.mark.parametrize(("window", "first_key"), [(1, 200), (5, 190), (64, 130)])
-def test_a_window(kernels, rng, window, first_key):
+def test_window_hides_older_keys(kernels, rng, window, first_key):
     sweep = make_sweep(rng, 2, 1, 128, 201, 10, first_query=200, first_key=first_key, window=window)
     check_shares(kernels, [sweep], 4)
 
@@ -138,7 +138,7 @@ def test_large_scores(kernels, rng):
         check_shares(kernels, [make_sweep(rng, 2, 1, 64, 300, 20, first_query=299, scale=0.7, strength=2.0)], tiles)
 
 
-def test_a_share_is_its_own_attention(kernels, rng):
+def test_share_is_its_own_attention(kernels, rng):
     """With one tile nothing is merged: m is a whole exponent, l the sum of the numerators."""
     sweep = make_sweep(rng, 4, 1, 128, 77, 10, first_query=76)
     share = attend(kernels, [sweep], 0, 1, turn=2)
@@ -169,7 +169,7 @@ def test_shares_have_no_bias(kernels, rng):
     assert abs(bias(outputs, expectation(sweep, operator=flow_kv_attention)[0][:, 0])) < 0.2
 
 
-def test_a_meeting_is_exact(kernels, rng):
+def test_meeting_is_exact(kernels, rng):
     """Sums of whole numbers of up to 8 bits are exact in f32: any order gives the same bytes, those of float64."""
     tiles, rows, d = 9, 6, 128
     m = rng.integers(-3, 4, (tiles, PART))
@@ -184,7 +184,7 @@ def test_a_meeting_is_exact(kernels, rng):
         np.testing.assert_array_equal(parts(share).reshape(-1), np.concatenate(expected))
 
 
-def test_a_share_without_keys_counts_nothing(kernels, rng):
+def test_share_without_keys_counts_nothing(kernels, rng):
     sweep = make_sweep(rng, 2, 1, 128, 5, 10, first_query=4)
     alone, empty = attend(kernels, [sweep], 0, 4), attend(kernels, [sweep], 3, 4)
     assert not parts(empty)[1:].any()

@@ -31,7 +31,7 @@ def test_releases_that_read_properties_are_taken(tools, release, is_taken):
     assert mlir_opt.find() == (path if is_taken else None)
 
 
-def test_a_newer_one_is_found_behind_an_old_one(tools):
+def test_newer_release_is_found_behind_an_old_one(tools):
     tools("mlir-opt", "LLVM version 14.0.6")
     newer = tools("mlir-opt-19", "LLVM version 19.1.7")
     tools("mlir-opt-22", "mlir-opt-22: error while loading shared libraries", code=127)

@@ -66,7 +66,7 @@ def called(array):
 
 
 @pytest.mark.parametrize("design", ALL)
-def test_every_part_of_a_plan_is_printed_once(design):
+def test_part_of_a_plan_is_printed_once(design):
     plan = plan_of(ALL[design]())
     text = to_mlir(plan)
     printed = Counter(re.findall(r'"((?:aie|aiex|func|scf)\.[\w.]+)"', text))
@@ -125,7 +125,7 @@ def bd(plan):
     return task.group(1), descriptor.group(1)
 
 
-def test_a_run_of_neighbours_has_no_dimensions():
+def test_run_of_neighbours_has_no_dimensions():
     task, descriptor = bd(chain())
     assert "repeat_count" not in task
     assert descriptor == "burst_length = 0 : i32, len = 256 : i32, offset = 0 : i32"

@@ -56,7 +56,7 @@ def test_buffers_take_the_next_bank_that_has_room():
     assert alone(8192, 8192, 4096, 4096, 4096, 64) == Placed("", 3 * BANK + 4096)
 
 
-def test_what_banks_are_too_small_or_too_full_for_goes_one_behind_the_other():
+def test_buffer_that_fits_no_bank_goes_behind_the_last():
     assert alone(20000) == Placed(BASIC_SEQUENTIAL, 1024 + 20000)
     # In banks the last one would end where the memory ends, though 15 KB are free in the first bank.
     assert alone(16384, 16384, 16384) == Placed(BASIC_SEQUENTIAL, 1024 + 3 * 16384)
@@ -65,7 +65,7 @@ def test_what_banks_are_too_small_or_too_full_for_goes_one_behind_the_other():
     assert alone(15364, 15364, 15364, 15360) == Placed(BASIC_SEQUENTIAL, 1024 + 3 * 15364 + 15360)
 
 
-def test_a_core_without_room_for_constants_is_refused():
+def test_core_without_room_for_constants_is_refused():
     # Stack, two objects of each of two fifos, parameters, and two counters of objects.
     used = 1024 + 2 * 2 * 256 + 64 + 2 * 4
     assert check(with_buffers(65536 - used - 1024)) == []
@@ -77,7 +77,7 @@ def test_a_core_without_room_for_constants_is_refused():
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_full_tiles_ask_for_it(name):
+def test_full_tile_asks_for_basic_allocation(name):
     """With bank-aware addresses less than the constants need, or nothing, is left behind the highest buffer."""
     plan = plan_of(FULL[name]())
     text = to_mlir(plan)
@@ -89,7 +89,7 @@ def test_full_tiles_ask_for_it(name):
     assert all(NPU2.compute.memory_bytes - in_banks[core.tile].end < NPU2.constant_bytes for core in plan.array.cores)
 
 
-def test_others_leave_it_to_the_compiler():
+def test_other_tile_leaves_allocation_to_the_compiler():
     assert "allocation_scheme" not in to_mlir(chain())
 
 
@@ -114,7 +114,7 @@ def test_buffers_are_where_the_compiler_puts_them(plan):
 
 @needs_aie_opt
 @pytest.mark.parametrize("design", sorted(ALL))
-def test_a_real_compiler_takes_every_design(design):
+def test_real_compiler_takes_every_design(design):
     """Every design goes through all of aiecc's passes without a warning."""
     assert "warning" not in lowered(to_mlir(plan_of(ALL[design]())))[1]
 

@@ -20,7 +20,7 @@ def picture(plan):
     return ET.fromstring(draw(plan, LIMITS[plan.array.target]))  # noqa: S314 our own text
 
 
-def test_a_chain():
+def test_chain_is_drawn():
     root = picture(chain())
     texts = [element.text for element in root.iter(f"{SVG}text")]
     assert "compute (0, 2)" in texts
@@ -36,7 +36,7 @@ def test_families():
 
 
 @pytest.mark.parametrize("design", ALL)
-def test_everything_is_drawn(design):
+def test_drawing_has_every_part(design):
     plan = plan_of(ALL[design]())
     root = picture(plan)
     texts = [element.text for element in root.iter(f"{SVG}text")]

@@ -8,7 +8,7 @@ import pytest
 from flownpu.aie.plan.limits import LIMITS, NPU1, NPU2, TABLE, Limits, TileLimits, with_limits
 
 
-def test_every_field_has_one_row_and_every_row_a_field():
+def test_fields_and_rows_correspond():
     fields = {field.name for field in dataclasses.fields(Limits)} - {"name", "compute", "memory", "shim"}
     tiles = {
         f"{kind}.{field.name}" for kind in ("compute", "memory", "shim") for field in dataclasses.fields(TileLimits)
@@ -17,12 +17,12 @@ def test_every_field_has_one_row_and_every_row_a_field():
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_every_row_says_its_unit_and_a_public_source(row):
+def test_row_has_unit_and_public_source(row):
     assert row.unit
     assert any(mark in row.source for mark in ("/", "AM0", "arXiv"))
 
 
-def test_the_arrays():
+def test_arrays_have_the_published_sizes():
     # 4 and 8 usable columns of 4 compute tiles (arXiv 2512.13282, section 3.1).
     assert [limits.columns * (limits.rows - limits.first_compute_row) for limits in (NPU1, NPU2)] == [16, 32]
     assert LIMITS == {"npu1": NPU1, "npu2": NPU2}
@@ -30,7 +30,7 @@ def test_the_arrays():
     assert NPU1.kind(4, 2) == ""
 
 
-def test_a_tile_that_is_not_there():
+def test_tile_outside_of_the_array_is_refused():
     with pytest.raises(ValueError, match=r"\[npu1\] expected a column in 0..3 and a row in 0..5, got tile \(4, 2\)"):
         NPU1.tile(4, 2)
 

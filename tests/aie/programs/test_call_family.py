@@ -80,7 +80,7 @@ def boundaries(positions):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_words_are_those_of_the_program(name):
+def test_family_words_are_those_of_the_program(name):
     program, positions = CALLS[name]
     words = words_of(program)
     family = derive(words, positions)
@@ -130,7 +130,7 @@ def test_words_that_follow_a_feature_are_found():
         (lambda position: position == 255, r"expected word 5 to (be 0 at position 255|follow one of the features)"),
     ],
 )
-def test_a_word_that_follows_none_is_refused(planted, message):
+def test_word_that_follows_no_feature_is_refused(planted, message):
     def words(position):
         return np.array([*affine(position)[:5], planted(position)])
 
@@ -143,7 +143,7 @@ def test_steps_that_differ_are_refused():
         derive(lambda position: np.arange(6 + (position > 0)), SWEPT)
 
 
-def test_a_parameter_left_out_where_it_is_equal_is_refused(monkeypatch):
+def test_parameter_left_out_where_equal_is_refused(monkeypatch):
     """At first, layers with and without a window see the same chunks: the second's parameters would not be written."""
     write = RunTimeParameters.write
     monkeypatch.setattr(RunTimeParameters, "write", lambda self, core, words, **_: write(self, core, words))
@@ -152,7 +152,7 @@ def test_a_parameter_left_out_where_it_is_equal_is_refused(monkeypatch):
         derive(words_of(program), positions)
 
 
-def test_a_position_that_is_not_there_is_refused():
+def test_position_outside_of_the_cache_is_refused():
     with pytest.raises(ValueError, match=r"expected a position in 0..599, got 600"):
         derive(affine, SWEPT).at(600)
 
@@ -167,7 +167,7 @@ def compiled(position):
     return words
 
 
-def test_a_stride_that_a_lone_chunk_does_not_have_is_that_of_the_others():
+def test_lone_chunk_takes_the_others_stride():
     with pytest.raises(ValueError, match="expected word 0"):
         derive(compiled, SWEPT)
     family = derive(compiled, SWEPT, lone_chunks=False)
@@ -190,7 +190,7 @@ def test_nothing_else_may_differ_where_a_chunk_is_alone():
         derive(words, SWEPT, lone_chunks=False, checks=1000)
 
 
-def test_a_word_is_refused_that_only_a_lone_chunk_could_explain():
+def test_word_that_only_a_lone_chunk_explains_is_refused():
     """Without the positions with a lone chunk nothing tells which words follow the second sweep's features."""
     positions = Positions(8, 2, 2, (CallSweep(0, 1, 1, 0), CallSweep(0, 1, 1, 3)))
     with pytest.raises(ValueError, match="expected word 0 to follow one of the features"):
@@ -200,7 +200,7 @@ def test_a_word_is_refused_that_only_a_lone_chunk_could_explain():
 # --- The file ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_file_holds_the_family():
+def test_family_survives_its_file():
     family = derive(affine, SWEPT)
     name, identity, found = read_family(family.flatten("layers0-5", 1234))
     assert (name, identity, found.positions) == ("layers0-5", 1234, SWEPT)
@@ -208,7 +208,7 @@ def test_the_file_holds_the_family():
         np.testing.assert_array_equal(found.at(position), affine(position))
 
 
-def test_a_call_without_a_position_has_one_class():
+def test_call_without_position_has_one_class():
     family = constant(np.array([1, 2, 3]), 512)
     _, _, found = read_family(family.flatten("gemm", 5))
     assert [len(members.patches) for members in found.classes] == [0]

@@ -57,7 +57,7 @@ def test_layers_of_models_have_split_keys(name):
     ],
     ids=["heads of 96", "a group of 12", "a long residual stream"],
 )
-def test_what_a_design_refuses_another_takes(shape, way, said):
+def test_decoder_refused_by_one_way_takes_another(shape, way, said):
     choice = decode_program(decoder_of(shape), "npu2", CONTEXT)
     assert choice.way == way
     assert len(choice.refused) == len(said)
@@ -65,7 +65,7 @@ def test_what_a_design_refuses_another_takes(shape, way, said):
         assert re.search(pattern, reason)
 
 
-def test_what_no_design_takes_is_said_of_each():
+def test_decoder_refused_by_all_ways_names_each_reason():
     shape = LayerShape(4608, 32, 16, 128, 36864, "geglu", post_norms=True)
     designs = [r"decode_layer, pairs: .*", r"decode_layer, split: .*", r"operator by operator: \[plan fused_dqp"]
     with pytest.raises(ValueError, match="; ".join(designs)):
@@ -81,7 +81,7 @@ def test_npu1_goes_operator_by_operator():
     assert steps == ["rms_norm", *layer * LAYERS, "fused_dqp"]
 
 
-def test_a_head_that_is_in_no_calls_reach_goes_by_itself(monkeypatch):
+def test_lm_head_beyond_a_calls_reach_goes_alone(monkeypatch):
     shape = SHAPES["gemma3-topics"]
     monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", 2 * shape.weight_bytes)
     choice = decode_program(decoder_of(shape), "npu2", CONTEXT)

@@ -26,7 +26,7 @@ def decoder(shape, layers=LAYERS):
 
 
 @pytest.mark.parametrize(("shape", "together"), [(GEMMA3_4B, 4), (LLAMA31_8B, 2), (SMALL, 4)])
-def test_a_layer_has_four_changes_of_array_or_fewer(shape, together):
+def test_layer_has_four_changes_of_array_or_fewer(shape, together):
     """Two for attention and back, and two to dequantise a group of layers: as many as have room together."""
     program = prefill_program(decoder(shape), "npu2", CONTEXT, 256, "bfp16")
     groups = -(-LAYERS // together)
@@ -40,7 +40,7 @@ def test_a_layer_has_four_changes_of_array_or_fewer(shape, together):
     assert len(dispatches) == groups + 4 * (LAYERS - 1) + 1
 
 
-def test_an_encoder_s_layer_has_two_changes_of_array():
+def test_encoder_layer_has_two_changes_of_array():
     of = ENCODERS["siglip"]
     longer, shorter = (encode_program(replace(of, layers=layers), "npu2") for layers in (5, 3))
     assert len(longer.arrays) - len(shorter.arrays) == 2 * (5 - 3)
@@ -68,7 +68,7 @@ def test_products_read_the_weights_of_their_own_layer():
     assert products == 4 * (LAYERS - 1) + 1
 
 
-def test_the_residual_stream_and_embeddings_stay_with_the_host():
+def test_residual_stream_and_embeddings_stay_with_the_host():
     program = prefill_program(decoder(SMALL), "npu2", CONTEXT, 256, "bfp16")
     roles = {buffer.name: buffer.role for buffer in program.buffers}
     assert {name for name, role in roles.items() if role is Role.HOST} == {"hidden", "residual"}

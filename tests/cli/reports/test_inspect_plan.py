@@ -23,7 +23,7 @@ def write(file, content):
     return file
 
 
-def test_the_numbers_are_those_of_the_plan(flownpu, plan):
+def test_json_has_the_plans_numbers(flownpu, plan):
     done = flownpu("inspect", plan, "--json")
     assert done.code == 0
     found = json.loads(done.out)
@@ -58,7 +58,7 @@ def test_text(flownpu, plan):
         assert text in done.out
 
 
-def test_a_picture(flownpu, plan, tmp_path):
+def test_svg_draws_the_array(flownpu, plan, tmp_path):
     done = flownpu("inspect", plan, "--svg", tmp_path / "chain.svg")
     assert (done.code, done.err) == (0, f"{tmp_path / 'chain.svg'}: the array\n")
     root = ET.fromstring((tmp_path / "chain.svg").read_text())  # noqa: S314 our own text
@@ -66,7 +66,7 @@ def test_a_picture(flownpu, plan, tmp_path):
     assert "compute (0, 2)" in {element.text for element in root.iter()}
 
 
-def test_a_plan_that_breaks_limits_fails(flownpu, tmp_path):
+def test_plan_that_breaks_limits_fails(flownpu, tmp_path):
     file = write(tmp_path / "deep.json", with_end(chain(), "c", "produce", depth=300))
     done = flownpu("inspect", file)
     assert (done.code, done.err) == (1, "")
@@ -78,7 +78,7 @@ def test_a_plan_that_breaks_limits_fails(flownpu, tmp_path):
     assert (tmp_path / "deep.svg").is_file()
 
 
-def test_a_plan_that_does_not_hang_together_fails(flownpu, tmp_path):
+def test_inconsistent_plan_fails(flownpu, tmp_path):
     def of_no_fifo(body):
         return [dataclasses.replace(s, fifo="zz") if isinstance(s, Acquire) else s for s in body]
 
@@ -94,7 +94,7 @@ def test_a_plan_that_does_not_hang_together_fails(flownpu, tmp_path):
     assert not (tmp_path / "wrong.svg").exists()
 
 
-def test_descriptors_of_the_shim_are_the_most_at_once(flownpu, tmp_path):
+def test_shim_descriptors_are_the_most_at_once(flownpu, tmp_path):
     """One fill after the other needs one descriptor, whatever their number."""
     plan = chain()
     fill, drain = (step for step in plan.sequence.steps if isinstance(step, Transfer))
@@ -120,7 +120,7 @@ def test_descriptors_of_the_shim_are_the_most_at_once(flownpu, tmp_path):
         ("part.json", '{"kind": "Tile", "column": 0, "row": 0}', "is no plan ([plan] expected a Plan, got Tile)"),
     ],
 )
-def test_what_is_no_plan_is_refused(flownpu, tmp_path, name, content, words):
+def test_malformed_plan_file_is_refused(flownpu, tmp_path, name, content, words):
     if content is not None:
         (tmp_path / name).write_text(content)
     done = flownpu("inspect", tmp_path / name)
@@ -128,7 +128,7 @@ def test_what_is_no_plan_is_refused(flownpu, tmp_path, name, content, words):
     assert words in done.err
 
 
-def test_a_plan_for_another_chip_is_refused(flownpu, tmp_path):
+def test_plan_for_another_chip_is_refused(flownpu, tmp_path):
     plan = chain()
     file = write(
         tmp_path / "npu3.json", dataclasses.replace(plan, array=dataclasses.replace(plan.array, target="npu3"))

@@ -26,7 +26,7 @@ DEVICE = CHIPS["kraken-350"]
 # --- The command ------------------------------------------------------------------------------------------------------
 
 
-def test_a_table(flownpu):
+def test_table_has_predicted_and_published_numbers(flownpu):
     done = flownpu("predict", "gemma3-4b", "--context", "1k,...,4k")
     assert done.code == 0, done.err
     assert "Predicted, not measured" in done.out
@@ -84,7 +84,7 @@ def test_plots(flownpu, tmp_path):
         (["gemma3-1b", "--measured", "no-such.json"], 1, "no-such.json: expected a JSON file of measured parameters"),
     ],
 )
-def test_what_it_refuses(flownpu, arguments, code, message):
+def test_unsupported_argument_is_refused(flownpu, arguments, code, message):
     done = flownpu("predict", *arguments)
     assert done.code == code
     assert message in " ".join(done.err.replace("│", " ").split())
@@ -104,7 +104,7 @@ def test_lengths(text, lengths):
 
 
 @pytest.mark.parametrize("text", ["...,1k", "1k,...", "1k,...,...,4k", "0", "1.5k", ""])
-def test_lengths_that_are_none(text):
+def test_invalid_lengths_are_refused(text):
     with pytest.raises(typer.BadParameter, match="expected"):
         parse_contexts(text)
 
@@ -126,7 +126,7 @@ def test_measured_parameters_take_the_place_of_published_ones(flownpu, tmp_path)
     assert after == pytest.approx(2 * before, rel=0.01)
 
 
-def test_the_report_of_a_selftest_is_measured_parameters(flownpu, tmp_path):
+def test_selftest_report_is_measured_parameters(flownpu, tmp_path):
     """The report's "measured" is taken; the emulator's is empty, and so published parameters stay."""
     measured = {"channel_read": VALUES["channel_read"] / 2}
     for device, found in (("npu", measured), ("emulate", {})):
@@ -152,7 +152,7 @@ def test_the_report_of_a_selftest_is_measured_parameters(flownpu, tmp_path):
         ('{"wait": NaN}', "expected wait to be a positive number"),
     ],
 )
-def test_measured_parameters_that_are_refused(flownpu, tmp_path, text, message):
+def test_invalid_measured_parameters_are_refused(flownpu, tmp_path, text, message):
     file = tmp_path / "measured.json"
     file.write_text(text)
     done = flownpu("predict", "gemma3-1b", "--measured", file)
@@ -163,7 +163,7 @@ def test_measured_parameters_that_are_refused(flownpu, tmp_path, text, message):
 # --- What is predicted ------------------------------------------------------------------------------------------------
 
 
-def test_a_configuration_is_the_model(tmp_path):
+def test_configuration_gives_the_models_decoder(tmp_path):
     folder = tmp_path / "of-hugging-face"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(SHAPES["qwen3-0.6b"]))
@@ -172,7 +172,7 @@ def test_a_configuration_is_the_model(tmp_path):
         assert target(str(path)).name == "of-hugging-face"
 
 
-def test_a_converted_model_is_what_a_session_finds(model):
+def test_converted_model_gives_the_sessions_decoder(model):
     assert target(str(model)).decoder == read_decoder(model)
     assert target(str(model / "genai_config.json")).decoder == read_decoder(model)
 
@@ -186,7 +186,7 @@ def test_a_converted_model_is_what_a_session_finds(model):
         ({"config.json": json.dumps({**SHAPES["llama3.2-1b"], "hidden_size": 2050})}, "no place"),
     ],
 )
-def test_targets_that_are_refused(flownpu, tmp_path, files, message):
+def test_unsupported_target_is_refused(flownpu, tmp_path, files, message):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     done = flownpu("predict", tmp_path)
@@ -194,10 +194,10 @@ def test_targets_that_are_refused(flownpu, tmp_path, files, message):
     assert message in done.err
 
 
-def test_a_token_reads_weights_and_keys_that_it_sees():
+def test_token_reads_weights_and_visible_keys():
     """Bytes by hand: all weights, and for each layer the keys and values in its window, in whole chunks."""
     of = known("gemma3-4b")
-    context = 4096  # as in test_a_table, which has made the programs already
+    context = 4096  # as in test_table_has_predicted_and_published_numbers, which has made the programs already
     prediction = Prediction(of, context, DEVICE, VALUES)
     shape = of.decoder.shape
     keys = sum(min(window or context, context) for window in of.decoder.windows)
@@ -210,7 +210,7 @@ def test_a_token_reads_weights_and_keys_that_it_sees():
     assert prediction.roof(context) == pytest.approx(VALUES["memory_read"] / least)
 
 
-def test_an_image_takes_its_encoder_and_its_prompt():
+def test_image_costs_its_encoder_and_its_prompt():
     prediction = Prediction(known("gemma3-4b"), 4096, DEVICE, VALUES)
     assert prediction.image().total > prediction.prompt(272).total
     assert Prediction(known("gemma3-1b"), 1024, DEVICE, VALUES).image() is None
@@ -219,7 +219,7 @@ def test_an_image_takes_its_encoder_and_its_prompt():
 # --- Published tables -------------------------------------------------------------------------------------------------
 
 
-def test_tables_say_where_they_are_from():
+def test_published_tables_have_sources():
     for table in TABLES.values():
         assert table.source
         assert table.read
@@ -230,7 +230,7 @@ def test_tables_say_where_they_are_from():
             assert known(model).decoder
 
 
-def test_the_llama_numbers_are_those_of_table_i():
+def test_llama_numbers_have_the_ratios_of_table_i():
     """Figure 8 is printed without numbers; table I has its ratios to three backends, whose numbers are below.
 
     The ratios are rounded to 0.1, so they are compared to 0.15, or 5 %.
@@ -282,7 +282,7 @@ def test_every_table_but_later_software_is_validated(report):
     assert set(report) == set(ERRORS) == {table.name for table in TABLES.values() if table.role is not Role.LATER}
 
 
-def test_a_longer_key_takes_what_its_bytes_take():
+def test_longer_context_costs_its_keys_bytes():
     """Beyond all windows, five layers of Gemma3-4B read more keys: 4 KV heads of 256, a pair of streams each."""
     decoder = known("gemma3-4b").decoder
     short, long = (token_seconds(decoder, n, DEVICE, VALUES) for n in (65536, 131072))

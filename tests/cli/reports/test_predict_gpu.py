@@ -15,7 +15,7 @@ LAYER = 1152 * (6 * 256) + (4 * 256) * 1152 + 3 * 1152 * 6912
 PRODUCTS = 26 * LAYER + 262144 * 1152
 
 
-def test_what_a_token_reads():
+def test_token_reads_weights_and_keys():
     """5 bits a weight, and the keys and values, 16 bits each, that its windows let it see."""
     token = list(kernels(known("gemma3-1b").decoder, 1023, 1, head=True))
     assert len(token) == 8 * 26 + 2  # as many launches as ForwardPass::dispatches_of says
@@ -25,7 +25,7 @@ def test_what_a_token_reads():
     assert least < sum(kernel.bytes for kernel in token) < least + 5e6
 
 
-def test_a_token_is_memorys():
+def test_token_is_bound_by_memory():
     (point,) = predict_gpu(known("gemma3-1b"), RADEON, [1024])
     assert point.roof == pytest.approx(RADEON.read / point.read_bytes)
     assert point.decode_tokens_per_second < point.roof
@@ -36,7 +36,7 @@ def test_a_token_is_memorys():
     assert 1 / point.decode_tokens_per_second == pytest.approx(slower + gaps, rel=0.05)
 
 
-def test_a_prompt_is_arithmetics():
+def test_prompt_is_bound_by_arithmetic():
     """A launch takes at least the longer of moving and computing, and at most both one after the other."""
     decoder = known("gemma3-1b").decoder
     (point,) = predict_gpu(known("gemma3-1b"), RADEON, [1024])
@@ -66,7 +66,7 @@ def test_chunks_are_the_sessions():
     assert f"kMostTokens = {CHUNK};" in source
 
 
-def test_the_command(flownpu):
+def test_command_prints_both_gpus(flownpu):
     done = flownpu("predict", "gemma3-1b", "--device", "gpu", "--context", "1k,2k")
     assert done.code == 0, done.err
     assert done.out.count("Predicted, not measured: as fast as memory and arithmetic permit at most") == 2

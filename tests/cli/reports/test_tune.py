@@ -53,7 +53,7 @@ def test_tiles(flownpu, precision, options):
         assert tiling.gates == (2 if "geglu" in options else 1)
 
 
-def test_first_is_what_the_tuner_takes(flownpu):
+def test_fastest_tiles_are_the_tuners(flownpu):
     tiling = document(flownpu, "--precision", "bfp16", "--top", 1)["tiles"][0]["tiling"]
     best = best_gemm("npu2", "bfp16", "none", 500, 1000, 1100)
     assert [tiling[name] for name in ("m", "k", "n", "k_mt", "e_y", "e_x")] == [

@@ -49,7 +49,7 @@ def test_calls_one_after_the_other(rng, way):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["gemma3, four KV heads", "llama, three KV heads"])
-def test_every_schedule_gives_the_same_bytes(rng, name, way):
+def test_schedules_give_the_same_bytes(rng, name, way):
     call = random_call(SMALL[name], rng, 130, [Layer(WINDOW), Layer()], way=way)
     plan, buffers = plan_of(call.program()), call.buffers()
     array = emulator(plan.array)
@@ -73,7 +73,7 @@ def test_layers_of_models(rng, name, way):
 
 
 @pytest.mark.parametrize(("way", "feed_forward", "blocks"), [("pairs", 20480, 3), ("split", 22016, 2)])
-def test_a_long_x_leaves_room_for_fewer_blocks(rng, way, feed_forward, blocks):
+def test_long_x_leaves_room_for_fewer_blocks(rng, way, feed_forward, blocks):
     """With x of 40 KB and more a tile holds three or two blocks ahead, not four; the numbers stay right."""
     case = case_of(random_call(LayerShape(288, 4, 2, 64, feed_forward, "swiglu"), rng, 3, [Layer()], way=way), rng)
     assert {end.depth for fifo in case.plan.array.fifos if "w_0_0_" in fifo.name for end in fifo.consumers} == {blocks}

@@ -66,7 +66,7 @@ def test_dispatches_of_a_token(name, layers, vocabulary, calls, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_layers_waits(way):
+def test_layer_waits_are_counted(way):
     """Counts the waits: where a drain is awaited before a transfer that may read what it wrote."""
     plan = DecodeLayer(SHAPES["gemma3-1b"], way).program(700, 1024).resolve_program("layer")
     drained = {fifo.name for fifo in plan.array.fifos if any(end.tile.row == 0 for end in fifo.consumers)}
@@ -143,7 +143,7 @@ def test_mlir_opt_parses_it(name, way):
         (lambda: DecodeLayer(SHAPES["llama3.1-8b"]).calls(32, 1 << 20), "a layer and the LM head in 2147483648 bytes"),
     ],
 )
-def test_what_it_refuses(make, message):
+def test_unsupported_argument_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 

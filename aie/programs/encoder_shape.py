@@ -48,7 +48,7 @@ class DenseProjection:
 
 @dataclass(frozen=True)
 class EncoderShape:
-    """The sizes on which an encoder's calls depend; see EncoderShape in ops/npu/nodes/encoder_shape.h."""
+    """What an encoder's calls depend on; see EncoderShape in ops/npu/nodes/encoder_shape.h."""
 
     channels: int
     patch: int

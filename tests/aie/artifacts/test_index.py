@@ -39,7 +39,7 @@ def contents(folder):
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_index_lists_arrays_calls_and_programs(tmp_path):
+def test_index_names_files_on_disk(tmp_path):
     folder = tmp_path / "some" / "folder"
     assert write(folder) == 3
     target, emulated, identity, arrays, calls, _, (program,) = read_index(folder)
@@ -60,7 +60,7 @@ def test_index_lists_arrays_calls_and_programs(tmp_path):
     assert named == {file: zlib.crc32(on_disk[file]) for file in named}
 
 
-def test_arrays_and_families_are_those_of_the_programs(tmp_path):
+def test_arrays_and_families_are_those_of_programs(tmp_path):
     write(tmp_path / "folder")
     _, _, _, arrays, calls, *_ = read_index(tmp_path / "folder")
     for call, record in zip(CALLS, calls, strict=True):
@@ -73,7 +73,7 @@ def test_arrays_and_families_are_those_of_the_programs(tmp_path):
         )
 
 
-def test_manifest_has_the_sum_of_each_file(tmp_path):
+def test_manifest_has_checksum_of_files(tmp_path):
     write(tmp_path / "folder")
     on_disk = contents(tmp_path / "folder")
     manifest = json.loads(on_disk["manifest.json"])
@@ -87,14 +87,14 @@ def test_manifest_has_the_sum_of_each_file(tmp_path):
 # --- What is made again -----------------------------------------------------------------------------------------------
 
 
-def test_up_to_date_artifact_is_kept(tmp_path):
+def test_current_folder_is_kept(tmp_path):
     write(tmp_path / "folder")
     before = contents(tmp_path / "folder")
     assert write(tmp_path / "folder") == 0
     assert contents(tmp_path / "folder") == before
 
 
-def test_damaged_file_is_written_again(tmp_path):
+def test_damaged_file_is_made_again(tmp_path):
     write(tmp_path / "folder")
     before = contents(tmp_path / "folder")
     (tmp_path / "folder" / "calls/norm_rope-h2/tokens4.words").write_bytes(b"damaged")
@@ -103,7 +103,7 @@ def test_damaged_file_is_written_again(tmp_path):
     assert contents(tmp_path / "folder") == before
 
 
-def test_changed_program_is_written_again_and_unused_files_are_removed(tmp_path):
+def test_changed_program_is_made_again_and_unused_files_are_removed(tmp_path):
     write(tmp_path / "folder")
     before = read_index(tmp_path / "folder")
     changed = norm(4, lambda: NORM.program(4, 1e-5))
@@ -132,7 +132,7 @@ def test_changed_program_is_written_again_and_unused_files_are_removed(tmp_path)
         ),
     ],
 )
-def test_error_leaves_the_folder_unchanged(tmp_path, bad, error, message):
+def test_failed_write_leaves_files_unchanged(tmp_path, bad, error, message):
     write(tmp_path / "folder")
     before = contents(tmp_path)
     with pytest.raises(error, match=message):
@@ -143,7 +143,7 @@ def test_error_leaves_the_folder_unchanged(tmp_path, bad, error, message):
     assert contents(tmp_path) == before
 
 
-def test_folder_of_older_format_is_written_again(tmp_path):
+def test_folder_of_older_format_is_made_again(tmp_path):
     write(tmp_path / "folder")
     before = contents(tmp_path / "folder")
     manifest = tmp_path / "folder" / "manifest.json"
@@ -153,7 +153,7 @@ def test_folder_of_older_format_is_written_again(tmp_path):
 
 
 @pytest.mark.parametrize("manifest", [None, "no json", '{"format": 1, "calls": {}}', "[]"])
-def test_foreign_folder_is_refused(tmp_path, manifest):
+def test_folder_of_other_kind_is_refused(tmp_path, manifest):
     (tmp_path / "something").write_text("else")
     if manifest is not None:
         (tmp_path / "manifest.json").write_text(manifest)

@@ -85,7 +85,7 @@ def pieces_of(name, make=compiled):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_words_are_those_of_the_compiler_at_all_positions(name):
+def test_words_are_those_of_compiler_at_all_positions(name):
     words, plan, positions = pieces_of(name)
     words.compile(positions.count - 1)
     family = derive(words, positions, checks=1, lone_chunks=False)
@@ -115,7 +115,7 @@ def test_classes_cost_no_compilations():
     assert counts[1] <= counts[0] + 1 <= FEW
 
 
-def test_unexpected_compiler_output_is_refused():
+def test_unexpected_words_of_compiler_are_refused():
     """Other operations, and words that do not follow the steps' numbers, are errors."""
 
     def squares(plan):
@@ -144,12 +144,12 @@ def test_unexpected_compiler_output_is_refused():
         (lambda words: np.concatenate([words[:2], [3], words[3:]]), "expected .* operations by the header, got 3"),
     ],
 )
-def test_invalid_instruction_stream_is_refused(change, message):
+def test_damaged_streams_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         operations(change(compiled(chain())))
 
 
-def test_operations_are_those_of_the_steps():
+def test_operations_are_those_of_steps():
     plan = chain()
     codes = [code for step in plan.sequence.steps for code in operations_of_step(step)]
     assert [code for code, _ in operations(compiled(plan))] == codes
@@ -158,7 +158,7 @@ def test_operations_are_those_of_the_steps():
 
 @needs_aie_opt
 @pytest.mark.parametrize("design", ["fused_dqp", "flow_kv", "gemm geglu", "rms_norm"])
-def test_real_compiler_writes_as_many_words(design):
+def test_words_of_real_compiler_match_steps(design):
     plan = plan_of(ALL[design]())
     words = instructions(lowered(to_mlir(plan))[0])
     assert len(words) == words_of_steps(plan.sequence.steps)
@@ -167,7 +167,7 @@ def test_real_compiler_writes_as_many_words(design):
 
 
 @needs_aie_opt
-def test_pieces_equal_a_real_compilers():
+def test_pieces_are_real_compilers():
     words, plan, positions = pieces_of("norm_rope", lambda plan: instructions(lowered(to_mlir(plan))[0]))
     words.compile(positions.count - 1)
     derive(words, positions, checks=1, lone_chunks=False)

@@ -17,7 +17,7 @@ def test_valid_plan_passes():
     assert require_valid(CHAIN) is CHAIN
 
 
-def test_error_lists_all_violations():
+def test_error_lists_violations_of_all_kinds():
     plan = with_end(with_fifo(CHAIN, "a", type=Type((1 << 18,), "i32")), "c", "produce", walk=(Dimension(600, 1),))
     with pytest.raises(PlanError, match=r"\[plan chain\] breaks the hardware's limits:\n") as raised:
         require_valid(plan)

@@ -155,7 +155,7 @@ CORES = {
 
 
 @pytest.mark.parametrize("case", CORES)
-def test_core_programs(case):
+def test_faulty_core_program_is_refused(case):
     plan, message = CORES[case]
     assert any(message in text for text in messages(plan)), messages(plan)
 
@@ -181,7 +181,7 @@ def window_given_up_one_by_one(dynamic):
     return Program(NPU2(), Runtime(sequence, [tensor(192), kind, a.prod(), c.cons()]), [worker]).resolve_program()
 
 
-def test_loop_that_leaves_objects_held_is_refused():
+def test_object_held_after_loop_pass_is_refused():
     assert messages(window_given_up_one_by_one(False)) == []
     assert (
         "[compute tile (0, 2)] objects of fifo a (consume) held after a pass of a loop: need 1, have 0"
@@ -212,7 +212,7 @@ def window_that_slides(*, anew, index, dynamic=True):
     return Program(NPU2(), Runtime(sequence, [tensor(128), kind, a.prod(), c.cons()]), [worker]).resolve_program()
 
 
-def test_view_index_counts_from_the_oldest_object():
+def test_object_index_counts_from_oldest_at_call():
     """A dynamic lowering looks up the fifo's place where an object is used; a static one, where it was acquired."""
     assert messages(window_that_slides(anew=True, index=0)) == []
     assert messages(window_that_slides(anew=False, index=1, dynamic=False)) == []

@@ -59,7 +59,7 @@ from tests.aie.small_programs import tensor, with_array, with_end, with_fifo, wi
         ),
     ],
 )
-def test_flow(plan, message):
+def test_faulty_flow_is_refused(plan, message):
     assert any(message in text for text in messages(plan)), messages(plan)
 
 
@@ -71,7 +71,7 @@ def test_undrained_fifo_is_refused():
     assert any(message in text for text in messages(plan))
 
 
-def test_core_without_barrier_must_suit_all_its_fifos():
+def test_core_without_barrier_needs_whole_passes_of_all_fifos():
     """The host sends what two passes of the loop take of a, and what three take of b."""
     kind = tensor(64)
     a, b, c = (ObjectFifo(kind, name=name) for name in "abc")
@@ -100,7 +100,7 @@ def test_core_without_barrier_must_suit_all_its_fifos():
     ]
 
 
-def test_half_a_pass_is_refused():
+def test_half_pass_of_core_is_refused():
     plan = tasks(1)
     body = plan.array.cores[0].body
     plan = with_array(plan, cores=(Core(Place(0, 2), (*body, *body)),))
@@ -120,11 +120,11 @@ def test_unreachable_fifo_is_refused():
     ]
 
 
-def test_load_of_free_names_its_transfer():
+def test_free_before_end_names_transfer():
     assert Free("a_task0") in STEPS
 
 
-def test_walk_of_a_joined_output_is_over_each_part():
+def test_walk_of_joined_output_is_over_each_part():
     """dimensionsToStream of a join's output applies to every input's part (as a real aie-opt has it)."""
     kind, part = tensor(128), tensor(64)
     c = ObjectFifo(kind, name="c", to_stream=TensorAccessPattern.full((8, 8)).permute([1, 0]))

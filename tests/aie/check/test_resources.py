@@ -97,7 +97,7 @@ def test_memory_tile_is_exact():
     assert "[memory tile (0, 1)] memory: need 524416 bytes, have 524288 bytes (a0 32 x 16388)" in messages(over)
 
 
-def test_object_as_large_as_a_memory_tile_exceeds_a_descriptor():
+def test_object_beyond_descriptor_length_is_refused():
     """It fits, but its length does not fit a descriptor's 17 bits."""
     whole = 524288 // 4
     plan = with_end(pass_through(1, elements=whole), "a0", "consume", depth=1)
@@ -151,14 +151,14 @@ def test_channels_and_descriptors(plan, message):
     assert any(text.startswith(message) for text in messages(plan)), messages(plan)
 
 
-def test_locks():
+def test_surplus_locks_are_refused():
     buffers, names = CHAIN.array.buffers, [Barrier(f"gate{i}", Place(0, 2)) for i in range(12)]
     plan = with_array(CHAIN, barriers=(*CHAIN.array.barriers, *names), buffers=buffers)
     # b and c have a pair each, and there is the chain's own barrier.
     assert "[compute tile (0, 2)] locks: need 17, have 16" in messages(plan)
 
 
-def test_lock_values():
+def test_lock_value_beyond_limit_is_refused():
     plan = with_array(CHAIN, barriers=(dataclasses.replace(CHAIN.array.barriers[0], initial_value=64),))
     assert "[compute tile (0, 2)] initial value of barrier0_0_2: need 64, have 0..63" in messages(plan)
     plan = with_fifo(CHAIN, "b", repeat_count=32)
@@ -244,5 +244,5 @@ def test_valid_walks_pass():
         ),
     ],
 )
-def test_walks(plan, message):
+def test_faulty_walk_is_refused(plan, message):
     assert any(message in text for text in messages(plan)), messages(plan)

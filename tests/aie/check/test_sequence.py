@@ -144,7 +144,7 @@ SEQUENCES = {
 
 
 @pytest.mark.parametrize("case", SEQUENCES)
-def test_sequences(case):
+def test_faulty_sequence_is_refused(case):
     plan, message = SEQUENCES[case]
     assert any(message in text for text in messages(plan)), messages(plan)
 
@@ -198,12 +198,12 @@ FREED_EARLY = "completion known before Free: need yes, have no"
         (["drain 0", "drain 1", "fill 0", "fill 1", "free 0", "await 0", "free 1", "await 1"], ["a0", "a1"]),
     ],
 )
-def test_drain_before_its_fills_passes_unless_too_early(verbs, early):
+def test_drain_before_its_fills_is_refused(verbs, early):
     found = [text for text in messages(halves(*verbs)) if FREED_EARLY in text]
     assert [text.split("]")[0] for text in found] == [f"[transfer {name}" for name in early]
 
 
-def test_task_queue():
+def test_full_task_queue_is_refused():
     assert messages(tasks(4)) == []
     assert "[shim tile (0, 0)] tasks queued for fifo a: need 5, have 4" in messages(tasks(5))
     assert messages(tasks(100, awaited=True, step=4)) == []
@@ -215,7 +215,7 @@ def test_descriptors_live_at_once():
     assert "[shim tile (0, 0)] buffer descriptors live at once: need 17, have 16" in messages(tasks(9), longer)
 
 
-def test_instructions_are_bounded_by_the_controllers_heap():
+def test_instructions_are_bounded_by_controllers_heap():
     """A header, a parameter, a barrier, two transfers, one of which gives a token, and its await are 87 words."""
     words = 4 + 6 + 6 + 30 + 37 + 4
     assert check_sequence(CHAIN, with_limits(LIMITS, heap_bytes=4 * words)) == []

@@ -131,7 +131,7 @@ STRUCTURE = {
 
 
 @pytest.mark.parametrize("case", STRUCTURE)
-def test_structure(case):
+def test_faulty_structure_is_refused(case):
     plan, message = STRUCTURE[case]
     assert any(message in text for text in messages(plan)), messages(plan)
 
@@ -173,15 +173,15 @@ def split_plan(offsets, part, elements=100):
         ([0, 100], 100, "offsets: need ascending from 0, below 100, have [0, 100]"),
     ],
 )
-def test_parts_tile_the_object(offsets, part, message):
+def test_parts_tile_object(offsets, part, message):
     assert any(message in text for text in messages(split_plan(offsets, part)))
 
 
-def test_split_that_covers_its_object_passes():
+def test_split_covering_its_object_passes():
     assert messages(split_plan([0, 52], 52, 104)) == []
 
 
-def test_part_of_another_type_is_refused():
+def test_split_part_of_other_type_is_refused():
     plan = with_fifo(split_plan([0, 52], 52, 104), "a_split1", type=Type((52,), "u32"))
     assert "[link a -> a_split0, a_split1] element type of a_split1: need i32, have u32" in messages(plan)
 

@@ -54,7 +54,7 @@ def test_l1_is_filled_as_published(core):
 
 
 @pytest.mark.parametrize("core", CORES, ids=named)
-def test_throughput_of_a_core(core):
+def test_throughput_of_core(core):
     """To 9 %, as near as the fit is; published throughputs are whole percents of the unit's rate, up to 1.2 % off."""
     modelled = macs_per_cycle(gemm_parameters(core.target), PRECISIONS[core.precision], core.size)
     assert modelled == pytest.approx(core.macs_per_cycle, rel=0.09)
@@ -68,7 +68,7 @@ def test_single_core_programme(core):
     assert single_core_kernel(known, kind, measured=measured) == core.size
 
 
-def test_single_core_programme_with_the_modelled_efficiency():
+def test_single_core_programme_with_modelled_efficiency():
     """int8-int32 differs: its call is predicted 5 to 7 % too fast, so that with 48 columns inputs come too slowly."""
     differing = []
     for core in TABLE_1:
@@ -92,13 +92,13 @@ def test_tables_sizes_need_no_padding(gemm):
     assert predict_gemm(gemm.target, gemm.precision, *gemm.size, gemm.tiling).padded == gemm.size
 
 
-def test_native_sizes_of_the_text():
+def test_native_sizes_of_text():
     """Section 5.2.2."""
     assert Tiling(96, 56, 96, 224).native("npu1") == (384, 224, 384)
     assert Tiling(128, 72, 112, 432).native("npu2") == (512, 432, 896)
 
 
-def test_tiles_are_the_programmes():
+def test_tiles_are_programmes():
     """Tables 2 and 3: a kernel's m n is the largest for its k, but for one, which the constraints do not explain."""
     throughput = {(core.target, core.precision, core.size): core.macs_per_cycle for core in CORES}
     differing = []
@@ -115,7 +115,7 @@ def test_tiles_are_the_programmes():
 
 
 @pytest.mark.parametrize(("target", "precision"), list(itertools.product(GEMM, ("int8-int8", "int8-int16"))))
-def test_balance_is_where_the_paper_found_it(target, precision):
+def test_balance_is_where_paper_found_it(target, precision):
     best = GemmSearch(target, precision).candidates()[0][0]
     published = next(gemm.tiling for gemm in TABLES if (gemm.target, gemm.precision) == (target, precision))
     assert (best.k, {best.m, best.n}) == (published.k, {published.m, published.n})
@@ -150,7 +150,7 @@ def test_padding_is_paid_for_and_not_counted():
     assert one_more.tops * one_more.seconds == pytest.approx(2 * 385 * 224 * 384 / 1e12)
 
 
-def test_short_runs_no_overlap_and_more_reads_slow_a_gemm_down():
+def test_slow_tilings_are_predicted_slower():
     base = predict_gemm("npu2", "int8-int16", 4096, 4320, 4480, Tiling(128, 72, 112, 432))
     for tiling in (
         Tiling(128, 72, 112, 72),  # short runs
@@ -185,7 +185,7 @@ def test_block_floating_point_is_read_as_nine_bytes_of_eight():
         (lambda: Tiling(64, 64, 64, 64, gates=3), "1 or 2 gates"),
     ],
 )
-def test_errors(make, message):
+def test_unfit_gemm_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -194,7 +194,7 @@ def test_errors(make, message):
 
 
 @pytest.mark.parametrize(("kind", "epilogue"), ALL)
-def test_defaults_are_what_the_tuner_finds(kind, epilogue):
+def test_defaults_equal_tuner(kind, epilogue):
     """For all models' projections in chunks of 512 tokens, as `rank_for_shapes` weighs them; others may be as fast."""
     groups = [
         [
@@ -210,7 +210,7 @@ def test_defaults_are_what_the_tuner_finds(kind, epilogue):
 
 
 @pytest.mark.parametrize(("kind", "epilogue"), ALL)
-def test_tiles_that_are_tried_fit(kind, epilogue):
+def test_tried_tiles_fit_memory(kind, epilogue):
     """The tuner's count of L1's bytes agrees with the checker, which passes what it takes and refuses larger tiles."""
     for design in list(designs(*kind, epilogue))[::40]:
         assert check(design.program(design.height, design.k_mt, design.width).resolve_program("gemm")) == []
@@ -219,7 +219,7 @@ def test_tiles_that_are_tried_fit(kind, epilogue):
     assert any("memory" in violation.resource for violation in found)
 
 
-def test_precisions_of_a_target():
+def test_precisions_of_target():
     assert precision_of("npu2", "bfp16").b == 9 / 8
     with pytest.raises(ValueError, match="expected a precision of"):
         precision_of("npu1", "bfp16-bf16")

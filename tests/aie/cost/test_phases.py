@@ -52,7 +52,7 @@ def moved(plan):
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_parameter_has_value_unit_date_and_source(name):
+def test_parameter_has_unit_date_and_source(name):
     parameter = TABLE[name]
     assert parameter.value > 0
     assert parameter.unit
@@ -66,12 +66,12 @@ def test_short_runs_are_as_slow_as_published():
     assert burst_efficiency(16, VALUES) / burst_efficiency(1 << 20, VALUES) == pytest.approx(10 / 47, rel=0.05)
 
 
-def test_memory_is_the_tuners():
+def test_memory_is_tuners():
     assert VALUES["memory_read"] == pytest.approx(gemm_parameters("npu2")["read"], rel=0.02)
     assert 8 * VALUES["channel_read"] < VALUES["memory_read"] < VALUES["memory_peak"]
 
 
-def test_streams_that_share_memory():
+def test_streams_share_memory_bandwidth():
     """By hand: fifteen streams have a megabyte and one has two; while all are at work, none has its channel's rate."""
     channel, memory = VALUES["channel_read"], VALUES["memory_read"]
     assert shared_seconds([1e6] * 15 + [2e6], VALUES) == pytest.approx(16e6 / memory + 1e6 / channel)
@@ -79,7 +79,7 @@ def test_streams_that_share_memory():
     assert shared_seconds([], VALUES) == 0.0
 
 
-def test_streams_add_up_to_what_memory_gives():
+def test_streams_add_up_to_memory_bandwidth():
     rates = [read_rate(streams, 5120, VALUES) for streams in (1, 8, 12, 13, 16)]
     assert rates[1] == pytest.approx(8 * rates[0])
     assert rates[3] == rates[4] == VALUES["memory_read"]
@@ -87,7 +87,7 @@ def test_streams_add_up_to_what_memory_gives():
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 40)), min_size=1, max_size=4), st.sampled_from([1, 2]))
-def test_contiguous_bytes(walk, item):
+def test_contiguous_bytes_equal_shortest_run(walk, item):
     """No run in the list of addresses, in the DMA's order, is shorter than what the walk's sizes say."""
     tap = Tap(0, tuple(Dimension(size, stride) for size, stride in walk))
     indices = itertools.product(*(range(size) for size, _ in walk))
@@ -103,7 +103,7 @@ def test_contiguous_bytes(walk, item):
 # --- Kernels ----------------------------------------------------------------------------------------------------------
 
 
-def test_kernel_cycles_are_the_published_ones():
+def test_kernel_cycles_equal_published_ones():
     def cycles(kernel, *integers):
         return published_cycles(DEVICE, VALUES, kernel, list(integers), 0)
 
@@ -118,7 +118,7 @@ def _flow_qkv_cycles(*sizes):
     return [published_cycles(DEVICE, VALUES, f"flow_qkv_{kind}", list(sizes), 0) for kind in ("scores", "values")]
 
 
-def test_flow_qkv_kernel_costs_its_instructions():
+def test_our_attention_by_its_instructions():
     """16 rows, 32 keys, d = 128: 2 x 4 sub-tiles of scores, each of 16 products; then 2 x 16 sums of 4 products."""
     call = gemm_parameters(DEVICE.limits.name)["call"]
     scores, values = _flow_qkv_cycles(16, 32, 128)
@@ -132,7 +132,7 @@ def test_flow_qkv_kernel_costs_its_instructions():
 
 
 @pytest.mark.parametrize("sizes", [(64, 32, 64), (64, 16, 128), (32, 8, 256)])
-def test_flow_qkv_kernel_rate_is_between_published_kernels(sizes):
+def test_attention_cycles_are_between_published_ones(sizes):
     """Faster than a published kernel with an exact softmax (26 multiply-adds a cycle), slower than GEMM (180)."""
     assert 26 < 2 * math.prod(sizes) / sum(_flow_qkv_cycles(*sizes)) < 180
 
@@ -203,7 +203,7 @@ def test_decode_layers_wait_once_a_phase(name, way):
 
 
 @pytest.mark.parametrize("design", sorted(ALL))
-def test_call_costs_at_least_its_busiest_part(design):
+def test_call_takes_at_least_time_of_busiest_part(design):
     plan = plan_of(ALL[design]())
     if plan.array.target != DEVICE.limits.name:
         pytest.skip("another generation than the device's")
@@ -222,7 +222,7 @@ def test_call_costs_at_least_its_busiest_part(design):
 
 @pytest.mark.parametrize(("m", "k", "n"), [(1024, 2560, 10240), (4096, 2560, 4096), (4096, 1152, 1536)])
 @pytest.mark.parametrize("epilogue", ["none", "geglu"])
-def test_gemm_plan_costs_what_the_tuner_predicts(m, k, n, epilogue):
+def test_gemm_plan_costs_what_tuner_predicts(m, k, n, epilogue):
     """The count of the plan's streams, memory and kernels agrees to 12 % with the tuner's fitted equations.
 
     The count has streams as slow as in decoding and ignores main memory's pages; the tuner's equations do neither.
@@ -265,7 +265,7 @@ def program_of(*calls, kind="prefill", tokens=64, fewest=8, context=4096):
     return Program(kind, {}, tokens, fewest, context, CacheLayout(), writer.buffers, given, None, tuple(steps))
 
 
-def test_program_costs_its_parts_by_hand():
+def test_program_costs_changes_and_dispatches_counted_by_hand():
     """Arrays A A B host B A: two changes behind the first array, four dispatches of five calls, a step of the host."""
     host = OfTheHost("add", 3_000_000, 1_000_000)
     program = program_of(norm("A"), norm("A"), norm("B"), host, norm("B"), norm("A"))
@@ -286,7 +286,7 @@ def test_program_costs_its_parts_by_hand():
     assert prices.of_runs([(program, 0)]).changes == 3
 
 
-def test_prompt_runs_are_the_hosts_chunks():
+def test_prompts_are_cut_in_chunks_of_host():
     """As `part_at` of ops/npu/run/decoder_layers.cc, by hand: the last token alone, the rest in chunks worth it."""
     token = program_of(norm("T"), kind="decode", tokens=1)
     short, long = (program_of(norm("P"), tokens=tokens, fewest=fewest) for tokens, fewest in ((64, 8), (256, 150)))
@@ -304,7 +304,7 @@ def test_prompt_runs_are_the_hosts_chunks():
 
 
 @pytest.mark.parametrize("window", [0, 512])
-def test_prices_between_knots_are_those_of_the_plans(window):
+def test_prices_between_knots_are_those_of_plans(window):
     """To 6 %, for a token's call and a chunk's at positions that were not counted.
 
     What differs is a chunk of keys in which a window begins: one of about 72 that a block of 64 queries sees.

@@ -42,7 +42,7 @@ KINDS = [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")]
     ("m", "k"), [(128, 256), (160, 1), (1056, 300), (4128, 512)], ids=["least", "one column", "odd", "runs"]
 )
 @pytest.mark.parametrize("epilogue", ["none", "geglu", "swiglu"])
-def test_fused_dqp(rng, target, tiles, m, k, epilogue):
+def test_fused_dqp_equals_reference(rng, target, tiles, m, k, epilogue):
     fused_dqp_case(FusedDQP(target, 512, tiles, epilogue), m, k, rng).check()
 
 
@@ -55,18 +55,18 @@ def test_fused_dqp_of_gemma3_1b(rng, m, k, epilogue):
 
 @pytest.mark.parametrize(("target", "tiles"), [("npu1", 16), ("npu2", 32)])
 @pytest.mark.parametrize(("m", "k"), [(160, 1), (1056, 300), (4128, 512)])
-def test_fused_dqp_of_rows_that_take_turns(rng, target, tiles, m, k):
+def test_fused_dqp_of_alternating_rows_equals_reference(rng, target, tiles, m, k):
     fused_dqp_case(FusedDQP(target, 512, tiles, "swiglu"), m, k, rng, interleaved=True).check()
 
 
 @pytest.mark.parametrize("k", [300, 256], ids=["among the padding", "in blocks of its own"])
-def test_fused_dqp_with_a_bias(rng, k):
+def test_fused_dqp_with_bias(rng, k):
     biased_fused_dqp_case(FusedDQP("npu2", 512), 160, k, rng).check()
 
 
 @pytest.mark.parametrize(("target", "weights"), KINDS)
 @pytest.mark.parametrize(("m", "k"), [(128, 256), (100, 300), (1152, 1152)])
-def test_dequant_engine(rng, target, weights, m, k):
+def test_dequant_engine_equals_reference(rng, target, weights, m, k):
     dequant_engine_case(DequantEngine(target, weights), m, k, rng).check()
 
 
@@ -89,7 +89,7 @@ def small(target, weights, epilogue="none", **expansion):
 @pytest.mark.parametrize(("target", "weights"), KINDS)
 @pytest.mark.parametrize("m", [1, 17, 130])
 @pytest.mark.parametrize(("e_y", "e_x"), [(1, 1), (2, 1), (1, 2), (2, 2)])
-def test_gemm(rng, target, weights, m, e_y, e_x):
+def test_gemm_equals_reference(rng, target, weights, m, e_y, e_x):
     design = small(target, weights, e_y=e_y, e_x=e_x)
     gemm_case(design, m, 200, design.width + 32, rng).check()
 
@@ -97,7 +97,7 @@ def test_gemm(rng, target, weights, m, e_y, e_x):
 @pytest.mark.parametrize(("target", "weights"), KINDS)
 @pytest.mark.parametrize("epilogue", ["gelu", "geglu", "swiglu"])
 @pytest.mark.parametrize("e_x", [1, 2])
-def test_gemm_epilogues(rng, target, weights, epilogue, e_x):
+def test_gemm_epilogues_equal_reference(rng, target, weights, epilogue, e_x):
     design = small(target, weights, epilogue, e_x=e_x)
     make = gemm_case if epilogue == "gelu" else gated_gemm_case
     make(design, 70, 130, design.width + 32, rng).check()
@@ -116,7 +116,7 @@ def test_gemm_without_its_epilogue(rng, target, weights, epilogue, e_y, e_x):
 
 
 @pytest.mark.parametrize(("target", "weights"), KINDS)
-def test_gemm_that_fills_the_array(rng, target, weights):
+def test_gemm_of_whole_array_equals_reference(rng, target, weights):
     design = Gemm(target, weights)
     gemm_case(design, 17, 300, design.width + 32, rng).check()
     gemm_case(Gemm(target, weights, e_y=2), 17, 300, 544, rng).check()
@@ -125,7 +125,7 @@ def test_gemm_that_fills_the_array(rng, target, weights):
 
 @pytest.mark.parametrize(("target", "weights"), KINDS)
 @pytest.mark.parametrize("e_x", [1, 2])
-def test_gemm_narrower_than_a_megatile(rng, target, weights, e_x):
+def test_gemm_narrower_than_megatile(rng, target, weights, e_x):
     """N of one column of tiles, of several columns, and of one less than the array has."""
     design = small(target, weights, e_x=e_x)
     for n in (e_x * 32, 96, design.width - 32):
@@ -171,7 +171,7 @@ def test_attention_of_grouped_heads(rng, group):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("d", [64, 72, 128, 256])
 @pytest.mark.parametrize("tokens", [1, 17, 1023])
-def test_flow_kv(rng, target, d, tokens):
+def test_flow_kv_equals_reference(rng, target, d, tokens):
     flow_kv_case(FlowKV(target, 4, 2, d), tokens, 1024, rng).check()
     flow_kv_case(FlowKV(target, 4, 1, d), tokens, 1024, rng, window=40).check()
 
@@ -187,7 +187,7 @@ def test_flow_kv_of_more_heads_than_pairs(rng, target, heads, kv_heads):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("d", [64, 72, 128, 256])
 @pytest.mark.parametrize("tokens", [1, 17])
-def test_flow_qkv(rng, target, d, tokens):
+def test_flow_qkv_equals_reference(rng, target, d, tokens):
     design = FlowQKV(target, 4, 2, d)
     flow_qkv_case(design, tokens, 0, 64, rng).check()
     flow_qkv_case(design, tokens, 100, 128, rng).check()
@@ -197,7 +197,7 @@ def test_flow_qkv(rng, target, d, tokens):
 
 @pytest.mark.parametrize("window", [None, 40, 150], ids=["all", "shorter than the block", "longer"])
 @pytest.mark.parametrize(("tokens", "past"), [(96, 0), (96, 101), (128, 128)])
-def test_flow_qkv_of_a_block(rng, window, tokens, past):
+def test_flow_qkv_of_block(rng, window, tokens, past):
     """Tokens that see one another, and the keys before them as far back as a window goes."""
     flow_qkv_case(FlowQKV("npu2", 4, 2, 64), tokens, past, 256, rng, window=window, block=True).check()
 
@@ -222,7 +222,7 @@ def test_flow_kv_of_llama3_1b_at_4096_tokens(rng):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rows", [1, 17, 1023])
-def test_rows(rng, target, rows):
+def test_row_operators_equal_reference(rng, target, rows):
     """Fewer rows than cores, an odd number, and many."""
     rms_norm_case(RMSNorm(target, 96, 3), rows, rng).check()
     for design, output in ((False, "s"), (False, "y"), (True, "s")):
@@ -231,14 +231,14 @@ def test_rows(rng, target, rows):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("n", "side", "cores", "grid"), [(48, 2, 3, 14), (16, 4, 1, 4), (64, 3, 4, 63)])
-def test_patch_pooling(rng, target, n, side, cores, grid):
+def test_patch_pooling_equals_reference(rng, target, n, side, cores, grid):
     patch_pooling_case(PatchPooling(target, n, side, cores), grid, rng).check()
 
 
 @pytest.mark.parametrize("output", ["q", "cache"])
 @pytest.mark.parametrize(("tokens", "position"), [(64, 0), (64, 100), (1, 5), (17, 239)])
 @pytest.mark.parametrize("qk_norm", [False, True])
-def test_norm_rope(rng, output, tokens, position, qk_norm):
+def test_norm_rope_equals_reference(rng, output, tokens, position, qk_norm):
     """A chunk at the beginning, one inside, a token, and one at the end of the cache."""
     for target in TARGETS:
         for heads, kv_heads, d, cores in ((4, 2, 64, 4), (6, 3, 32, 3), (2, 2, 32, 1), (4, 1, 64, 2)):

@@ -18,7 +18,7 @@ TARGETS = ["npu1", "npu2"]
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rows", [1, 17, 300])
 @pytest.mark.parametrize("output", ["s", "y"])
-def test_layer_norm_of_a_sum(rng, target, rows, output):
+def test_layer_norm_of_sum(rng, target, rows, output):
     for n in (96, 144):
         residual_layer_norm_case(ResidualLayerNorm(target, n, 3), rows, rng, output=output).check()
 
@@ -26,7 +26,7 @@ def test_layer_norm_of_a_sum(rng, target, rows, output):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("epilogue", ["none", "gelu"])
 @pytest.mark.parametrize("k", [144, 150], ids=["whole groups", "a part of one"])
-def test_gemm_with_a_bias(rng, target, epilogue, k):
+def test_gemm_with_bias(rng, target, epilogue, k):
     design = Gemm(target, epilogue=epilogue, m=16, n=32, k=32, k_mt=64)
     biased_gemm_case(design, 70, k, design.width + 32, rng).check()
 
@@ -40,11 +40,11 @@ def test_attention_over_packed_qkv(rng, target, heads, kv_heads, d, tokens):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("n", "side", "cores", "grid"), [(48, 2, 3, 14), (16, 4, 1, 4)])
-def test_pooling_with_a_norm(rng, target, n, side, cores, grid):
+def test_pooling_with_norm(rng, target, n, side, cores, grid):
     pooled_norm_case(PatchPooling(target, n, side, cores, normalised=True), grid, rng).check()
 
 
-def test_siglip_widths_fit_the_array(rng):
+def test_siglip_widths_equal_references(rng):
     residual_layer_norm_case(ResidualLayerNorm("npu2", 1152, 8), 100, rng).check()
     biased_gemm_case(Gemm("npu2"), 17, 1152, 512, rng).check()
     packed_flow_qkv_case(FlowQKV("npu2", 16, 16, 72), 40, rng).check()

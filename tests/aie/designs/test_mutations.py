@@ -50,6 +50,6 @@ def test_planted_mistakes_are_caught(rng, design):
     assert planted >= 25  # even the smallest design has room for as many
 
 
-def test_mutation_of_every_kind_is_planted(rng):
+def test_mutations_apply_to_some_design(rng):
     plans = [cases_of(design, rng)[0].plan for design in SMALL_CASES]
     assert [m.__name__ for m in MUTATIONS if all(not list(m(plan)) for plan in plans)] == []

@@ -29,7 +29,7 @@ def without_release(port):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_unreleased_output_is_a_deadlock(seed):
+def test_unreleased_output_deadlock_names_path(seed):
     """The message follows the whole way from the sequence to the core's DMA, which waits for what nobody gives."""
     assert deadlock(without_release("produce"), seed=seed) == (
         "[emulator] deadlock: nothing can go on; what is waited for is given by nobody:\n"
@@ -43,14 +43,14 @@ def test_unreleased_output_is_a_deadlock(seed):
     )
 
 
-def test_unreleased_input_is_a_deadlock():
+def test_unreleased_input_is_still_held_after_call():
     """No deadlock: as in hardware, an acquire counts what the core holds already. After the call it still holds it."""
     plan = without_release("consume")
     with pytest.raises(AssertionError, match=r"core \(0, 2\) still holds 1 objects of the consume end of fifo b"):
         emulate(plan, functions={"scale": lambda *_: None}, checked=False, source=np.zeros(256, np.int32))
 
 
-def test_circle_of_two_cores_is_a_deadlock():
+def test_two_cores_in_circle_deadlock():
     """Each core waits for the other's object before it gives its own."""
     kind = tensor(16)
     a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
@@ -87,7 +87,7 @@ def test_circle_of_two_cores_is_a_deadlock():
     ]
 
 
-def test_broadcast_that_one_core_does_not_take_is_a_deadlock():
+def test_broadcast_not_taken_by_one_core_deadlocks():
     kind, host = tensor(16), tensor(64)
     a, c, d = (ObjectFifo(kind, name=name) for name in "acd")
     copy = Kernel("copy", "copy.cc", [kind, kind])
@@ -120,13 +120,13 @@ def idle(fifo):
     """A core program that does nothing with its fifo."""
 
 
-def test_unstarted_core_is_a_deadlock():
+def test_unstarted_core_deadlock_names_barrier():
     steps = [step for step in chain().sequence.steps if not isinstance(step, SetBarrier)]
     message = deadlock(with_steps(chain(), *steps))
     assert "  core (0, 2)\n    waits for barrier0_0_2 to be 1 (it is 0), which is to come from core (0, 2)" in message
 
 
-def test_short_fill_is_a_deadlock():
+def test_short_fill_deadlock_names_circle():
     """The core waits for one object more than the sequence sends: the circle goes through the sequence."""
     plan = with_step(chain(), Transfer, tap=chain(3).sequence.steps[2].tap)  # three objects of four
     message = deadlock(plan)
@@ -139,7 +139,7 @@ def test_short_fill_is_a_deadlock():
     )
 
 
-def test_full_queue_is_a_deadlock():
+def test_full_queue_deadlock_names_step():
     """The first fill fits the fifos; the next is stuck, and with three more behind it the channel has no place left."""
     plan = chain()
     start = [s for s in plan.sequence.steps if isinstance(s, WriteParameter)]
@@ -153,7 +153,7 @@ def test_full_queue_is_a_deadlock():
 
 
 @pytest.mark.parametrize("tile", [(0, 2), (3, 4)])
-def test_missing_release_in_a_design_is_a_deadlock(rng, tile):
+def test_release_missing_in_design_deadlock_names_tile(rng, tile):
     """FusedDQP on 32 tiles: the message names the tile whose core does not release its weights."""
     case = fused_dqp_case(FusedDQP("npu2", 1024), 1056, 1024, rng)
 

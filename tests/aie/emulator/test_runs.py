@@ -77,7 +77,7 @@ def with_host(plan, **elements):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_objects_arrive_in_order_whatever_the_schedule(seed):
+def test_objects_arrive_in_order_whatever_schedule(seed):
     source = numbers(4 * 64)
     found = emulate(chain(), functions={"scale": scale}, seed=seed, source=source)
     np.testing.assert_array_equal(found["target"], 3 * source)
@@ -108,7 +108,7 @@ def test_calls_follow_each_other_on_one_array():
     assert_nothing_left(array)
 
 
-def test_broadcast_waits_for_the_slowest():
+def test_broadcast_waits_for_slowest():
     """Two cores read one stream; the second takes an object only when it has the first's result."""
     kind, host = tensor(32), tensor(8 * 32)
     a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
@@ -159,7 +159,7 @@ def test_neighbours_share_memory():
     assert not any("fifo b" in channel for channel in array.counts()["words"])
 
 
-def test_two_objects_at_once_and_one_again():
+def test_sliding_window_of_two_objects_equals_reference():
     """A sliding window: acquire two, release one; the second of a pair is the first of the next."""
     kind = tensor(16)
     a, c = ObjectFifo(kind, name="a", depth=3), ObjectFifo(kind, name="c")
@@ -193,7 +193,7 @@ def test_walks_at_every_kind_of_tile():
     np.testing.assert_array_equal(found["target"].reshape(8, 12), 3 * source[:, 4:16])
 
 
-def test_padding_of_a_memory_tile():
+def test_padding_of_memory_tile():
     """An object of a, [4, 6], leaves the memory tile with a row before it, a column before and one after: [5, 8]."""
     plan = chain(2, 5 * 8)
     plan = with_fifo(plan, "a", type=Type((24,), "i32"))
@@ -259,7 +259,7 @@ def fails(plan, message, *, functions=None):
         emulate(plan, functions=functions, checked=False, source=numbers(plan.sequence.buffers[0].type.elements))
 
 
-def test_transfer_past_its_host_buffer_is_refused():
+def test_transfer_beyond_host_buffer_fails():
     tap = dataclasses.replace(first_fill(chain()).tap, offset=1)
     fails(
         with_step(chain(), Transfer, tap=tap),
@@ -267,12 +267,12 @@ def test_transfer_past_its_host_buffer_is_refused():
     )
 
 
-def test_walk_past_its_object_is_refused():
+def test_descriptor_beyond_object_fails():
     plan = with_end(chain(), "b", "produce", walk=(Dimension(32, 3), Dimension(2, 1)))
     fails(plan, r"a descriptor of object 0 of a at \(0, 1\) reaches byte 380, it has 256")
 
 
-def test_kernel_write_behind_its_argument_is_trapped():
+def test_kernel_write_behind_argument_fails():
     def writes_behind(x, y, factor):
         scale(x, y, factor)
         np.lib.stride_tricks.as_strided(y, (65,), (4,))[64] = 1
@@ -280,7 +280,7 @@ def test_kernel_write_behind_its_argument_is_trapped():
     fails(chain(), r"scale on core \(0, 2\) wrote behind object 0 of c at \(0, 2\)", functions={"scale": writes_behind})
 
 
-def test_unwritten_memory_reads_as_nan():
+def test_unwritten_and_released_objects_read_as_minus_one():
     """So is what it reads after a release: an object that is not filled again holds -1 (NaN in floating point)."""
     seen = []
 
@@ -296,7 +296,7 @@ def test_unwritten_memory_reads_as_nan():
         np.testing.assert_array_equal(released, -1)
 
 
-def test_acquire_of_fewer_objects_than_held_is_refused():
+def test_acquire_of_fewer_objects_than_held_changes_nothing():
     """Nothing is acquired, and nothing is given up."""
 
     def fewer(body):
@@ -313,29 +313,29 @@ def test_acquire_of_fewer_objects_than_held_is_refused():
         np.testing.assert_array_equal(found["target"].reshape(3, 64), 3 * numbers(6 * 64).reshape(3, 2, 64)[:, 0])
 
 
-def test_unwritten_run_time_parameter_is_refused():
+def test_unwritten_run_time_parameter_fails():
     steps = [step for step in chain().sequence.steps if not isinstance(step, WriteParameter)]
     fails(with_steps(chain(), *steps), "word 0 of parameters is loaded before it was written")
 
 
-def test_early_free_is_refused():
+def test_early_free_fails():
     steps = [Free(s.transfer) if isinstance(s, Await) else s for s in chain().sequence.steps]
     fails(
         with_steps(chain(), *steps), "frees a descriptor that input channel 0 of shim tile .0, 0. .fifo c. still uses"
     )
 
 
-def test_await_without_token_is_refused():
+def test_await_without_token_fails():
     steps = [dataclasses.replace(s, token=False) if isinstance(s, Transfer) else s for s in chain().sequence.steps]
     fails(with_steps(chain(), *steps), "awaits a transfer that reports no end")
 
 
-def test_sequence_that_ends_before_its_transfers_is_refused():
+def test_sequence_end_before_transfers_fails():
     steps = [s for s in chain().sequence.steps if not isinstance(s, (Await, Free, SetBarrier))]
     fails(with_steps(chain(), *steps), "has ended, and transfer c_task1 is still under way on")
 
 
-def test_lock_overflow_is_refused():
+def test_lock_overflow_fails():
     fails(with_end(chain(), "a", "consume", depth=64), r"free objects of a at \(0, 1\).*64")
 
 
@@ -354,12 +354,12 @@ def test_kernel_with_other_parameters_is_refused():
         emulator(with_array(plan, kernels=(kernel,)).array)
 
 
-def test_python_kernel_error_is_passed_on():
+def test_exception_of_python_kernel_is_raised():
     with pytest.raises(ZeroDivisionError):
         emulate(chain(), functions={"scale": lambda *_: 1 // 0}, source=numbers(256))
 
 
-def test_trap_names_core_and_kernel():
+def test_trapped_access_names_core_and_kernel():
     """The host's model of the vector unit refuses the access: 24 numbers do not fill whole vectors."""
     plan = chain(4, 24)
     kinds = (Type((24,), "f32"), Type((), "i32"))
@@ -377,7 +377,7 @@ def test_trap_names_core_and_kernel():
     )
 
 
-def test_wrong_host_buffer_and_failed_emulator_are_refused():
+def test_wrong_host_buffer_and_call_after_failure_are_refused():
     plan = chain()
     array = emulator(plan.array, {"scale": scale})
     with pytest.raises(RuntimeError, match="expected host buffer source of 1024 bytes, got 1020"):
@@ -396,7 +396,7 @@ def test_wrong_host_buffer_and_failed_emulator_are_refused():
 # --- The flat form ----------------------------------------------------------------------------------------------------
 
 
-def test_flat_form_survives_a_file(tmp_path):
+def test_flat_form_survives_file(tmp_path):
     flat = flatten_array(chain().array)
     flat.words.tofile(tmp_path / "array")
     np.testing.assert_array_equal(_native.read_words(str(tmp_path / "array")), flat.words)
@@ -417,7 +417,7 @@ def test_flat_form_survives_a_file(tmp_path):
         (lambda words: np.array([*words[:2], 2, *words[3:]]), "expected an array"),
     ],
 )
-def test_malformed_program_is_refused(change, message):
+def test_words_that_are_no_program_are_refused(change, message):
     words = flatten_array(chain().array).words
     with pytest.raises(RuntimeError, match=message):
         _native.Emulator(change(words), "", {"scale": scale})
@@ -431,7 +431,7 @@ def test_sequence_of_another_array_is_refused():
         array.run(words, [], 0, True, "")
 
 
-def test_late_process_is_a_core_or_a_channel():
+def test_unknown_name_of_last_core_is_refused():
     plan = chain()
     array = _native.Emulator(flatten_array(plan.array).words, "", {"scale": scale})
     with pytest.raises(RuntimeError, match=r"expected the name of a core or a channel, got core \(0, 3\)"):

@@ -60,7 +60,7 @@ def scale(x, y, factor):
 SOURCE = np.arange(1, 257, dtype=np.int32)
 
 
-def test_parameter_written_while_the_core_runs_is_a_race():
+def test_parameter_written_while_core_runs_changes_results():
     """After its start the core reads how many objects there are: before or after the change, by chance."""
     plan = chain()
     steps = list(plan.sequence.steps)
@@ -71,7 +71,7 @@ def test_parameter_written_while_the_core_runs_is_a_race():
     assert any(isinstance(text, str) and "deadlock" in text for text in found)
 
 
-def test_lost_start_is_a_race():
+def test_lost_start_is_found():
     """The barrier is set again before the core has finished its first pass: in some schedules it makes only one."""
     plan = chain(2)
     start = [s for s in plan.sequence.steps if isinstance(s, (WriteParameter, SetBarrier))]
@@ -88,7 +88,7 @@ def test_lost_start_is_a_race():
     assert any(isinstance(text, str) and "deadlock" in text for text in found)
 
 
-def test_output_read_before_its_await_is_a_race():
+def test_output_read_before_await_is_found():
     """The call's second half reads what its first half writes; without a wait, some schedules read what was there."""
     plan = chain(2)
     fill, drain = (s for s in plan.sequence.steps if isinstance(s, Transfer))
@@ -103,7 +103,7 @@ def test_output_read_before_its_await_is_a_race():
     assert len(set(found)) > 1
 
 
-def test_object_released_before_it_is_read_is_wrong():
+def test_object_released_before_read_is_found():
     def release_first(body):
         release = next(s for s in body if isinstance(s, Release) and s.port == "consume")
         call_first = [s for s in body if s is not release]
@@ -139,7 +139,7 @@ def test_calls_of_other_shapes_need_no_time_between_them(rng, design):
 
 
 @pytest.mark.parametrize("design", ["fused_dqp", "rms_norm"])
-def test_early_parameters_miss_an_idle_core(rng, design):
+def test_early_parameter_write_is_found(rng, design):
     """If they do not wait for what all cores share, a core that was idle in the call before misses its start."""
 
     def early(plan):

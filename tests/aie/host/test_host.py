@@ -65,7 +65,7 @@ def test_refuses_to_compile(snippet, architecture, message):
     ("snippet", "architecture"),
     [("mmul_4x16x8.cpp", "xdna"), ("mmul_bfp16.cpp", "xdna2"), ("exp2.cpp", "xdna2")],
 )
-def test_compiles_what_the_other_architecture_has(snippet, architecture):
+def test_snippet_compiles_for_its_architecture(snippet, architecture):
     assert compile_snippet(snippet, architecture) == ""
 
 
@@ -77,7 +77,7 @@ def test_misaligned_access_is_trapped(probes):
         probes.call("copy16", x, y, 0, 4)
 
 
-def test_alignment_is_the_architecture_s(probes):
+def test_alignment_is_architecture_s(probes):
     """An access of 512 bits is two of 32 bytes on XDNA, so it needs that alignment only; on XDNA2 it is one of 64."""
     x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
     if probes.architecture == "xdna":
@@ -102,19 +102,19 @@ def test_access_outside_of_buffers_is_trapped(probes, load_at, store_at, message
         probes.call("copy16", np.zeros(64, np.float32), np.zeros(64, np.float32), load_at, store_at)
 
 
-def test_access_that_ends_outside_is_trapped(probes):
+def test_access_beyond_argument_is_trapped(probes):
     with pytest.raises(RuntimeError, match="load of 64 bytes at byte 192 of argument 0"):
         probes.call("copy16", np.zeros(60, np.float32), np.zeros(64, np.float32), 48, 0)
 
 
-def test_write_to_an_input_is_trapped(probes):
+def test_write_to_input_is_trapped(probes):
     with pytest.raises(
         RuntimeError, match=r"store of 64 bytes at byte 0 of argument 0 \(float32\), which is read-only"
     ):
         probes.call("write_input", np.zeros(16, np.float32))
 
 
-def test_part_outside_of_a_vector_is_trapped(probes):
+def test_part_outside_of_vector_is_trapped(probes):
     with pytest.raises(RuntimeError, match="expected a part below 2, got 2"):
         probes.call("take_part", np.zeros(16, np.float32), np.zeros(8, np.float32), 2)
 
@@ -126,7 +126,7 @@ def test_overlapping_buffers_are_trapped(probes):
         probes._library.call("copy16", [memory[start : start + 32], memory[start + 16 : start + 48], 0, 0])
 
 
-def test_trap_leaves_the_next_call_alone(probes):
+def test_trap_leaves_next_call_unchanged(probes):
     x, y = np.arange(16, dtype=np.float32), np.zeros(16, np.float32)
     with pytest.raises(RuntimeError, match="copy16"):
         probes.call("copy16", x, y, 16, 0)
@@ -148,7 +148,7 @@ def test_rounding_to_bf16(probes, rng, mode):
     np.testing.assert_array_equal(wide(y), expected)
 
 
-def test_floor_is_a_bias_and_conv_even_is_not(probes, rng):
+def test_floor_is_bias_and_conv_even_is_not(probes, rng):
     """Floor errs by 2^-8 on average in 1 .. 2; a kernel that forgets set_rounding would get this error."""
     x = rng.uniform(1, 2, 16 * 200).astype(np.float32)
     mean = {}
@@ -184,7 +184,7 @@ def test_scalar_reciprocals_are_no_better_than_promised(probes, rng):
         assert error.max() > 2.0**-19  # else kernels could pass thanks to a model that is too exact
 
 
-def test_rearrangements(probes):
+def test_rearrangements_equal_numpy(probes):
     x, y = np.arange(64, dtype=np.float32), np.zeros(128, np.float32)
     probes.call("rearrange", x, y)
     v, w = x[:32], x[32:]
@@ -206,7 +206,7 @@ def test_mmul_is_row_major(probes, rng):
     np.testing.assert_array_equal(c, wide(a) @ wide(b))  # small integers: exact
 
 
-def test_blocks_are_the_published_format(xdna2_probes, rng):
+def test_blocks_are_published_format(xdna2_probes, rng):
     x = (rng.normal(size=(8, 8)) * np.exp2(rng.integers(-20, 20, (8, 1)))).astype(np.float32)
     x[0], x[1, 1:] = 0, 1e-9
     y = np.zeros(72, np.uint8)
@@ -243,7 +243,7 @@ def test_blocks_of_every_exponent(xdna2_probes):
         np.testing.assert_array_equal(np.diag(c), expected.astype(np.float32))
 
 
-def test_exp2_instruction_is_a_line_between_powers(xdna2_probes):
+def test_exp2_instruction_is_line_between_powers(xdna2_probes):
     """Its result is up to 6.15 % too large, and its argument is bf16, so our kernels do not use it."""
     x, y = np.linspace(-0.99, -0.01, 16).astype(np.float32), np.zeros(16, BFLOAT16)
     xdna2_probes.call("exp2_native", x, y)
@@ -256,7 +256,7 @@ def test_exp2_instruction_is_a_line_between_powers(xdna2_probes):
 
 @pytest.mark.parametrize(("kernel", "error"), [("powers_of_two", EXP2), ("rough_powers_of_two", ROUGH_EXP2)])
 @pytest.mark.parametrize(("low", "high"), [(-1, 1), (-126, 127), (-0.5, 0.5)])
-def test_powers_of_two_are_within_their_bound(probes, rng, low, high, kernel, error):
+def test_our_powers_of_two(probes, rng, low, high, kernel, error):
     x, y = rng.uniform(low, high, 16 * 64).astype(np.float32).reshape(-1, 16), np.zeros(16, np.float32)
     x[0, :3] = low, high, 0
     for part in x:
@@ -278,7 +278,7 @@ def test_rough_powers_round_to_bf16_as_exact_ones_do(probes):
     assert 0 < y.max() < 2.0**-125
 
 
-def test_reciprocals_are_within_their_bound(probes, rng):
+def test_newton_reciprocals_are_within_bound(probes, rng):
     x, y = np.exp2(rng.uniform(-60, 61, (64, 16))).astype(np.float32), np.zeros(16, np.float32)
     for part in x:
         probes.call("reciprocals_by_newton", part, y)
@@ -292,7 +292,7 @@ def test_tanh_instruction_is_its_argument_near_zero(xdna2_probes):
     assert abs(wide(y)[2] - np.tanh(-0.5)) > 0.037
 
 
-def test_readme_names_every_entry():
+def test_readme_names_all_entries():
     """Designs are written by that table: a missing or a surplus entry would mislead them."""
     table = (ROOT / "aie" / "kernels" / "README.md").read_text(encoding="utf-8").partition("## Entries")[2]
     rows = [line.split("|")[2].strip() for line in table.partition("\n## ")[0].splitlines() if line.startswith("|")]

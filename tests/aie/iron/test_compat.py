@@ -56,7 +56,7 @@ def install(folder, layout):
         path.write_text(textwrap.dedent(text).format(layout=layout), encoding="utf-8")
 
 
-def test_recorder_is_the_default_even_where_mlir_aie_is(tmp_path):
+def test_recorder_is_default_beside_mlir_aie(tmp_path):
     install(tmp_path, "to_stream")
     done = imported("recorder", tmp_path)
     assert done.stdout.split() == ["flownpu.aie.iron.fifo", "flownpu.aie.iron.symbolic"], done.stderr
@@ -73,7 +73,7 @@ def test_mlir_aie_of_generation_c(tmp_path):
     assert done.stdout.split() == ["aie.iron", "aie.iron.controlflow", "gemm.o"], done.stderr
 
 
-def test_names_that_only_mlir_aie_has(tmp_path):
+def test_names_of_mlir_aie_alone_are_refused_by_recorder(tmp_path):
     """Where mlir-aie is chosen they come from the module of it that has them; the recorder refuses their use."""
     install(tmp_path, "to_stream")
     done = imported("mlir-aie", tmp_path, "print(c.NPU2Col4.__module__)")
@@ -92,7 +92,7 @@ def test_names_that_only_mlir_aie_has(tmp_path):
         ("iron", None, "expected recorder or mlir-aie, got 'iron'"),
     ],
 )
-def test_unknown_choice_is_refused(choice, layout, message, tmp_path):
+def test_unknown_choice_of_iron_is_refused(choice, layout, message, tmp_path):
     if layout:
         install(tmp_path, layout)
     done = imported(choice, tmp_path)

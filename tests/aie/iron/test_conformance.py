@@ -45,7 +45,7 @@ def random(rng, *shape, dtype=np.int32):
 
 
 @DEVICES
-def test_vector_add(device, rng):
+def test_vector_add_equals_numpy(device, rng):
     """Two inputs and an output of a core, whose tile the placer chooses; a task group."""
     tile, whole = tensor(256), tensor(1024)
     a, b, c = (ObjectFifo(tile, name=name) for name in ("in1", "in2", "out"))
@@ -74,7 +74,7 @@ def test_vector_add(device, rng):
 
 
 @DEVICES
-def test_matrix_vector(device, rng):
+def test_matrix_vector_equals_numpy(device, rng):
     """i16 tiles of A go through memory tiles, by pairs of columns; x is broadcast once for each row of tiles."""
     rows, columns, m, k, cores = 256, 288, 32, 32, 4
     a_tile, x_tile, y_tile = tensor(m * k, dtype=np.int16), tensor(k, dtype=np.int16), tensor(m)
@@ -130,7 +130,7 @@ def test_split_and_join(parts, rng):
 
 
 @DEVICES
-def test_broadcast(device, rng):
+def test_broadcast_equals_numpy(device, rng):
     """One producer, a consumer in every column; each scales the object that all of them see by its own factor."""
     columns = 4 if device.target == "npu1" else 8
     tile = tensor(64)
@@ -173,7 +173,7 @@ WALKS = {
 
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("into", [True, False], ids=["fill", "drain"])
-def test_access_patterns(walk, into, rng):
+def test_access_patterns_equal_numpy(walk, into, rng):
     """A DMA's tap, on the way in or out; the array between only hands the data on, without a core."""
     make, numpys = WALKS[walk]
     if not into and walk == "twice":
@@ -229,7 +229,7 @@ def test_drains_before_their_fills(depth, rng):
 
 
 @DEVICES
-def test_broadcast_that_is_linked_on(device, rng):
+def test_broadcast_linked_to_memory_tile_adds_skip(device, rng):
     """An object goes to a core and, through a memory tile, to a second that adds it to the first's result (a skip)."""
     tile, count = tensor(64), 8
     a, c = ObjectFifo(tile, name="a"), ObjectFifo(tile, name="c")
@@ -268,7 +268,7 @@ def test_broadcast_that_is_linked_on(device, rng):
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_split_of_a_broadcast(order, rng):
+def test_broadcast_split_reaches_all_consumers(order, rng):
     """Two cores take halves by way of a memory tile, and a third the whole, whichever consumer is listed first."""
     tile, half, count = tensor(64), tensor(32), 6
     a = ObjectFifo(tile, name="a")

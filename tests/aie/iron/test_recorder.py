@@ -65,7 +65,7 @@ def vector_add(device, count=4, elements=256):
 
 
 @pytest.mark.parametrize("device", [NPU1(), NPU2()], ids=lambda device: device.target)
-def test_vector_add(device):
+def test_vector_add_is_recorded(device):
     plan = vector_add(device)
     assert check(plan) == []
     (core,) = plan.array.cores
@@ -97,7 +97,7 @@ def test_json_and_back():
         ('{"a": 1}', "got one of kind None"),
     ],
 )
-def test_malformed_plan_is_refused(text, message):
+def test_json_that_is_no_plan_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
         from_json(text)
 
@@ -111,7 +111,7 @@ def test_loops_of_any_length_are_one_statement():
     assert plan.array == chain(passes=4000).array, "a shape that enters by a parameter does not change the array"
 
 
-def test_index_arithmetic():
+def test_index_arithmetic_is_recorded():
     kind = tensor(16)
     a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
     use = Kernel("use", "use.cc", [kind, kind, np.int32])
@@ -139,7 +139,7 @@ def test_index_arithmetic():
     assert call.arguments[2] == Operation("-", Operation("+", 1, Operation("*", i, 3)), j)
 
 
-def test_sliding_window():
+def test_sliding_window_is_recorded():
     """Hold three objects, give up one: the view's elements are the window, oldest first."""
     kind = tensor(16)
     a, c = ObjectFifo(kind, name="a", depth=4), ObjectFifo(kind, name="c")
@@ -178,13 +178,13 @@ def test_sliding_window():
         (lambda full: full.split(0, 4).split(2, 8).coalesce(), lambda array: array),
     ],
 )
-def test_access_patterns(walk, expected):
+def test_access_patterns_are_recorded(walk, expected):
     array = np.arange(8 * 32).reshape(8, 32)
     pattern = walk(TensorAccessPattern.full((8, 32)))
     np.testing.assert_array_equal(indices(pattern.walk, pattern.offset), expected(array).ravel())
 
 
-def test_equal_walks_compare_equal():
+def test_access_pattern_equals_same_walk_in_other_form():
     full = TensorAccessPattern.full((8, 32))
     assert full == TensorAccessPattern([8, 32], 0, [1, 8, 1, 32], [0, 32, 7, 1])
     assert full != full.permute([1, 0])
@@ -204,7 +204,7 @@ def test_equal_walks_compare_equal():
         (lambda: TensorAccessPattern.full((8, 6))[4:2], "goes forwards and is not empty"),
     ],
 )
-def test_invalid_pattern_is_refused(make, message):
+def test_patterns_that_are_none(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -213,7 +213,7 @@ def test_invalid_pattern_is_refused(make, message):
 
 
 @pytest.mark.parametrize(("depth", "most"), [(1, 1), (2, 2), (3, 3)])
-def test_pipelined_groups(depth, most):
+def test_pipelined_groups_are_recorded(depth, most):
     """A group is finished when `depth` - 1 groups after it have started, the last ones at the end."""
 
     def sequence(x, z, a, c):
@@ -230,7 +230,7 @@ def test_pipelined_groups(depth, most):
     assert awaited == [step.name for step in steps if isinstance(step, Transfer) and step.fifo == "c"]
 
 
-def test_tiles_of_a_walk():
+def test_tiles_of_walk():
     """The tiles of a matrix one after the other, each row by row, as numpy cuts it."""
     matrix = np.arange(6 * 8).reshape(6, 8)
     tiled = TensorAccessPattern.full((6, 8)).tile((3, 2))

@@ -66,12 +66,12 @@ def branch(a, c):
         (lambda a, c, f: f(3), (WITH_FLOAT,), r"\[scaled\] argument 0: .* integers only: .*, got a f32"),
     ],
 )
-def test_unsupported_core_is_refused(core, arguments, message):
+def test_cores_that_are_refused(core, arguments, message):
     with pytest.raises(RecordingError, match=message):
         one_core(core, *arguments)
 
 
-def test_loop_left_by_break_is_closed_by_python():
+def test_loop_left_by_break_is_refused():
     # Python closes the generator when the loop is left, so the recorder never comes to the loop's end.
     with pytest.raises(RecordingError, match="left by break or return"):
         one_core(break_out)
@@ -89,7 +89,7 @@ def test_loop_left_by_break_is_closed_by_python():
         (lambda x, z, a, c: COPY(x), "expected to be called in a core's function"),
     ],
 )
-def test_unsupported_sequence_is_refused(sequence, message):
+def test_sequences_that_are_refused(sequence, message):
     with pytest.raises(RecordingError, match=message):
         one_core(idle, sequence=sequence)
 
@@ -147,7 +147,7 @@ def test_methods_that_are_not_recorded_say_so(use, name):
     ("steps", "depth", "message"),
     [(np.int32, 2, "expected a number, got"), (4, 0, "expected a depth of 1 or more, got 0")],
 )
-def test_invalid_pipeline_is_refused(steps, depth, message):
+def test_pipelines_that_are_none(steps, depth, message):
     with pytest.raises(RecordingError, match=message):
         one_core(idle, sequence=lambda x, z, a, c: list(TaskGroup.pipelined(steps, depth)))
 
@@ -189,12 +189,12 @@ def test_mixed_task_groups_are_refused():
         (lambda: ObjectFifo(np.ndarray[(4,), np.dtype[np.complex64]]), "no DMA or kernel of ours uses elements of"),
     ],
 )
-def test_unsupported_option_is_refused(make, message):
+def test_options_that_are_refused(make, message):
     with pytest.raises(RecordingError, match=message):
         make()
 
 
-def test_end_has_one_user():
+def test_fifo_end_used_twice_is_refused():
     a = ObjectFifo(KIND, name="a")
     end = a.cons()
     Worker(idle, [end])

@@ -20,7 +20,7 @@ from flownpu.aie.plan.data import Tile as Place
 from tests.aie.small_programs import KIND, idle
 
 
-def test_more_workers_than_tiles_are_refused():
+def test_workers_beyond_tiles_are_refused():
     workers = [Worker(lambda: None) for _ in range(17)]
     with pytest.raises(RecordingError, match=r"\[tiles\] needs 17 compute tiles, npu1 has 16"):
         Program(NPU1(), Runtime(lambda: None), workers).resolve_program()
@@ -37,7 +37,7 @@ def adder(tile=None, *, host=None, link=None):
     return array.cores[0].tile, fifos["a"].consumers[0].tile, fifos["a"].producer.tile, fifos["c"].consumers[0].tile
 
 
-def test_given_column_or_row_is_kept():
+def test_column_or_row_alone_is_kept():
     """Places that are open follow the core; those that are given stay, however far from it they are."""
     assert adder(Tile(col=5)) == (Place(5, 2), Place(5, 1), Place(5, 0), Place(5, 0))
     assert adder(Tile(row=4)) == (Place(0, 4), Place(0, 1), Place(0, 0), Place(0, 0))
@@ -45,7 +45,7 @@ def test_given_column_or_row_is_kept():
     assert adder(Tile(col=5), host=Tile(col=7)) == (Place(5, 2), Place(5, 1), Place(7, 0), Place(5, 0))
 
 
-def test_any_tile_is_a_new_one_for_each_worker():
+def test_open_tile_is_resolved_anew_for_each_use():
     """Each name for any tile is one object that all uses share: it must not keep the place of the first use."""
     assert adder(AnyComputeTile, host=AnyShimTile, link=AnyMemTile) == adder()
     assert adder(Tile(col=2), host=AnyShimTile, link=AnyMemTile)[2] == Place(2, 0)
@@ -53,13 +53,13 @@ def test_any_tile_is_a_new_one_for_each_worker():
     assert AnyComputeTile.is_open
 
 
-def test_workers_of_a_column_go_before_those_of_any():
+def test_workers_of_column_go_before_those_of_any():
     workers = [Worker(lambda: None) for _ in range(2)] + [Worker(lambda: None, tile=Tile(col=0)) for _ in range(3)]
     array = Program(NPU2(), Runtime(lambda: None), workers).resolve_program().array
     assert [core.tile for core in array.cores] == [Place(*at) for at in [(0, 5), (1, 2), (0, 2), (0, 3), (0, 4)]]
 
 
-def test_more_workers_than_a_column_has_are_refused():
+def test_workers_beyond_column_are_refused():
     workers = [Worker(lambda: None, tile=Tile(col=6)) for _ in range(5)]
     with pytest.raises(
         RecordingError, match=r"\[tiles\] needs 5 compute tiles, and one of them in column 6, where none is left"

@@ -73,7 +73,7 @@ def check_flow_kv(kernels, sweep, *, unbiased=False):
 
 @pytest.mark.parametrize("d", [64, 72, 128, 256])
 @pytest.mark.parametrize("keys", [1, 17, 64])
-def test_flow_qkv_of_a_prompt(kernels, rng, d, keys):
+def test_flow_qkv_of_prompt(kernels, rng, d, keys):
     queries = -(-keys // 8) * 8
     check_flow_qkv(kernels, make_sweep(rng, 1, queries, d, keys, 16))
 
@@ -140,7 +140,7 @@ def test_flow_qkv_hands_over_between_calls_exactly(kernels, rng):
 
 @pytest.mark.parametrize("d", [64, 72, 128, 256])
 @pytest.mark.parametrize("keys", [1, 17, 1023])
-def test_flow_kv(kernels, rng, d, keys):
+def test_flow_kv_equals_float64(kernels, rng, d, keys):
     check_flow_kv(kernels, make_sweep(rng, 2, 1, d, keys, 32, first_query=keys - 1))
 
 

@@ -52,14 +52,14 @@ def test_rms_norm_rope_rounds_once(kernels, rng):
 
 
 @pytest.mark.parametrize(("parts", "n"), [(5, 256), (3, 32)])
-def test_copy_part(kernels, rng, parts, n):
+def test_copy_part_copies_bytes(kernels, rng, parts, n):
     whole, part = bf16(rng.normal(size=parts * n)), np.zeros(n, BFLOAT16)
     for index in range(parts):
         kernels.call("copy_part", whole, part, index, n)
         np.testing.assert_array_equal(part.view(np.uint16), whole[index * n :][:n].view(np.uint16))
 
 
-def test_copy_into(kernels, rng):
+def test_copy_into_copies_bytes(kernels, rng):
     """One part goes to its place; what lies beside it stays."""
     whole, others = bf16(rng.normal(size=5 * 64)), bf16(rng.normal(size=4 * 64))
     found = others.copy()

@@ -109,7 +109,7 @@ def test_gemm_in_bfp16(rng, m, k, n):
     assert_within(untiled(result, m, n), wide(c) + wide(a) @ wide(b), tolerance + k * F32_ROUNDING * magnitude)
 
 
-def test_dequantised_blocks_are_a_gemm_operand(kernels, rng):
+def test_dequantised_blocks_are_gemm_operand(kernels, rng):
     blocks, weight = random_weight(rng, 64, 512)
     operand = np.zeros((2, 2, 8192), BFLOAT16)
     for place in np.ndindex(2, 2):
@@ -124,13 +124,13 @@ def test_dequantised_blocks_are_a_gemm_operand(kernels, rng):
     assert_within(untiled(result, 8, 64), columns, tolerance)
 
 
-def test_first_values(kernels):
+def test_first_values_equal_float64(kernels):
     zeros = np.ones(64, np.float32)
     kernels.call("zero_f32", zeros, 64)
     assert not zeros.any()
 
 
-def test_plain_stores(kernels, rng):
+def test_plain_stores_equal_float64(kernels, rng):
     c, y = rng.normal(size=96).astype(np.float32), np.zeros(96, BFLOAT16)
     kernels.call("store_bf16", c, y, 96)
     np.testing.assert_array_equal(y.view(np.uint16), bf16(c).view(np.uint16))
@@ -157,7 +157,7 @@ def test_gelu_of_accumulators(kernels):
 
 
 @pytest.mark.parametrize(("kernel", "name"), [("geglu", "gelu"), ("swiglu", "silu")])
-def test_gated_activations(kernels, rng, kernel, name):
+def test_gated_activations_equal_float64(kernels, rng, kernel, name):
     gate, up, y = bf16(ARGUMENTS), bf16(rng.normal(size=496)), np.zeros(496, BFLOAT16)
     kernels.call(kernel, gate, up, y, 496)
     expected = ACTIVATIONS[name][0](wide(gate)) * wide(up)
@@ -166,7 +166,7 @@ def test_gated_activations(kernels, rng, kernel, name):
 
 
 @pytest.mark.parametrize(("m", "k"), [(32, 256), (64, 768), (40, 300), (32, 2560)])
-def test_fused_dqp(kernels, rng, m, k):
+def test_fused_dqp_equals_float64(kernels, rng, m, k):
     blocks, weight = random_weight(rng, m, k)
     rows, columns = blocks.shape[0], blocks.shape[1]
     # Beyond the last group of 32 columns any finite numbers may follow: scales and minima are 0 there.
@@ -197,7 +197,7 @@ def norm_tolerance(expected, n):
 
 
 @pytest.mark.parametrize(("rows", "n"), [(1, 64), (3, 1152), (2, 2560), (4, 128), (1, 256)])
-def test_rms_norm(kernels, rng, rows, n):
+def test_rms_norm_equals_float64(kernels, rng, rows, n):
     x, weight, y = bf16(rng.normal(size=(rows, n)) * 3), bf16(rng.normal(size=n)), np.zeros((rows, n), BFLOAT16)
     kernels.call("rms_norm", x, weight, y, rows, n, bits(1e-6))
     expected = rms(wide(x), wide(weight), 1e-6)
@@ -232,7 +232,7 @@ def test_rms_norm_and_residual(kernels, rng):
 
 @pytest.mark.parametrize(("rows", "n"), [(1, 64), (3, 1152)])
 @pytest.mark.parametrize("offset", [0, 20])
-def test_layer_norm_of_a_sum(kernels, rng, rows, n, offset):
+def test_layer_norm_of_sum(kernels, rng, rows, n, offset):
     x, residual = bf16(rng.normal(size=(rows, n)) + offset), bf16(rng.normal(size=(rows, n)))
     weight, bias = bf16(rng.normal(size=n)), bf16(rng.normal(size=n))
     total, y = np.zeros((rows, n), BFLOAT16), np.zeros((rows, n), BFLOAT16)
@@ -249,7 +249,7 @@ def test_layer_norm_of_a_sum(kernels, rng, rows, n, offset):
 
 
 @pytest.mark.parametrize(("heads", "d"), [(1, 64), (8, 128), (4, 256)])
-def test_rope(kernels, rng, heads, d):
+def test_rope_equals_float64(kernels, rng, heads, d):
     angle = 1023 * 10000.0 ** (-2 * np.arange(d // 2) / d)
     table = bf16(np.concatenate([np.cos(angle), np.sin(angle)]))
     x, y = bf16(rng.normal(size=(heads, d))), np.zeros((heads, d), BFLOAT16)
@@ -264,7 +264,7 @@ def test_rope(kernels, rng, heads, d):
     np.testing.assert_array_equal(in_place.view(np.uint16), y.view(np.uint16))
 
 
-def test_patch_pooling(kernels, rng):
+def test_patch_pooling_equals_float64(kernels, rng):
     side, n = 16, 1152  # 16 x 16 patches to 4 x 4
     patches = bf16(rng.normal(size=(side, side, n)))
     pooled = np.zeros((side // 4, side // 4, n), BFLOAT16)

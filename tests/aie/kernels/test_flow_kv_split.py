@@ -114,7 +114,7 @@ def test_shares_are_attention(kernels, rng, d, keys):
 
 
 @pytest.mark.parametrize("heads", [1, 3, 8])
-def test_grouped_heads(kernels, rng, heads):
+def test_grouped_heads_equal_float64(kernels, rng, heads):
     check_shares(kernels, [make_sweep(rng, heads, 1, 128, 100, 10, first_query=99)], 24)
 
 
@@ -127,18 +127,18 @@ def test_heads_side_by_side(kernels, rng, bundle, rows, d, keys):
 
 
 @pytest.mark.parametrize(("window", "first_key"), [(1, 200), (5, 190), (64, 130)])
-def test_window_hides_older_keys(kernels, rng, window, first_key):
+def test_window_of_one_sweep_equals_float64(kernels, rng, window, first_key):
     sweep = make_sweep(rng, 2, 1, 128, 201, 10, first_query=200, first_key=first_key, window=window)
     check_shares(kernels, [sweep], 4)
 
 
-def test_large_scores(kernels, rng):
+def test_large_scores_equal_float64(kernels, rng):
     """Scores of hundreds: maxima of the shares, and of a share's objects, differ by many powers of 2."""
     for tiles in (4, 24):  # several objects a tile, then one
         check_shares(kernels, [make_sweep(rng, 2, 1, 64, 300, 20, first_query=299, scale=0.7, strength=2.0)], tiles)
 
 
-def test_share_is_its_own_attention(kernels, rng):
+def test_share_equals_attention_of_its_keys(kernels, rng):
     """With one tile nothing is merged: m is a whole exponent, l the sum of the numerators."""
     sweep = make_sweep(rng, 4, 1, 128, 77, 10, first_query=76)
     share = attend(kernels, [sweep], 0, 1, turn=2)
@@ -169,7 +169,7 @@ def test_shares_have_no_bias(kernels, rng):
     assert abs(bias(outputs, expectation(sweep, operator=flow_kv_attention)[0][:, 0])) < 0.2
 
 
-def test_meeting_is_exact(kernels, rng):
+def test_merge_of_whole_numbers_is_exact(kernels, rng):
     """Sums of whole numbers of up to 8 bits are exact in f32: any order gives the same bytes, those of float64."""
     tiles, rows, d = 9, 6, 128
     m = rng.integers(-3, 4, (tiles, PART))
@@ -184,7 +184,7 @@ def test_meeting_is_exact(kernels, rng):
         np.testing.assert_array_equal(parts(share).reshape(-1), np.concatenate(expected))
 
 
-def test_share_without_keys_counts_nothing(kernels, rng):
+def test_share_without_keys_adds_nothing(kernels, rng):
     sweep = make_sweep(rng, 2, 1, 128, 5, 10, first_query=4)
     alone, empty = attend(kernels, [sweep], 0, 4), attend(kernels, [sweep], 3, 4)
     assert not parts(empty)[1:].any()
@@ -193,7 +193,7 @@ def test_share_without_keys_counts_nothing(kernels, rng):
         np.testing.assert_array_equal(parts(meet(kernels, share, others, 128)), parts(alone))
 
 
-def test_keys_beyond_the_end_do_not_matter(kernels, rng):
+def test_keys_beyond_end_do_not_matter(kernels, rng):
     sweep = make_sweep(rng, 2, 1, 64, 33, 20, first_query=32)
     before = attend(kernels, [sweep], 1, 2)
     sweep.k[33:], sweep.v[33:] = bf16(100.0), bf16(-100.0)

@@ -30,7 +30,7 @@ MUTATIONS = {
     ),
     "a wrong stride of minima": (
         ("fused_dqp.cc: common/q4nx.h", "return scales(block) + kScales", "return scales(block) + kScales / 2"),
-        lambda kernels, rng: vectors.test_fused_dqp(kernels, rng, 32, 256),
+        lambda kernels, rng: vectors.test_fused_dqp_equals_float64(kernels, rng, 32, 256),
     ),
     "an off-by-one in the causal mask": (
         ("flow_qkv.cc: common/attention.h", "? position + 1\n", "? position\n"),
@@ -66,7 +66,7 @@ MUTATIONS = {
     ),
     "a short exponential that is a line": (
         ("flow_qkv.cc: common/float_math.h", "aie::mac(line, square, curve)", "line"),
-        lambda kernels, rng: attention.test_flow_qkv_of_a_prompt(kernels, rng, 64, 17),
+        lambda kernels, rng: attention.test_flow_qkv_of_prompt(kernels, rng, 64, 17),
     ),
     "a maximum that is the sub-tile's beside it": (
         ("flow_qkv.cc: common/attention.h", "aie::sub(t, m[p])", "aie::sub(t, m[0])"),
@@ -94,7 +94,7 @@ MUTATIONS = {
     ),
     "a low part that is left out": (
         ("fused_dqp.cc", "total = aie::mac(total, parts.low, scale);", ""),
-        lambda kernels, rng: vectors.test_fused_dqp(kernels, rng, 32, 256),
+        lambda kernels, rng: vectors.test_fused_dqp_equals_float64(kernels, rng, 32, 256),
     ),
     "heads that turn the other way": (
         ("norm_rope.cc", "aie::msc(aie::msc(multiply(a, cosine)", "aie::mac(aie::mac(multiply(a, cosine)"),
@@ -106,15 +106,15 @@ MUTATIONS = {
     ),
     "an off-by-one in a share's window": (
         ("flow_kv_split.cc", "position - key < window", "position - key <= window"),
-        lambda kernels, rng: shares.test_window_hides_older_keys(kernels, rng, 5, 190),
+        lambda kernels, rng: shares.test_window_of_one_sweep_equals_float64(kernels, rng, 5, 190),
     ),
     "a share's maximum that is forgotten": (
         ("flow_kv_split.cc", "if (rescale) sum", "if (false) sum"),
-        shares.test_share_is_its_own_attention,
+        shares.test_share_equals_attention_of_its_keys,
     ),
     "objects of a share that follow one another": (
         ("flow_kv_split.cc", "key + words.step", "key + kKeys"),
-        lambda kernels, rng: shares.test_window_hides_older_keys(kernels, rng, 64, 130),
+        lambda kernels, rng: shares.test_window_of_one_sweep_equals_float64(kernels, rng, 64, 130),
     ),
     "a bundle's head that has another's keys": (
         ("flow_kv_split.cc", "(first * heads + head) * 2 * d", "(first * heads + head) * d"),
@@ -130,23 +130,23 @@ MUTATIONS = {
     ),
     "shares that weigh the same": (
         ("flow_kv_split.cc", "aie::sub(sides[side], m)", "aie::sub(m, m)"),
-        shares.test_meeting_is_exact,
+        shares.test_merge_of_whole_numbers_is_exact,
     ),
     "a meeting that forgets the others before it": (
         ("flow_kv_split.cc", "other * 2 * kMostRows", "0 * other"),
-        shares.test_meeting_is_exact,
+        shares.test_merge_of_whole_numbers_is_exact,
     ),
     "a row that meets as another does": (
         ("flow_kv_split.cc", "of_rows.get(row_of(index, d))", "of_rows.get(0)"),
-        shares.test_meeting_is_exact,
+        shares.test_merge_of_whole_numbers_is_exact,
     ),
     "a part that begins too early": (
         ("copy_part.cc", "whole += index * n", "whole += index * n / 2"),
-        lambda kernels, rng: layers.test_copy_part(kernels, rng, 5, 256),
+        lambda kernels, rng: layers.test_copy_part_copies_bytes(kernels, rng, 5, 256),
     ),
     "a part that goes to the place of the first": (
         ("copy_part.cc", "to + to_index * n", "to"),
-        layers.test_copy_into,
+        layers.test_copy_into_copies_bytes,
     ),
 }
 # By source, the entries that the checks call.
@@ -168,20 +168,20 @@ ENTRIES = {
 ROUNDED = {
     "q4nx_dequant.cc": vectors.test_dequantises_to_bf16_exactly,
     "gemm.cc": lambda kernels, rng: vectors.test_gemm_in_bf16(kernels, rng, 32, 256, 96),
-    "epilogue.cc": vectors.test_plain_stores,
+    "epilogue.cc": vectors.test_plain_stores_equal_float64,
     "epilogue.cc, gelu": lambda kernels, rng: vectors.test_gelu_of_accumulators(kernels),  # noqa: ARG005
     "epilogue.cc, gated": lambda kernels, rng: vectors.test_activations_of_accumulators(kernels, rng, "silu"),
-    "geglu.cc": lambda kernels, rng: vectors.test_gated_activations(kernels, rng, "geglu", "gelu"),
-    "swiglu.cc": lambda kernels, rng: vectors.test_gated_activations(kernels, rng, "swiglu", "silu"),
-    "flow_qkv.cc": lambda kernels, rng: attention.test_flow_qkv_of_a_prompt(kernels, rng, 64, 17),
+    "geglu.cc": lambda kernels, rng: vectors.test_gated_activations_equal_float64(kernels, rng, "geglu", "gelu"),
+    "swiglu.cc": lambda kernels, rng: vectors.test_gated_activations_equal_float64(kernels, rng, "swiglu", "silu"),
+    "flow_qkv.cc": lambda kernels, rng: attention.test_flow_qkv_of_prompt(kernels, rng, 64, 17),
     "flow_kv.cc": attention.test_flow_kv_has_no_bias,
     "flow_kv_split.cc": shares.test_shares_have_no_bias,
-    "rms_norm.cc": lambda kernels, rng: vectors.test_rms_norm(kernels, rng, 3, 1152),
+    "rms_norm.cc": lambda kernels, rng: vectors.test_rms_norm_equals_float64(kernels, rng, 3, 1152),
     "rms_norm.cc, with a residual": vectors.test_rms_norm_and_residual,
-    "layer_norm.cc": lambda kernels, rng: vectors.test_layer_norm_of_a_sum(kernels, rng, 3, 1152, 0),
-    "rope.cc": lambda kernels, rng: vectors.test_rope(kernels, rng, 8, 128),
+    "layer_norm.cc": lambda kernels, rng: vectors.test_layer_norm_of_sum(kernels, rng, 3, 1152, 0),
+    "rope.cc": lambda kernels, rng: vectors.test_rope_equals_float64(kernels, rng, 8, 128),
     "norm_rope.cc": lambda kernels, rng: layers.test_rms_norm_rope(kernels, rng, 2, 256),
-    "patch_pooling.cc": vectors.test_patch_pooling,
+    "patch_pooling.cc": vectors.test_patch_pooling_equals_float64,
 }
 TABLE = """
 #include "aie/host/make_kernel.h"
@@ -258,14 +258,14 @@ def build(compiler, table, folder, mutation=None):
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_mutation_is_caught(compiler, table, tmp_path, rng, name):
+def test_mutated_kernel_is_caught(compiler, table, tmp_path, rng, name):
     mutation, check = MUTATIONS[name]
     mutated = build(compiler, table, tmp_path, mutation)
     with pytest.raises(AssertionError):
         check(mutated, rng)
 
 
-def test_unchanged_kernels_pass_the_same_checks(compiler, table, tmp_path):
+def test_unchanged_kernels_pass_same_checks(compiler, table, tmp_path):
     """Otherwise the way these libraries are built, not the mutations, could be what fails the checks."""
     unchanged = build(compiler, table, tmp_path)
     for _, check in MUTATIONS.values():
@@ -291,6 +291,6 @@ def test_floor_rounding_is_caught_in_every_kernel(floor_kernels, rng, name):
         ROUNDED[name](floor_kernels, rng)
 
 
-def test_rounding_kernels_are_all_listed():
+def test_rounding_kernels_are_all_mutated():
     sources = {file.name for file in KERNELS.glob("*.cc") if "round" in file.read_text("utf-8")}
     assert sources - {"fused_dqp.cc"} == {name.partition(",")[0] for name in ROUNDED}

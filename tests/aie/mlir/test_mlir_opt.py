@@ -31,14 +31,14 @@ def test_releases_that_read_properties_are_taken(tools, release, is_taken):
     assert mlir_opt.find() == (path if is_taken else None)
 
 
-def test_newer_release_is_found_behind_an_old_one(tools):
+def test_newer_mlir_opt_is_found_behind_older(tools):
     tools("mlir-opt", "LLVM version 14.0.6")
     newer = tools("mlir-opt-19", "LLVM version 19.1.7")
     tools("mlir-opt-22", "mlir-opt-22: error while loading shared libraries", code=127)
     assert mlir_opt.find() == newer
 
 
-def test_without_apt_the_reason_is_kept(tools, capsys):
+def test_missing_apt_is_kept_as_reason(tools, capsys):
     del tools  # the path is empty
     mlir_opt.main()
     assert (
@@ -49,7 +49,7 @@ def test_without_apt_the_reason_is_kept(tools, capsys):
     assert mlir_opt.find() is None
 
 
-def test_without_a_network_apt_is_quoted(tools, capsys):
+def test_missing_network_quotes_apt(tools, capsys):
     for name in ("apt-cache", "dpkg-deb", "dpkg-query"):
         tools(name)
     tools("apt-get", "Hit nothing", "E: Could not resolve the host", code=100)

@@ -51,7 +51,7 @@ def test_mlir_opt_parses_every_design(design):
 
 
 @needs_mlir_opt
-def test_mlir_opt_sees_a_wrong_type():
+def test_mlir_opt_sees_wrong_type():
     """Parsing checks something: a call with an object of another size does not pass."""
     text = to_mlir(chain()).replace(
         "(memref<64xi32>, memref<64xi32>, i32) -> ()\n", "(memref<65xi32>, memref<64xi32>, i32) -> ()\n"
@@ -66,7 +66,7 @@ def called(array):
 
 
 @pytest.mark.parametrize("design", ALL)
-def test_part_of_a_plan_is_printed_once(design):
+def test_plan_parts_are_printed_once(design):
     plan = plan_of(ALL[design]())
     text = to_mlir(plan)
     printed = Counter(re.findall(r'"((?:aie|aiex|func|scf)\.[\w.]+)"', text))
@@ -97,7 +97,7 @@ def test_part_of_a_plan_is_printed_once(design):
     assert called(array) == {kernel.entry for kernel in array.kernels}
 
 
-def test_lines_as_a_real_aie_opt_prints_them():
+def test_lines_as_real_aie_opt_prints_them():
     """Against text printed by a real aie-opt: an object fifo, a forward link, an acquire, a parameter."""
     text = to_mlir(chain())
     assert (
@@ -125,13 +125,13 @@ def bd(plan):
     return task.group(1), descriptor.group(1)
 
 
-def test_run_of_neighbours_has_no_dimensions():
+def test_contiguous_run_has_no_dimensions():
     task, descriptor = bd(chain())
     assert "repeat_count" not in task
     assert descriptor == "burst_length = 0 : i32, len = 256 : i32, offset = 0 : i32"
 
 
-def test_repetitions_are_the_tasks():
+def test_repetitions_are_tasks():
     """Without a repeat count only the first repetition is queued; a real aie-opt accepts that."""
     task, descriptor = bd(
         with_step(chain(), Transfer, tap=Tap(0, (Dimension(4, 0), Dimension(4, 16), Dimension(16, 1))))

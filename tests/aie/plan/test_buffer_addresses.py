@@ -45,7 +45,7 @@ def alone(*sizes):
     return placed_buffers(replace(array, cores=(core,)), NPU2)[CORE]
 
 
-def test_buffers_take_the_next_bank_that_has_room():
+def test_buffers_take_next_bank_that_has_room():
     """Worked out by hand: the largest buffer first, the banks in turn; the stack is in the first bank."""
     assert alone() == Placed("", 1024)
     assert alone(4096) == Placed("", 1024 + 4096)
@@ -56,7 +56,7 @@ def test_buffers_take_the_next_bank_that_has_room():
     assert alone(8192, 8192, 4096, 4096, 4096, 64) == Placed("", 3 * BANK + 4096)
 
 
-def test_buffer_that_fits_no_bank_goes_behind_the_last():
+def test_buffers_beyond_banks_are_placed_sequentially():
     assert alone(20000) == Placed(BASIC_SEQUENTIAL, 1024 + 20000)
     # In banks the last one would end where the memory ends, though 15 KB are free in the first bank.
     assert alone(16384, 16384, 16384) == Placed(BASIC_SEQUENTIAL, 1024 + 3 * 16384)
@@ -77,7 +77,7 @@ def test_core_without_room_for_constants_is_refused():
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_full_tile_asks_for_basic_allocation(name):
+def test_full_tiles_ask_for_it(name):
     """With bank-aware addresses less than the constants need, or nothing, is left behind the highest buffer."""
     plan = plan_of(FULL[name]())
     text = to_mlir(plan)
@@ -89,13 +89,13 @@ def test_full_tile_asks_for_basic_allocation(name):
     assert all(NPU2.compute.memory_bytes - in_banks[core.tile].end < NPU2.constant_bytes for core in plan.array.cores)
 
 
-def test_other_tile_leaves_allocation_to_the_compiler():
+def test_others_leave_it_to_compiler():
     assert "allocation_scheme" not in to_mlir(chain())
 
 
 @needs_aie_opt
 @pytest.mark.parametrize("plan", [chain, *(lambda make=make: plan_of(make()) for make in FULL.values())])
-def test_buffers_are_where_the_compiler_puts_them(plan):
+def test_buffers_are_where_compiler_puts_them(plan):
     """A real aie-opt puts them there, without a warning."""
     array = plan().array
     text, said = lowered(to_mlir(plan()))
@@ -114,7 +114,7 @@ def test_buffers_are_where_the_compiler_puts_them(plan):
 
 @needs_aie_opt
 @pytest.mark.parametrize("design", sorted(ALL))
-def test_real_compiler_takes_every_design(design):
+def test_designs_pass_real_compiler_without_warning(design):
     """Every design goes through all of aiecc's passes without a warning."""
     assert "warning" not in lowered(to_mlir(plan_of(ALL[design]())))[1]
 
@@ -125,7 +125,7 @@ OBJECTS = sorted(KERNELS.glob("*.o"))
 
 
 @pytest.mark.skipif(not OBJECTS, reason="there are no kernels' objects in build/testing: they were built elsewhere")
-def test_constants_are_as_small_as_the_limit_takes_them():
+def test_constants_are_as_small_as_limit_takes_them():
     """Those of the kernels as g++ compiles them for this machine, in vectors of 128 bits, a fourth of the array's."""
     most = 0
     for file in OBJECTS:

@@ -20,7 +20,7 @@ def picture(plan):
     return ET.fromstring(draw(plan, LIMITS[plan.array.target]))  # noqa: S314 our own text
 
 
-def test_chain_is_drawn():
+def test_drawing_of_chain_names_kernels_and_fifos():
     root = picture(chain())
     texts = [element.text for element in root.iter(f"{SVG}text")]
     assert "compute (0, 2)" in texts
@@ -31,12 +31,12 @@ def test_chain_is_drawn():
     assert {title.text for title in root.iter(f"{SVG}title")} == {f"{name}: 64xi32" for name in "abc"}
 
 
-def test_families():
+def test_design_families_are_drawn():
     assert family("w_3_0_split2") == family("w_11_0_split0") == "w_*_*_split*"
 
 
 @pytest.mark.parametrize("design", ALL)
-def test_drawing_has_every_part(design):
+def test_everything_is_drawn(design):
     plan = plan_of(ALL[design]())
     root = picture(plan)
     texts = [element.text for element in root.iter(f"{SVG}text")]
@@ -59,7 +59,7 @@ def lines(root):
 
 
 @pytest.mark.parametrize("design", ALL)
-def test_lines_run_between_tiles_and_inside_the_picture(design):
+def test_lines_run_between_tiles_and_inside_picture(design):
     plan = plan_of(ALL[design]())
     root = picture(plan)
     width, height = float(root.get("width")), float(root.get("height"))

@@ -12,7 +12,7 @@ NUMPY = {"+": np.add, "-": np.subtract, "*": np.multiply, "//": np.floor_divide,
 
 
 @pytest.mark.parametrize("name", NUMPY)
-def test_operations(name: str) -> None:
+def test_operations_equal_numpy(name: str) -> None:
     for left in range(-9, 10):
         for right in (-4, -1, 1, 3, 7):
             value = Operation(name, Variable("left"), Variable("right"))

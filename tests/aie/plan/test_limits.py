@@ -8,7 +8,7 @@ import pytest
 from flownpu.aie.plan.limits import LIMITS, NPU1, NPU2, TABLE, Limits, TileLimits, with_limits
 
 
-def test_fields_and_rows_correspond():
+def test_limit_fields_match_table_rows():
     fields = {field.name for field in dataclasses.fields(Limits)} - {"name", "compute", "memory", "shim"}
     tiles = {
         f"{kind}.{field.name}" for kind in ("compute", "memory", "shim") for field in dataclasses.fields(TileLimits)
@@ -17,12 +17,12 @@ def test_fields_and_rows_correspond():
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_row_has_unit_and_public_source(row):
+def test_table_rows_have_unit_and_public_source(row):
     assert row.unit
     assert any(mark in row.source for mark in ("/", "AM0", "arXiv"))
 
 
-def test_arrays_have_the_published_sizes():
+def test_limits_have_tile_kinds_of_both_generations():
     # 4 and 8 usable columns of 4 compute tiles (arXiv 2512.13282, section 3.1).
     assert [limits.columns * (limits.rows - limits.first_compute_row) for limits in (NPU1, NPU2)] == [16, 32]
     assert LIMITS == {"npu1": NPU1, "npu2": NPU2}
@@ -30,7 +30,7 @@ def test_arrays_have_the_published_sizes():
     assert NPU1.kind(4, 2) == ""
 
 
-def test_tile_outside_of_the_array_is_refused():
+def test_tile_outside_array_is_refused():
     with pytest.raises(ValueError, match=r"\[npu1\] expected a column in 0..3 and a row in 0..5, got tile \(4, 2\)"):
         NPU1.tile(4, 2)
 
@@ -53,12 +53,12 @@ def test_memory_within_reach(core, memory, reached):
     assert NPU2.reaches_memory(core, memory) is reached
 
 
-def test_only_xdna2_has_block_floats():
+def test_block_floats_are_only_in_xdna2():
     assert "bfp16ebs8" not in NPU1.mmul_shapes
     assert (8, 8, 8) in NPU2.mmul_shapes["bfp16ebs8"]
 
 
-def test_changed_limits():
+def test_changed_limits_are_used():
     changed = with_limits(NPU2, compute__locks=8, task_queue=1)
     assert (changed.compute.locks, changed.task_queue, NPU2.compute.locks) == (8, 1, 16)
 

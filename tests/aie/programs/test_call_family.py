@@ -80,7 +80,7 @@ def boundaries(positions):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_family_words_are_those_of_the_program(name):
+def test_family_gives_words_of_program(name):
     program, positions = CALLS[name]
     words = words_of(program)
     family = derive(words, positions)
@@ -91,7 +91,7 @@ def test_family_words_are_those_of_the_program(name):
 
 @pytest.mark.parametrize("window", [0, 1, 5, 64, 200])
 @pytest.mark.parametrize("keys", [16, 64])
-def test_features_are_what_the_queries_see(window, keys):
+def test_features_are_what_queries_see(window, keys):
     sweeps = (CallSweep(0, 1, 1, window), CallSweep(32, 16, 64, window))
     positions = Positions(500, keys, MOST, sweeps)
     for position in range(0, 500, 7):
@@ -114,7 +114,7 @@ def affine(position):
     return np.array([7, 3 * position - 5, first * 4096, chunks, -all_chunks, 9])
 
 
-def test_words_that_follow_a_feature_are_found():
+def test_words_that_follow_feature_are_found():
     family = derive(affine, SWEPT)
     assert {members.tasks for members in family.classes} == {(1, 1), (1, 2), (1, 3)}
     for position in range(SWEPT.count):
@@ -143,7 +143,7 @@ def test_steps_that_differ_are_refused():
         derive(lambda position: np.arange(6 + (position > 0)), SWEPT)
 
 
-def test_parameter_left_out_where_equal_is_refused(monkeypatch):
+def test_parameter_left_out_at_equal_positions_is_refused(monkeypatch):
     """At first, layers with and without a window see the same chunks: the second's parameters would not be written."""
     write = RunTimeParameters.write
     monkeypatch.setattr(RunTimeParameters, "write", lambda self, core, words, **_: write(self, core, words))
@@ -152,7 +152,7 @@ def test_parameter_left_out_where_equal_is_refused(monkeypatch):
         derive(words_of(program), positions)
 
 
-def test_position_outside_of_the_cache_is_refused():
+def test_position_outside_family_is_refused():
     with pytest.raises(ValueError, match=r"expected a position in 0..599, got 600"):
         derive(affine, SWEPT).at(600)
 
@@ -167,7 +167,7 @@ def compiled(position):
     return words
 
 
-def test_lone_chunk_takes_the_others_stride():
+def test_stride_of_lone_chunk_is_taken_from_others():
     with pytest.raises(ValueError, match="expected word 0"):
         derive(compiled, SWEPT)
     family = derive(compiled, SWEPT, lone_chunks=False)
@@ -178,7 +178,7 @@ def test_lone_chunk_takes_the_others_stride():
             np.testing.assert_array_equal(family.at(position), compiled(position))
 
 
-def test_nothing_else_may_differ_where_a_chunk_is_alone():
+def test_difference_at_lone_chunk_is_refused():
     """Planted at a position with lone chunks, in a word that follows a feature at all others."""
 
     def words(position):
@@ -190,7 +190,7 @@ def test_nothing_else_may_differ_where_a_chunk_is_alone():
         derive(words, SWEPT, lone_chunks=False, checks=1000)
 
 
-def test_word_that_only_a_lone_chunk_explains_is_refused():
+def test_word_explained_by_lone_chunk_alone_is_refused():
     """Without the positions with a lone chunk nothing tells which words follow the second sweep's features."""
     positions = Positions(8, 2, 2, (CallSweep(0, 1, 1, 0), CallSweep(0, 1, 1, 3)))
     with pytest.raises(ValueError, match="expected word 0 to follow one of the features"):
@@ -200,7 +200,7 @@ def test_word_that_only_a_lone_chunk_explains_is_refused():
 # --- The file ---------------------------------------------------------------------------------------------------------
 
 
-def test_family_survives_its_file():
+def test_file_holds_family():
     family = derive(affine, SWEPT)
     name, identity, found = read_family(family.flatten("layers0-5", 1234))
     assert (name, identity, found.positions) == ("layers0-5", 1234, SWEPT)

@@ -57,7 +57,7 @@ def test_layers_of_models_have_split_keys(name):
     ],
     ids=["heads of 96", "a group of 12", "a long residual stream"],
 )
-def test_decoder_refused_by_one_way_takes_another(shape, way, said):
+def test_layer_refused_by_one_design_is_taken_by_another(shape, way, said):
     choice = decode_program(decoder_of(shape), "npu2", CONTEXT)
     assert choice.way == way
     assert len(choice.refused) == len(said)
@@ -65,7 +65,7 @@ def test_decoder_refused_by_one_way_takes_another(shape, way, said):
         assert re.search(pattern, reason)
 
 
-def test_decoder_refused_by_all_ways_names_each_reason():
+def test_layer_refused_by_all_designs_names_each_reason():
     shape = LayerShape(4608, 32, 16, 128, 36864, "geglu", post_norms=True)
     designs = [r"decode_layer, pairs: .*", r"decode_layer, split: .*", r"operator by operator: \[plan fused_dqp"]
     with pytest.raises(ValueError, match="; ".join(designs)):
@@ -81,7 +81,7 @@ def test_npu1_goes_operator_by_operator():
     assert steps == ["rms_norm", *layer * LAYERS, "fused_dqp"]
 
 
-def test_lm_head_beyond_a_calls_reach_goes_alone(monkeypatch):
+def test_lm_head_out_of_reach_becomes_own_call(monkeypatch):
     shape = SHAPES["gemma3-topics"]
     monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", 2 * shape.weight_bytes)
     choice = decode_program(decoder_of(shape), "npu2", CONTEXT)
@@ -94,7 +94,7 @@ def test_lm_head_beyond_a_calls_reach_goes_alone(monkeypatch):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_operators_of_a_biased_decoder_have_a_1_in_x(bias):
+def test_operators_of_biased_decoder_have_1_in_x(bias):
     """Without programs of chunks, which fill the same buffer, nothing else would write it."""
     shape = replace(SHAPES["llama3.2-1b"], qkv_bias=bias)
     (x,) = (buffer for buffer in operators_program(decoder_of(shape), "npu2", CONTEXT).buffers if buffer.name == "x")

@@ -26,7 +26,7 @@ def decoder(shape, layers=LAYERS):
 
 
 @pytest.mark.parametrize(("shape", "together"), [(GEMMA3_4B, 4), (LLAMA31_8B, 2), (SMALL, 4)])
-def test_layer_has_four_changes_of_array_or_fewer(shape, together):
+def test_layer_changes_array_four_times_at_most(shape, together):
     """Two for attention and back, and two to dequantise a group of layers: as many as have room together."""
     program = prefill_program(decoder(shape), "npu2", CONTEXT, 256, "bfp16")
     groups = -(-LAYERS // together)
@@ -40,14 +40,14 @@ def test_layer_has_four_changes_of_array_or_fewer(shape, together):
     assert len(dispatches) == groups + 4 * (LAYERS - 1) + 1
 
 
-def test_encoder_layer_has_two_changes_of_array():
+def test_encoder_layer_changes_array_twice():
     of = ENCODERS["siglip"]
     longer, shorter = (encode_program(replace(of, layers=layers), "npu2") for layers in (5, 3))
     assert len(longer.arrays) - len(shorter.arrays) == 2 * (5 - 3)
     assert len(set(longer.arrays)) == 3
 
 
-def test_products_read_the_weights_of_their_own_layer():
+def test_products_read_weights_of_their_own_layer():
     """Follows the panels: an engine's output replaces what it overlaps, and a GEMM must find its own layer's."""
     program = prefill_program(decoder(SMALL), "npu2", CONTEXT, 256, "bfp16")
     held, products = {}, 0
@@ -68,13 +68,13 @@ def test_products_read_the_weights_of_their_own_layer():
     assert products == 4 * (LAYERS - 1) + 1
 
 
-def test_residual_stream_and_embeddings_stay_with_the_host():
+def test_residual_and_embeddings_stay_on_host():
     program = prefill_program(decoder(SMALL), "npu2", CONTEXT, 256, "bfp16")
     roles = {buffer.name: buffer.role for buffer in program.buffers}
     assert {name for name, role in roles.items() if role is Role.HOST} == {"hidden", "residual"}
 
 
-def test_attention_of_a_long_chunk_is_several_calls_of_one_dispatch():
+def test_attention_of_long_chunk_is_several_calls_of_one_dispatch():
     """The steps are the same call at later positions, each over its own rows."""
     program = prefill_program(decoder(SMALL), "npu2", CONTEXT, 512, "bfp16")
     (steps, *_) = [steps for steps in program.dispatches if steps[0].call.operator == "flow_qkv"]
@@ -96,7 +96,7 @@ def priced(times):
     return {each.tokens: each.fewest for each in with_fewest(programs, lambda program: times[program.tokens])}
 
 
-def test_fewest_weighs_a_chunk_against_shorter_ones():
+def test_fewest_weighs_chunk_against_shorter_ones():
     # 10 tokens one by one take as long as a chunk of 256; that chunk and 8 tokens as long as one of 512.
     assert priced({1: 1.0, 256: 10.0}) == {1: 1, 256: 10}
     assert priced({1: 1.0, 256: 10.0, 512: 18.0}) == {1: 1, 256: 10, 512: 264}
@@ -106,7 +106,7 @@ def test_fewest_weighs_a_chunk_against_shorter_ones():
     assert priced({1: 1.0, 256: 300.0, 512: 400.0}) == {1: 1, 512: 400}
 
 
-def test_products_of_a_decoder_share_an_array():
+def test_products_of_decoder_share_array():
     """The array's tiles are the fastest ones for the products with the epilogue."""
     program = prefill_program(decoder(GEMMA3_4B), "npu2", CONTEXT, 256, "bfp16")
     design = Gemm("npu2", "bfp16", "geglu")

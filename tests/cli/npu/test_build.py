@@ -48,7 +48,7 @@ def named_files(node):
 
 
 @pytest.mark.usefixtures("no_tools")
-def test_without_a_toolchain_plans_and_mlir_are_written(flownpu, tmp_path):
+def test_missing_toolchain_still_writes_plans_and_mlir(flownpu, tmp_path):
     done = flownpu("build", *SMALL, "--output", tmp_path)
     assert (done.code, done.out) == (0, "")
     assert f"plans and MLIR of {CALLS} calls of 2 arrays. Nothing was compiled" in done.err
@@ -73,7 +73,7 @@ def test_without_a_toolchain_plans_and_mlir_are_written(flownpu, tmp_path):
 
 @pytest.mark.usefixtures("no_tools")
 @pytest.mark.parametrize(("kind", "suffix"), [("mlir", ".mlir"), ("plan", ".json")])
-def test_emit_writes_one_file_a_design(flownpu, tmp_path, kind, suffix):
+def test_emit_writes_one_file_design(flownpu, tmp_path, kind, suffix):
     done = flownpu("build", *SMALL, "--emit", kind, tmp_path / "designs")
     assert (done.code, done.err) == (0, f"{tmp_path / 'designs'}: {CALLS} designs\n")
     written = files(tmp_path)
@@ -81,7 +81,7 @@ def test_emit_writes_one_file_a_design(flownpu, tmp_path, kind, suffix):
     assert {Path(name).suffix for name in written} == {suffix}
 
 
-def test_what_does_not_fit_is_named(flownpu, tmp_path, monkeypatch):
+def test_unfit_operator_is_left_out_by_name(flownpu, tmp_path, monkeypatch):
     def refuse(self):
         raise ValueError(f"[flow_kv] expected no {self.target}")
 
@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_named(flownpu, tmp_path, monkeypatch):
         (["--emit", "xclbin", "x"], "'xclbin' is not one of 'mlir', 'plan'"),
     ],
 )
-def test_what_is_not_known_is_refused(flownpu, tmp_path, monkeypatch, arguments, words):
+def test_unknown_build_argument_is_refused(flownpu, tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     done = flownpu("build", *arguments)
     assert done.code == 2
@@ -109,7 +109,7 @@ def test_what_is_not_known_is_refused(flownpu, tmp_path, monkeypatch, arguments,
     assert files(tmp_path) == {}
 
 
-def test_a_folder_of_another_target_is_refused(flownpu, tmp_path):
+def test_folder_of_other_target_is_refused(flownpu, tmp_path):
     (tmp_path / "npu2").mkdir()
     (tmp_path / "npu2" / "manifest.json").write_text('{"format": 1, "target": "npu1"}')
     done = flownpu("build", *SMALL, "--output", tmp_path)
@@ -120,7 +120,7 @@ def test_a_folder_of_another_target_is_refused(flownpu, tmp_path):
 # --- With one -------------------------------------------------------------------------------------------------------
 
 
-def test_the_commands_are_those_of_the_toolchain(flownpu, tools, tmp_path):
+def test_toolchain_commands_are_in_order(flownpu, tools, tmp_path):
     assert flownpu("build", *SMALL, "--output", tmp_path / "out").code == 0
     commands = tools.commands()
     kernels = [command for command in commands if command[0] == "clang++"]
@@ -148,7 +148,7 @@ def test_the_commands_are_those_of_the_toolchain(flownpu, tools, tmp_path):
 
 
 @pytest.mark.usefixtures("tools")
-def test_the_manifest_has_the_digest_of_every_file(flownpu, tmp_path):
+def test_manifest_has_digest_of_files(flownpu, tmp_path):
     done = flownpu("build", *SMALL, "--output", tmp_path / "out")
     assert f"{CALLS} calls of 2 arrays, 11 files compiled" in done.err  # 2 objects, 2 PDIs, 2 xclbins, 5 instructions
     found = manifest(tmp_path / "out")
@@ -171,7 +171,7 @@ def test_the_manifest_has_the_digest_of_every_file(flownpu, tmp_path):
     assert "['epilogue.o', 'fused_dqp.o']" in (tmp_path / "out" / "npu2" / array["xclbin"]["file"]).read_text()
 
 
-def test_a_second_build_compiles_nothing(flownpu, tools, tmp_path):
+def test_second_build_compiles_nothing(flownpu, tools, tmp_path):
     flownpu("build", *SMALL, "--output", tmp_path / "out")
     before = files(tmp_path / "out")
     tools.commands()
@@ -181,7 +181,7 @@ def test_a_second_build_compiles_nothing(flownpu, tools, tmp_path):
     assert files(tmp_path / "out") == before
 
 
-def test_a_damaged_file_is_built_again(flownpu, tools, tmp_path):
+def test_damaged_file_is_built_again(flownpu, tools, tmp_path):
     flownpu("build", *SMALL, "--output", tmp_path / "out")
     before = files(tmp_path / "out")
     tools.commands()
@@ -192,7 +192,7 @@ def test_a_damaged_file_is_built_again(flownpu, tools, tmp_path):
         assert files(tmp_path / "out") == before
 
 
-def test_another_compiler_builds_all_again(flownpu, tools, tmp_path):
+def test_changed_compiler_builds_all_again(flownpu, tools, tmp_path):
     flownpu("build", *SMALL, "--output", tmp_path / "out")
     first = tools.commands()
     tools.install("1.1")
@@ -202,7 +202,7 @@ def test_another_compiler_builds_all_again(flownpu, tools, tmp_path):
 
 
 @pytest.mark.usefixtures("no_tools")
-def test_what_was_built_before_stays_in_the_manifest(flownpu, tools, tmp_path, monkeypatch):
+def test_earlier_calls_stay_in_manifest(flownpu, tools, tmp_path, monkeypatch):
     """Another operator is added; and a machine without the toolchain keeps what one with it has compiled."""
     monkeypatch.setenv("AIECC_PATH", str(tools.aiecc))
     monkeypatch.setenv("PEANO_INSTALL_DIR", str(tools.clang.parents[1]))
@@ -237,7 +237,7 @@ def add_calls(folder, tools_found, sources):
     ("changed", "rebuilt"),
     [("rms_norm.cc", {"rms_norm", "rms_norm_add"}), ("common/loops.h", {"rms_norm", "rms_norm_add", "fused_dqp"})],
 )
-def test_a_changed_kernel_builds_what_links_it_again(tools, tmp_path, sources, changed, rebuilt):
+def test_changed_kernel_rebuilds_arrays_that_link_it(tools, tmp_path, sources, changed, rebuilt):
     found, missing = toolchain.find_toolchain()
     assert missing == []
     add_calls(tmp_path / "out", found, sources)
@@ -256,7 +256,7 @@ def test_a_changed_kernel_builds_what_links_it_again(tools, tmp_path, sources, c
     assert not [file for file in again.compiled if file.suffix == ".insts"]
 
 
-def test_another_array_of_the_same_name_is_refused(tmp_path):
+def test_different_array_of_same_name_is_refused(tmp_path):
     from flownpu.npu.catalogue import catalogue
 
     folder = artifacts.ArtifactFolder(tmp_path, "npu2", None)
@@ -269,7 +269,7 @@ def test_another_array_of_the_same_name_is_refused(tmp_path):
 # --- Compilers that fail --------------------------------------------------------------------------------------------
 
 
-def test_a_failing_compiler_is_quoted(flownpu, tools, tmp_path):
+def test_failing_compiler_is_quoted(flownpu, tools, tmp_path):
     lines = "\n".join(f"line {number}" for number in range(100))
     tools.fail.write_text(f"3 {lines}")
     done = flownpu("build", *SMALL, "--output", tmp_path / "out")
@@ -284,7 +284,7 @@ def test_a_failing_compiler_is_quoted(flownpu, tools, tmp_path):
     assert not [name for name in files(tmp_path / "out") if not name.endswith((".json", ".mlir"))]
 
 
-def test_an_error_with_exit_code_0_is_an_error(flownpu, tools, tmp_path):
+def test_compiler_error_with_exit_code_0_fails(flownpu, tools, tmp_path):
     """aiecc's passes report some errors and go on (docs/npu-designs.md)."""
     flownpu("build", *SMALL, "--output", tmp_path / "out")
     (tmp_path / "out" / "npu2" / "fused_dqp-32-k6912-none" / "m1536-k1152.insts").unlink()
@@ -295,14 +295,14 @@ def test_an_error_with_exit_code_0_is_an_error(flownpu, tools, tmp_path):
     assert "would override allocated address" in done.err
 
 
-def test_a_compiler_that_writes_nothing_has_failed(flownpu, tools, tmp_path):
+def test_compiler_that_writes_nothing_fails(flownpu, tools, tmp_path):
     tools.fail.write_text("0 nothing to say")
     done = flownpu("build", *SMALL, "--output", tmp_path / "out")
     assert done.code == 1
     assert "clang++ ended well, and did not write" in done.err
 
 
-def test_an_interrupted_build_goes_on(flownpu, tools, tmp_path, monkeypatch):
+def test_interrupted_build_continues(flownpu, tools, tmp_path, monkeypatch):
     """What was compiled before an error is not compiled again."""
     done = []
 
@@ -324,7 +324,7 @@ def test_an_interrupted_build_goes_on(flownpu, tools, tmp_path, monkeypatch):
 # --- The package ----------------------------------------------------------------------------------------------------
 
 
-def test_the_package_has_the_kernels_sources():
+def test_package_has_kernel_sources():
     """Peano needs them; the wheel leaves other C++ out."""
     sources = {file.name for file in (ROOT / "aie" / "kernels").glob("*.*") if file.suffix in {".cc", ".h"}}
     assert {file.name for file in toolchain.KERNELS.glob("*.*") if file.suffix in {".cc", ".h"}} == sources

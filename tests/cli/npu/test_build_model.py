@@ -54,7 +54,7 @@ def built(model, tmp_path_factory):
     return build_artifacts(model, context=CONTEXT, output=tmp_path_factory.mktemp("built") / "emulate").folder
 
 
-def test_the_programs_are_those_of_the_model(built, checkpoint):
+def test_model_programs_match_configuration(built, checkpoint):
     config = json.loads((checkpoint / "config.json").read_text())
     *_, calls, host_calls, programs = read_index(built)
     assert [program["kind"] for program in programs] == ["decode", "prefill"]
@@ -93,7 +93,7 @@ def test_the_programs_are_those_of_the_model(built, checkpoint):
     assert attends == [str(config["sliding_window"] if kind else 0) for kind in sliding[:-1] for _ in range(2)]
 
 
-def test_a_second_build_derives_nothing(flownpu, model_copy):
+def test_second_build_derives_nothing(flownpu, model_copy):
     arguments = ("build", model_copy, "--for", "emulate", "--context", CONTEXT - 1)
     done = flownpu(*arguments)
     assert (done.code, done.out) == (0, "")
@@ -105,7 +105,7 @@ def test_a_second_build_derives_nothing(flownpu, model_copy):
     }  # fmt: skip
 
 
-def test_what_was_built_is_run(flownpu, model_copy):
+def test_built_model_runs_like_cpu(flownpu, model_copy):
     """The greedy text after a prompt that is read in a chunk is that of the CPU device with bf16 activations."""
     assert flownpu("build", model_copy, "--for", "emulate", "--context", CONTEXT).code == 0
     prompt = 4 * "The with statement is used to wrap the execution of a block with methods. "
@@ -124,14 +124,14 @@ def test_what_was_built_is_run(flownpu, model_copy):
         (["gemm"], 2, "expected one MODEL folder, without --model and --emit"),
     ],
 )
-def test_what_cannot_be_built_is_refused(flownpu, model, tmp_path, options, code, words):
+def test_model_that_cannot_be_built_is_refused(flownpu, model, tmp_path, options, code, words):
     done = flownpu("build", model, *options, "--for", "emulate", "--output", tmp_path / "out")
     assert done.code == code
     assert words in done.err
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_no_model_is_refused(flownpu, tmp_path):
+def test_path_without_model_is_refused(flownpu, tmp_path):
     done = flownpu("build", tmp_path / "none", "--for", "emulate")
     assert (done.code, "expected a model folder or an .onnx file" in done.err) == (1, True)
     done = flownpu("build", "gemm", "--context", 128)
@@ -142,7 +142,7 @@ def test_what_is_no_model_is_refused(flownpu, tmp_path):
 
 
 @pytest.mark.usefixtures("no_tools")
-def test_without_a_toolchain_plans_and_mlir_are_written(flownpu, model, tmp_path):
+def test_missing_toolchain_still_writes_plans_and_mlir(flownpu, model, tmp_path):
     done = flownpu("build", model, "--context", CONTEXT, "--output", tmp_path / "out")
     assert done.code == 0
     assert f"{CALLS} calls over {CONTEXT} positions, as plans and MLIR. Nothing was compiled:" in done.err
@@ -173,7 +173,7 @@ def compiled_by(tools, call, position, folder):
 
 @pytest.mark.usefixtures("without_products")
 @pytest.mark.parametrize("known", [True, False], ids=["pieces", "without pieces"])
-def test_compiled_families_are_the_instructions(flownpu, tools, model, tmp_path, known):
+def test_compiled_families_are_instructions(flownpu, tools, model, tmp_path, known):
     """The words of a call at a position are what a compiler makes of its plan there.
 
     They are so at positions that were not compiled, too, and with a compiler whose instructions have unknown pieces.
@@ -221,7 +221,7 @@ def test_compiled_families_are_the_instructions(flownpu, tools, model, tmp_path,
 
 
 @pytest.mark.usefixtures("without_products", "tools")
-def test_what_the_controllers_heap_does_not_hold_is_refused(model, tmp_path, monkeypatch):
+def test_instructions_beyond_controller_heap_are_refused(model, tmp_path, monkeypatch):
     limits = with_limits(NPU2, heap_bytes=4000)
     monkeypatch.setattr(compiled_artifacts, "LIMITS", {"npu2": limits})
     with pytest.raises(ValueError, match=r"instructions of 4000 bytes or less together.* got \d+ bytes"):
@@ -242,7 +242,7 @@ def test_what_the_controllers_heap_does_not_hold_is_refused(model, tmp_path, mon
         ("SimplifiedLayerNormalization", "epsilon", 0.5, "expected the epsilon of all norms to be 0.5, got 1e-06"),
     ],
 )
-def test_a_layer_that_the_designs_have_no_place_for_is_refused(model_copy, operator, attribute, value, words):
+def test_layer_unfit_for_designs_is_refused(model_copy, operator, attribute, value, words):
     """`flownpu build` says these words, and then builds the model's operators (test_build_operators.py)."""
     path = model_copy / "model.onnx"
     proto = onnx.load(path, load_external_data=False)
@@ -257,7 +257,7 @@ def test_a_layer_that_the_designs_have_no_place_for_is_refused(model_copy, opera
     assert words in str(refused.value)
 
 
-def test_the_decoder_is_the_same_in_every_spelling(model):
+def test_decoder_is_same_in_all_spellings(model):
     decoder = read_decoder(model)
     assert decoder.shape == LayerShape(256, 4, 2, 64, 512, "geglu", post_norms=True, qk_norm=True)
     assert (decoder.vocabulary, decoder.positions, decoder.table_count) == (4096, 2048, 2)

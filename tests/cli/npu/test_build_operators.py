@@ -27,7 +27,7 @@ def product(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("of", ["file", "folder"])
-def test_a_model_for_onnxruntime_alone(of: str, flownpu: Any, product: Path) -> None:
+def test_model_for_onnxruntime_alone_is_built(of: str, flownpu: Any, product: Path) -> None:
     """Artifacts are beside the model's file, where a session looks for them; a second build makes nothing."""
     given = product if of == "file" else product.parent
     done = flownpu("build", given, "--for", "emulate", "--json")
@@ -42,7 +42,7 @@ def test_a_model_for_onnxruntime_alone(of: str, flownpu: Any, product: Path) -> 
     assert json.loads(flownpu("build", given, "--for", "emulate", "--json").out)["made"] == 0
 
 
-def test_nothing_for_the_array(flownpu: Any, tmp_path: Path) -> None:
+def test_model_without_array_operators_is_refused(flownpu: Any, tmp_path: Path) -> None:
     file = write_node(
         tmp_path / "model.onnx", "FlowQKVAttention", {"query": np.ones((1, 4, 288), np.float32)}, outputs=3,
         num_heads=3, kv_num_heads=3, head_size=32, causal=0, softcap=1.0,
@@ -54,7 +54,7 @@ def test_nothing_for_the_array(flownpu: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_only_what_stays_on_the_host_needs_leave_to(stays: bool, flownpu: Any, tmp_path: Path) -> None:
+def test_unfit_operators_stay_on_host_only_with_leave(stays: bool, flownpu: Any, tmp_path: Path) -> None:
     """A query of 32 heads of 256 is more than `flow_kv`'s tiles hold; `flow_qkv` takes one token, too.
 
     No design has a softcap, so that an attention with one stays on the host.

@@ -18,7 +18,7 @@ def plan_of(call):
     return call.program(0).resolve_program("main")
 
 
-def test_the_models_are_those_that_can_be_converted_and_the_encoder():
+def test_catalogue_has_convertible_models_and_encoder():
     assert MODELS.keys() == {*(name for name, shape in SHAPES.items() if "num_experts" not in shape), "siglip"}
     assert projections(MODELS["gemma3-1b"]) == [  # (4 + 2) x 256, 1152, 4 x 256, 6912
         (1536, 1152, "none"), (1152, 1024, "none"), (6912, 1152, "geglu"), (1152, 6912, "none"),
@@ -26,7 +26,7 @@ def test_the_models_are_those_that_can_be_converted_and_the_encoder():
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_every_call_on_xdna2_is_valid_and_calls_of_an_array_share_it(operator):
+def test_calls_on_xdna2_are_valid_and_share_arrays(operator):
     arrays = {}
     calls = catalogue("npu2", [operator])
     assert calls
@@ -37,7 +37,7 @@ def test_every_call_on_xdna2_is_valid_and_calls_of_an_array_share_it(operator):
     assert len({(call.array, call.name) for call in calls}) == len(calls)
 
 
-def test_on_xdna_calls_are_valid():
+def test_calls_on_xdna_are_valid():
     for call in catalogue("npu1", models=["gemma3-4b", "llama3.2-1b"]):
         assert check(plan_of(call)) == [], call
 

@@ -67,7 +67,7 @@ def four_bits(rows, columns, bits=4):
 # --- Placement --------------------------------------------------------------------------------------------------------
 
 
-def test_a_converted_model_is_on_the_device_whole(explained, model):
+def test_converted_model_is_all_on_device(explained, model):
     graph = onnx.load(model / "model.onnx", load_external_data=False).graph
     document = explained(model, "--device", "cpu")
     assert document["source"] == "converted"
@@ -77,7 +77,7 @@ def test_a_converted_model_is_on_the_device_whole(explained, model):
     assert document["misses"] == []
 
 
-def test_what_the_device_does_not_take_says_why(explained, graph_file):
+def test_unsupported_node_has_reason(explained, graph_file):
     path = graph_file("g (float[4, 64] x) => (float[4, 64] y) { a = Add(x, x) b = Sin(a) y = Mul(b, b) }")
     document = explained(path, "--device", "cpu")
     nodes = {node["node"]: node for node in document["placement"]["nodes"]}
@@ -87,7 +87,7 @@ def test_what_the_device_does_not_take_says_why(explained, graph_file):
     assert document["speed"]["points"] == []
 
 
-def test_what_the_npus_host_computes_says_why(explained, model_copy):
+def test_host_nodes_of_npu_have_reason(explained, model_copy):
     counts = explained(model_copy, "--device", "emulate")
     nodes = [node for node in counts["placement"]["nodes"] if node["place"] == "host"]
     # No design was compiled for this model: its layers' operators are what an NPU would compute.
@@ -95,13 +95,13 @@ def test_what_the_npus_host_computes_says_why(explained, model_copy):
     assert all("flownpu build" in node["reason"] for node in nodes)
 
 
-def test_what_onnx_runtime_computes_beforehand_runs_nowhere(explained, graph_file):
+def test_folded_constants_run_nowhere(explained, graph_file):
     text = "g (float[4] x) => (float[4] y) { b = Sqrt(a) y = Add(x, b) }"
     document = explained(graph_file(text, a=np.ones(4, np.float32)))
     assert {node["operator"]: node["place"] for node in document["placement"]["nodes"]}["Sqrt"] == "folded"
 
 
-def test_operators_of_the_project_that_are_replaced_by_their_definition(explained, graph_file):
+def test_operators_of_project_that_are_replaced_by_their_definition(explained, graph_file):
     path = graph_file(
         "g (float[4] x) => (float[4] z) { y = Relu(x) z = ai.flownpu.Twice(y) }"
         ' <domain: "ai.flownpu", opset_import: ["": 21]> Twice (a) => (b) { b = Add(a, a) }'
@@ -130,7 +130,7 @@ def test_layers_are_read_from_names(name, layer):
 # --- Rules ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_weight_that_cannot_be_packed_gives_the_rules_reason(explained, graph_file):
+def test_unpackable_weight_gives_reason_of_rule(explained, graph_file):
     codes, scales = four_bits(64, 64)
     wide, wide_scales = four_bits(64, 64, bits=8)
     path = graph_file(
@@ -151,7 +151,7 @@ def test_a_weight_that_cannot_be_packed_gives_the_rules_reason(explained, graph_
     assert document["converted_weight_bytes"] == 4 * 576 + wide.nbytes + wide_scales.nbytes
 
 
-def test_a_softmax_that_is_no_attention_gives_the_rules_reason(explained, flownpu, graph_file):
+def test_softmax_without_attention_gives_reason_of_rule(explained, flownpu, graph_file):
     path = graph_file("g (float[2, 8] x) => (float[2, 8] y) { a = Softmax(x) y = Relu(a) }")
     document = explained(path)
     assert document["source"] == "plain"
@@ -166,7 +166,7 @@ def test_a_softmax_that_is_no_attention_gives_the_rules_reason(explained, flownp
 # --- Attention --------------------------------------------------------------------------------------------------------
 
 
-def test_every_attention_of_the_model_is_folded(explained, model, checkpoint):
+def test_attentions_are_all_folded(explained, model, checkpoint):
     config = json.loads((checkpoint / "config.json").read_text())
     attentions = explained(model)["attentions"]
     assert [attention["layer"] for attention in attentions] == list(range(config["num_hidden_layers"]))
@@ -185,7 +185,7 @@ def test_every_attention_of_the_model_is_folded(explained, model, checkpoint):
     ("d", "tokens", "level"),
     [(256, 1024, 3), (512, 1024, 3), (768, 1024, 1), (768, 256, 2)],
 )
-def test_a_head_too_long_for_a_tile_is_not_folded(explained, graph_file, d, tokens, level):
+def test_head_beyond_tile_is_not_folded(explained, graph_file, d, tokens, level):
     path = graph_file(
         f"g (float[1, {tokens}, {d}] q, float[1, {tokens}, {d}] k, float[1, {tokens}, {d}] v)"
         f" => (float[1, {tokens}, {d}] y) {{"
@@ -208,7 +208,7 @@ def blocks(rows, columns):
     return math.ceil(rows / 32) * math.ceil(columns / 32) * 640
 
 
-def test_the_cpus_roof_is_bandwidth_by_bytes(explained, model, checkpoint):
+def test_cpu_roof_is_bandwidth_over_bytes(explained, model, checkpoint):
     config = json.loads((checkpoint / "config.json").read_text())
     hidden, heads, kv, d, feed_forward, layers = (
         config[name]
@@ -235,7 +235,7 @@ def test_the_cpus_roof_is_bandwidth_by_bytes(explained, model, checkpoint):
     assert point["cpu_tokens_per_second"] == pytest.approx(10e9 / (weights + norms + seen), rel=1e-4)
 
 
-def test_the_bandwidth_is_measured_unless_it_is_given(flownpu, model, monkeypatch):
+def test_bandwidth_is_measured_unless_given(flownpu, model, monkeypatch):
     monkeypatch.setattr("flownpu.explain.speed.read_bandwidth", lambda: 20e9)
     document = json.loads(flownpu("explain", model, "--json").out)
     assert document["speed"]["read_bandwidth"] == 20e9
@@ -243,7 +243,7 @@ def test_the_bandwidth_is_measured_unless_it_is_given(flownpu, model, monkeypatc
     assert document["speed"]["points"][0]["cpu_tokens_per_second"] == 2 * given["cpu_tokens_per_second"]
 
 
-def test_what_the_npu_would_take(explained, model):
+def test_npu_estimate_is_below_memory_roof(explained, model):
     speed = explained(model)["speed"]
     assert speed["npu"]["takes"]
     assert "6 layers and the LM head" in speed["npu"]["text"]
@@ -253,7 +253,7 @@ def test_what_the_npu_would_take(explained, model):
     assert point["npu_ttft_seconds"] > 0
 
 
-def test_the_programs_are_those_of_build(explained, flownpu, model):
+def test_program_listing_equals_build(explained, flownpu, model):
     """What the session's decoder makes of the graph, counted from the programs themselves."""
     document = explained(model)["speed"]["npu"]["programs"]
     written = programs_of_model(model, "npu2")[0]
@@ -276,7 +276,7 @@ def test_the_programs_are_those_of_build(explained, flownpu, model):
     assert f"{document[-1]['changes']} changes of array" in text
 
 
-def test_why_the_npu_would_not_take_it(explained, flownpu, graph_file):
+def test_why_npu_would_not_take_it(explained, flownpu, graph_file):
     path = graph_file("g (float[4] x) => (float[4] y) { y = Relu(x) }")
     npu = explained(path)["speed"]["npu"]
     assert not npu["takes"]
@@ -286,7 +286,7 @@ def test_why_the_npu_would_not_take_it(explained, flownpu, graph_file):
     assert "No tokens/s: the graph has no KV cache" in text
 
 
-def test_text(flownpu, model):
+def test_text_report_has_rows(flownpu, model):
     done = flownpu("explain", model, "--device", "cpu", "--bandwidth", 10)
     assert done.code == 0
     for text in (
@@ -299,7 +299,7 @@ def test_text(flownpu, model):
 # --- The picture ------------------------------------------------------------------------------------------------------
 
 
-def test_the_pictures_boxes_have_all_nodes(flownpu, model, tmp_path):
+def test_picture_boxes_count_all_nodes(flownpu, model, tmp_path):
     done = flownpu("explain", model, "--device", "cpu", "--bandwidth", 10, "--svg", tmp_path / "model.svg")
     assert done.code == 0
     root = ET.parse(tmp_path / "model.svg").getroot()  # noqa: S314 our own
@@ -321,7 +321,7 @@ def drawn(nodes):
     return ET.fromstring(partition_drawing.draw(explanation))  # noqa: S314 our own
 
 
-def test_a_picture_of_34_layers_is_legible():
+def test_picture_of_34_layers_is_legible():
     places = ["flownpu", "host", "cpu", "folded", "CUDAExecutionProvider"]
     nodes = [Place(f"n{i}", "Add", i // 20, places[i // 4 % 5]) for i in range(34 * 20)]
     root = drawn(nodes)
@@ -358,7 +358,7 @@ def test_a_picture_of_34_layers_is_legible():
         ("model.gguf", b"GGUF", "model.gguf OUT` makes one of it"),
     ],
 )
-def test_what_is_no_model_is_refused(flownpu, tmp_path, name, content, words):
+def test_path_without_model_is_refused(flownpu, tmp_path, name, content, words):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     done = flownpu("explain", tmp_path / name)
@@ -366,13 +366,13 @@ def test_what_is_no_model_is_refused(flownpu, tmp_path, name, content, words):
     assert words in done.err
 
 
-def test_a_checkpoint_is_to_be_converted_first(flownpu, checkpoint):
+def test_checkpoint_names_convert(flownpu, checkpoint):
     done = flownpu("explain", checkpoint)
     assert done.code == 1
     assert "flownpu convert" in done.err
 
 
-def test_an_unknown_option_of_the_provider_is_its_error(flownpu, model):
+def test_unknown_provider_option_is_refused(flownpu, model):
     done = flownpu("explain", model, "--option", "colour=blue")
     assert done.code == 1
     assert "colour" in done.err

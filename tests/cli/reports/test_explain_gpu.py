@@ -8,7 +8,7 @@ import pytest
 pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
 
 
-def test_a_decoder_is_on_the_gpu(flownpu, model):
+def test_decoder_is_on_gpu(flownpu, model):
     done = flownpu("explain", model, "--device", "gpu", "--bandwidth", "10", "--json")
     assert done.code == 0, done.err
     placement = json.loads(done.out)["placement"]
@@ -18,7 +18,7 @@ def test_a_decoder_is_on_the_gpu(flownpu, model):
     assert set(placement["counts"]) <= {"flownpu", "folded"}
 
 
-def test_what_is_left_and_why(flownpu, converted):
+def test_left_nodes_have_reason(flownpu, converted):
     done = flownpu("explain", converted(logits="all"), "--device", "gpu", "--bandwidth", "10", "--json")
     assert done.code == 0, done.err
     left = [node for node in json.loads(done.out)["placement"]["nodes"] if node["place"] == "host"]

@@ -22,7 +22,7 @@ def q4nx_bytes(rows, columns):
     return math.ceil(rows / 32) * math.ceil(columns / 32) * 640
 
 
-def test_q4nx_bytes_follow_from_the_checkpoints_sizes(flownpu, model, sizes):
+def test_q4nx_bytes_follow_from_checkpoints_sizes(flownpu, model, sizes):
     hidden, heads, kv, d = (
         sizes[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     )
@@ -49,7 +49,7 @@ def test_kv_bytes_per_token(flownpu, checkpoint, sizes, tmp_path, kv_dtype, size
     assert summary["kv_bytes_per_token"] == expected
 
 
-def test_operators_are_those_of_the_graph(flownpu, model):
+def test_operators_are_those_of_graph(flownpu, model):
     graph = onnx.load(model / "model.onnx", load_external_data=False).graph
     summary = json.loads(flownpu("inspect", model, "--json").out)
     assert sum(summary["operators"].values()) == len(graph.node)
@@ -58,14 +58,14 @@ def test_operators_are_those_of_the_graph(flownpu, model):
     assert [value["name"] for value in summary["outputs"]] == [value.name for value in graph.output]
 
 
-def test_the_weights_are_not_read(flownpu, model, model_copy):
+def test_inspect_reads_no_weights(flownpu, model, model_copy):
     (model_copy / "model.onnx.data").unlink()
     whole = json.loads(flownpu("inspect", model, "--json").out)
     without = json.loads(flownpu("inspect", model_copy, "--json").out)
     assert without["weights"] == whole["weights"]
 
 
-def test_text(flownpu, model):
+def test_text_report_has_rows(flownpu, model):
     done = flownpu("inspect", model)
     assert done.code == 0
     for text in ("ai.flownpu:Q4NXMatMul", "past_key_values.*.key (6)", "KV cache: 3.0 KiB a token", "gemma3-topics"):
@@ -73,19 +73,19 @@ def test_text(flownpu, model):
     assert "Quantisation error" in done.out
 
 
-def test_the_quantisation_error_is_the_manifests(flownpu, model):
+def test_quantisation_error_is_that_of_manifest(flownpu, model):
     errors = json.loads((model / "flownpu_manifest.json").read_text())["quantisation"]["relative_error"]
     worst = max(errors, key=errors.get)
     assert f"worst {100 * errors[worst]:.2f} % in {worst}" in flownpu("inspect", model).out
 
 
-def test_an_onnx_file_by_itself(flownpu, model):
+def test_onnx_file_equals_its_folder(flownpu, model):
     by_file = json.loads(flownpu("inspect", model / "model.onnx", "--json").out)
     by_folder = json.loads(flownpu("inspect", model, "--json").out)
     assert by_file == {**by_folder, "manifest": {}}
 
 
-def test_a_q4nx_file(flownpu, tmp_path):
+def test_q4nx_file_lists_tensors(flownpu, tmp_path):
     weight = np.random.default_rng(1).standard_normal((64, 300), dtype=np.float32)
     blocks = q4nx.pack(*q4nx.quantize(weight))
     norm = np.ones(300, dtype=q4nx.BFLOAT16)
@@ -105,7 +105,7 @@ def test_a_q4nx_file(flownpu, tmp_path):
         ("model.gguf", b"GGUF", "expected a model folder, an .onnx file or a .q4nx file"),
     ],
 )
-def test_what_is_no_model_is_refused(flownpu, tmp_path, name, content, words):
+def test_path_without_model_is_refused(flownpu, tmp_path, name, content, words):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     done = flownpu("inspect", tmp_path / name)
@@ -114,11 +114,11 @@ def test_what_is_no_model_is_refused(flownpu, tmp_path, name, content, words):
     assert name in done.err
 
 
-def test_check_finds_nothing_in_a_whole_model(flownpu, model):
+def test_check_finds_nothing_in_whole_model(flownpu, model):
     assert flownpu("inspect", model, "--check").code == 0
 
 
-def test_check_names_the_tensor_of_a_flipped_bit(flownpu, model_copy):
+def test_check_names_tensor_of_flipped_bit(flownpu, model_copy):
     tensors = json.loads((model_copy / "flownpu_manifest.json").read_text())["tensors"]
     place = tensors["layers.2.mlp.down_proj"]
     data = bytearray((model_copy / "model.onnx.data").read_bytes())
@@ -142,7 +142,7 @@ def test_check_finds_truncated_and_missing_files(flownpu, model_copy):
     assert "tokenizer.json is missing" in done.err
 
 
-def test_check_needs_a_manifest(flownpu, model_copy):
+def test_check_needs_manifest(flownpu, model_copy):
     (model_copy / "flownpu_manifest.json").unlink()
     done = flownpu("inspect", model_copy, "--check")
     assert done.code == 1

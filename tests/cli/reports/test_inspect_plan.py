@@ -23,7 +23,7 @@ def write(file, content):
     return file
 
 
-def test_json_has_the_plans_numbers(flownpu, plan):
+def test_plan_numbers_equal_plan(flownpu, plan):
     done = flownpu("inspect", plan, "--json")
     assert done.code == 0
     found = json.loads(done.out)
@@ -47,7 +47,7 @@ def test_json_has_the_plans_numbers(flownpu, plan):
     assert found["sequence"]["bytes"] == {"read": 4 * 256, "written": 4 * 256}
 
 
-def test_text(flownpu, plan):
+def test_text_report_has_rows(flownpu, plan):
     done = flownpu("inspect", plan)
     assert (done.code, done.err) == (0, "")
     for text in (
@@ -58,7 +58,7 @@ def test_text(flownpu, plan):
         assert text in done.out
 
 
-def test_svg_draws_the_array(flownpu, plan, tmp_path):
+def test_plan_is_drawn(flownpu, plan, tmp_path):
     done = flownpu("inspect", plan, "--svg", tmp_path / "chain.svg")
     assert (done.code, done.err) == (0, f"{tmp_path / 'chain.svg'}: the array\n")
     root = ET.fromstring((tmp_path / "chain.svg").read_text())  # noqa: S314 our own text
@@ -66,7 +66,7 @@ def test_svg_draws_the_array(flownpu, plan, tmp_path):
     assert "compute (0, 2)" in {element.text for element in root.iter()}
 
 
-def test_plan_that_breaks_limits_fails(flownpu, tmp_path):
+def test_plan_beyond_limits_fails(flownpu, tmp_path):
     file = write(tmp_path / "deep.json", with_end(chain(), "c", "produce", depth=300))
     done = flownpu("inspect", file)
     assert (done.code, done.err) == (1, "")
@@ -94,7 +94,7 @@ def test_inconsistent_plan_fails(flownpu, tmp_path):
     assert not (tmp_path / "wrong.svg").exists()
 
 
-def test_shim_descriptors_are_the_most_at_once(flownpu, tmp_path):
+def test_descriptors_of_shim_are_most_at_once(flownpu, tmp_path):
     """One fill after the other needs one descriptor, whatever their number."""
     plan = chain()
     fill, drain = (step for step in plan.sequence.steps if isinstance(step, Transfer))
@@ -120,7 +120,7 @@ def test_shim_descriptors_are_the_most_at_once(flownpu, tmp_path):
         ("part.json", '{"kind": "Tile", "column": 0, "row": 0}', "is no plan ([plan] expected a Plan, got Tile)"),
     ],
 )
-def test_malformed_plan_file_is_refused(flownpu, tmp_path, name, content, words):
+def test_file_without_plan_is_refused(flownpu, tmp_path, name, content, words):
     if content is not None:
         (tmp_path / name).write_text(content)
     done = flownpu("inspect", tmp_path / name)
@@ -128,7 +128,7 @@ def test_malformed_plan_file_is_refused(flownpu, tmp_path, name, content, words)
     assert words in done.err
 
 
-def test_plan_for_another_chip_is_refused(flownpu, tmp_path):
+def test_plan_for_unknown_chip_is_refused(flownpu, tmp_path):
     plan = chain()
     file = write(
         tmp_path / "npu3.json", dataclasses.replace(plan, array=dataclasses.replace(plan.array, target="npu3"))
@@ -143,7 +143,7 @@ def test_plan_for_another_chip_is_refused(flownpu, tmp_path):
         ("model", ["--svg", "x.svg"], "--svg: is for plans (.json files), not for models"),
     ],
 )
-def test_options_of_the_other_kind_are_refused(flownpu, request, path, option, words):
+def test_options_of_other_kind_are_refused(flownpu, request, path, option, words):
     done = flownpu("inspect", request.getfixturevalue(path), *option)
     assert done.code == 2
     assert words in done.err

@@ -26,7 +26,7 @@ DEVICE = CHIPS["kraken-350"]
 # --- The command ------------------------------------------------------------------------------------------------------
 
 
-def test_table_has_predicted_and_published_numbers(flownpu):
+def test_table_fits_80_columns(flownpu):
     done = flownpu("predict", "gemma3-4b", "--context", "1k,...,4k")
     assert done.code == 0, done.err
     assert "Predicted, not measured" in done.out
@@ -42,7 +42,7 @@ def test_table_has_predicted_and_published_numbers(flownpu):
     assert all(len(line) <= 80 for line in done.out.splitlines() if line.startswith(" "))
 
 
-def test_json(flownpu):
+def test_json_equals_prediction(flownpu):
     done = flownpu("predict", "llama3.2-1b", "--context", "1k,100", "--json")
     document = json.loads(done.out)
     assert document["predicted"] is True
@@ -63,7 +63,7 @@ def test_json(flownpu):
     assert 0 < document["errors"]["ttft"] < 0.2
 
 
-def test_plots(flownpu, tmp_path):
+def test_plots_are_written(flownpu, tmp_path):
     done = flownpu("predict", "gemma3-1b", "--context", "100,1k", "--plot", tmp_path / "plots", "--json")
     assert done.code == 0, done.err
     for name, curves in (("decode", ["predicted", "gemma3-1b-decode", "memory roof"]), ("ttft", ["predicted"])):
@@ -84,7 +84,7 @@ def test_plots(flownpu, tmp_path):
         (["gemma3-1b", "--measured", "no-such.json"], 1, "no-such.json: expected a JSON file of measured parameters"),
     ],
 )
-def test_unsupported_argument_is_refused(flownpu, arguments, code, message):
+def test_predict_with_unfit_arguments_is_refused(flownpu, arguments, code, message):
     done = flownpu("predict", *arguments)
     assert done.code == code
     assert message in " ".join(done.err.replace("│", " ").split())
@@ -99,12 +99,12 @@ def test_unsupported_argument_is_refused(flownpu, arguments, code, message):
         ("512, 1K", [512, 1024]),
     ],
 )
-def test_lengths(text, lengths):
+def test_lengths_are_predicted(text, lengths):
     assert parse_contexts(text) == lengths
 
 
 @pytest.mark.parametrize("text", ["...,1k", "1k,...", "1k,...,...,4k", "0", "1.5k", ""])
-def test_invalid_lengths_are_refused(text):
+def test_lengths_that_are_none(text):
     with pytest.raises(typer.BadParameter, match="expected"):
         parse_contexts(text)
 
@@ -112,7 +112,7 @@ def test_invalid_lengths_are_refused(text):
 # --- Measured parameters ----------------------------------------------------------------------------------------------
 
 
-def test_measured_parameters_take_the_place_of_published_ones(flownpu, tmp_path):
+def test_measured_parameters_take_place_of_published_ones(flownpu, tmp_path):
     """With streams slower than memory, reading weights takes twice as long at half the streams' rate."""
     file = tmp_path / "measured.json"
     arguments = ["predict", "gemma3-1b", "--context", "1k", "--json", "--measured", file]
@@ -126,7 +126,7 @@ def test_measured_parameters_take_the_place_of_published_ones(flownpu, tmp_path)
     assert after == pytest.approx(2 * before, rel=0.01)
 
 
-def test_selftest_report_is_measured_parameters(flownpu, tmp_path):
+def test_measured_parameters_of_selftest_are_used(flownpu, tmp_path):
     """The report's "measured" is taken; the emulator's is empty, and so published parameters stay."""
     measured = {"channel_read": VALUES["channel_read"] / 2}
     for device, found in (("npu", measured), ("emulate", {})):
@@ -152,7 +152,7 @@ def test_selftest_report_is_measured_parameters(flownpu, tmp_path):
         ('{"wait": NaN}', "expected wait to be a positive number"),
     ],
 )
-def test_invalid_measured_parameters_are_refused(flownpu, tmp_path, text, message):
+def test_measured_parameters_that_are_refused(flownpu, tmp_path, text, message):
     file = tmp_path / "measured.json"
     file.write_text(text)
     done = flownpu("predict", "gemma3-1b", "--measured", file)
@@ -163,7 +163,7 @@ def test_invalid_measured_parameters_are_refused(flownpu, tmp_path, text, messag
 # --- What is predicted ------------------------------------------------------------------------------------------------
 
 
-def test_configuration_gives_the_models_decoder(tmp_path):
+def test_configuration_gives_known_decoder(tmp_path):
     folder = tmp_path / "of-hugging-face"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(SHAPES["qwen3-0.6b"]))
@@ -172,7 +172,7 @@ def test_configuration_gives_the_models_decoder(tmp_path):
         assert target(str(path)).name == "of-hugging-face"
 
 
-def test_converted_model_gives_the_sessions_decoder(model):
+def test_converted_model_gives_decoder_of_session(model):
     assert target(str(model)).decoder == read_decoder(model)
     assert target(str(model / "genai_config.json")).decoder == read_decoder(model)
 
@@ -186,7 +186,7 @@ def test_converted_model_gives_the_sessions_decoder(model):
         ({"config.json": json.dumps({**SHAPES["llama3.2-1b"], "hidden_size": 2050})}, "no place"),
     ],
 )
-def test_unsupported_target_is_refused(flownpu, tmp_path, files, message):
+def test_targets_that_are_refused(flownpu, tmp_path, files, message):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     done = flownpu("predict", tmp_path)
@@ -197,7 +197,7 @@ def test_unsupported_target_is_refused(flownpu, tmp_path, files, message):
 def test_token_reads_weights_and_visible_keys():
     """Bytes by hand: all weights, and for each layer the keys and values in its window, in whole chunks."""
     of = known("gemma3-4b")
-    context = 4096  # as in test_table_has_predicted_and_published_numbers, which has made the programs already
+    context = 4096  # as in test_table_fits_80_columns, which has made the programs already
     prediction = Prediction(of, context, DEVICE, VALUES)
     shape = of.decoder.shape
     keys = sum(min(window or context, context) for window in of.decoder.windows)
@@ -210,7 +210,7 @@ def test_token_reads_weights_and_visible_keys():
     assert prediction.roof(context) == pytest.approx(VALUES["memory_read"] / least)
 
 
-def test_image_costs_its_encoder_and_its_prompt():
+def test_image_takes_encoder_and_prompt():
     prediction = Prediction(known("gemma3-4b"), 4096, DEVICE, VALUES)
     assert prediction.image().total > prediction.prompt(272).total
     assert Prediction(known("gemma3-1b"), 1024, DEVICE, VALUES).image() is None
@@ -219,7 +219,7 @@ def test_image_costs_its_encoder_and_its_prompt():
 # --- Published tables -------------------------------------------------------------------------------------------------
 
 
-def test_published_tables_have_sources():
+def test_tables_say_where_they_are_from():
     for table in TABLES.values():
         assert table.source
         assert table.read
@@ -230,7 +230,7 @@ def test_published_tables_have_sources():
             assert known(model).decoder
 
 
-def test_llama_numbers_have_the_ratios_of_table_i():
+def test_llama_numbers_equal_table_i():
     """Figure 8 is printed without numbers; table I has its ratios to three backends, whose numbers are below.
 
     The ratios are rounded to 0.1, so they are compared to 0.15, or 5 %.
@@ -282,7 +282,7 @@ def test_every_table_but_later_software_is_validated(report):
     assert set(report) == set(ERRORS) == {table.name for table in TABLES.values() if table.role is not Role.LATER}
 
 
-def test_longer_context_costs_its_keys_bytes():
+def test_longer_context_costs_bytes_of_keys():
     """Beyond all windows, five layers of Gemma3-4B read more keys: 4 KV heads of 256, a pair of streams each."""
     decoder = known("gemma3-4b").decoder
     short, long = (token_seconds(decoder, n, DEVICE, VALUES) for n in (65536, 131072))
@@ -307,6 +307,6 @@ def test_prompts_and_images_take_longer_than_their_parts():
     assert image_seconds(of.decoder, of.encoder, DEVICE, VALUES) > prompt_seconds(of.decoder, 272, DEVICE, VALUES)
 
 
-def test_power_is_the_papers():
+def test_power_is_papers():
     assert watts("gemma3-4b", "prefill") == pytest.approx(4.5)
     assert watts("qwen3-4b", "decode") is None

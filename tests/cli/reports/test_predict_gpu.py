@@ -15,7 +15,7 @@ LAYER = 1152 * (6 * 256) + (4 * 256) * 1152 + 3 * 1152 * 6912
 PRODUCTS = 26 * LAYER + 262144 * 1152
 
 
-def test_token_reads_weights_and_keys():
+def test_token_reads_weights_and_visible_keys():
     """5 bits a weight, and the keys and values, 16 bits each, that its windows let it see."""
     token = list(kernels(known("gemma3-1b").decoder, 1023, 1, head=True))
     assert len(token) == 8 * 26 + 2  # as many launches as ForwardPass::dispatches_of says
@@ -25,7 +25,7 @@ def test_token_reads_weights_and_keys():
     assert least < sum(kernel.bytes for kernel in token) < least + 5e6
 
 
-def test_token_is_bound_by_memory():
+def test_token_time_is_bound_by_memory():
     (point,) = predict_gpu(known("gemma3-1b"), RADEON, [1024])
     assert point.roof == pytest.approx(RADEON.read / point.read_bytes)
     assert point.decode_tokens_per_second < point.roof
@@ -36,7 +36,7 @@ def test_token_is_bound_by_memory():
     assert 1 / point.decode_tokens_per_second == pytest.approx(slower + gaps, rel=0.05)
 
 
-def test_prompt_is_bound_by_arithmetic():
+def test_prompt_time_is_bound_by_arithmetic():
     """A launch takes at least the longer of moving and computing, and at most both one after the other."""
     decoder = known("gemma3-1b").decoder
     (point,) = predict_gpu(known("gemma3-1b"), RADEON, [1024])
@@ -60,13 +60,13 @@ def test_prompt_is_bound_by_arithmetic():
     assert point.prefill_tokens_per_second == 1024 / point.ttft_seconds
 
 
-def test_chunks_are_the_sessions():
+def test_chunks_are_sessions():
     """A chunk of the prediction has ForwardPass::kMostTokens tokens."""
     source = (Path(__file__).parents[3] / "ops/gpu/decoder/forward_pass.h").read_text()
     assert f"kMostTokens = {CHUNK};" in source
 
 
-def test_command_prints_both_gpus(flownpu):
+def test_gpu_prediction_is_in_json(flownpu):
     done = flownpu("predict", "gemma3-1b", "--device", "gpu", "--context", "1k,2k")
     assert done.code == 0, done.err
     assert done.out.count("Predicted, not measured: as fast as memory and arithmetic permit at most") == 2
@@ -86,7 +86,7 @@ def test_command_prints_both_gpus(flownpu):
         (("--device", "gpu", "--context", "900k"), "expected contexts of 1 to 32768 tokens"),
     ],
 )
-def test_refusals(arguments, message, flownpu):
+def test_unfit_arguments_are_refused(arguments, message, flownpu):
     done = flownpu("predict", "gemma3-1b", *arguments)
     assert done.code != 0
     assert message in " ".join(done.err.replace("│", "").split())

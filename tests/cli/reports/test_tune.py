@@ -37,7 +37,7 @@ def document(flownpu, *arguments):
         ("bf16-bf16", ("--target", "npu1")),
     ],
 )
-def test_tiles(flownpu, precision, options):
+def test_tiles_equal_cost_model(flownpu, precision, options):
     """Every row has what the cost model predicts for this size and these options."""
     found = document(flownpu, "--precision", precision, *options)
     assert found["predicted"] is True
@@ -53,7 +53,7 @@ def test_tiles(flownpu, precision, options):
         assert tiling.gates == (2 if "geglu" in options else 1)
 
 
-def test_fastest_tiles_are_the_tuners(flownpu):
+def test_first_row_is_choice_of_tuner(flownpu):
     tiling = document(flownpu, "--precision", "bfp16", "--top", 1)["tiles"][0]["tiling"]
     best = best_gemm("npu2", "bfp16", "none", 500, 1000, 1100)
     assert [tiling[name] for name in ("m", "k", "n", "k_mt", "e_y", "e_x")] == [
@@ -61,7 +61,7 @@ def test_fastest_tiles_are_the_tuners(flownpu):
     ]  # fmt: skip
 
 
-def test_table(flownpu):
+def test_table_has_rows(flownpu):
     done = flownpu("tune", "gemm", *SIZE, "--top", 3)
     assert done.code == 0
     head, *rows, end = done.out.splitlines()
@@ -79,13 +79,13 @@ def test_table(flownpu):
         (("-m", 0), "-m"),
     ],
 )
-def test_errors(flownpu, options, message):
+def test_unfit_arguments_are_refused(flownpu, options, message):
     done = flownpu("tune", "gemm", *SIZE, *options)
     assert done.code == 2
     assert message in done.err
 
 
-def test_tuned_tiles_serve_every_projection_of_a_model():
+def test_tuned_tiles_serve_every_projection_of_model():
     """If this fails, a projection has no design that passes the checker, or one that pads it in another way."""
     for n, k, epilogue in projections(MODELS["gemma3-1b"]):
         design = best_gemm("npu2", "bfp16", epilogue, 512, k, n)

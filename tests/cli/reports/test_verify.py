@@ -94,7 +94,7 @@ def by_transformers(checkpoint, model):
 # --- Models that are right --------------------------------------------------------------------------------------------
 
 
-def test_a_converted_model_is_within_its_tolerances(against_checkpoint, by_transformers):
+def test_converted_model_is_within_tolerances(against_checkpoint, by_transformers):
     code, document = against_checkpoint
     assert code == 0
     assert document["first_divergence"] is None
@@ -109,7 +109,7 @@ def test_a_converted_model_is_within_its_tolerances(against_checkpoint, by_trans
         assert stage["tolerance"] == pytest.approx(stage["from_weights"] + stage["from_roundings"])
 
 
-def test_a_model_that_was_made_of_the_checkpoint_has_its_weights_rounded(against_checkpoint):
+def test_model_of_same_checkpoint_has_rounded_weights(against_checkpoint):
     _, document = against_checkpoint
     assert "was made of this checkpoint" in document["basis"]
     assert document["stages"][0]["error"] < 1e-6  # a factor in float32
@@ -118,7 +118,7 @@ def test_a_model_that_was_made_of_the_checkpoint_has_its_weights_rounded(against
     assert all(stage["error"] < stage["quantisation"] / 10 for stage in document["stages"])
 
 
-def test_a_model_of_unknown_making_may_have_another_format(verified, model_copy, checkpoint):
+def test_model_of_unknown_origin_may_have_other_format(verified, model_copy, checkpoint):
     (model_copy / "flownpu_manifest.json").unlink()
     code, document = verified(model_copy, "--against", checkpoint)
     assert code == 0
@@ -130,7 +130,7 @@ def test_a_model_of_unknown_making_may_have_another_format(verified, model_copy,
         assert abs(stage["error"] - stage["quantisation"]) <= stage["from_roundings"]
 
 
-def test_a_checkpoint_that_was_changed_is_not_the_one_that_the_model_was_made_of(verified, model, checkpoint, tmp_path):
+def test_changed_checkpoint_is_not_taken_for_source(verified, model, checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint, tmp_path / "checkpoint")
     data = bytearray((folder / "model.safetensors").read_bytes())
     data[-1000] ^= 1
@@ -157,7 +157,7 @@ def test_activations_in_8_bits_may_differ_by_more(verified, model, against_itsel
         assert stage["tolerance"] > finer["tolerance"]
 
 
-def test_what_int8_costs_is_told_beside_what_weights_cost(verified, flownpu, model, checkpoint, against_checkpoint):
+def test_int8_cost_is_beside_weight_cost(verified, flownpu, model, checkpoint, against_checkpoint):
     _, document = against_checkpoint
     cost = document["int8"]
     assert cost["weights_kl_mean"] == document["kl_mean"]
@@ -176,7 +176,7 @@ def outlier(data):
     data.view(np.float32)[7] = 3000
 
 
-def test_a_model_that_int8_costs_more_is_told_to_take_bf16(verified, flownpu, model_copy):
+def test_costly_int8_recommends_bf16(verified, flownpu, model_copy):
     for layer in range(6):
         plant(model_copy, f"layers.{layer}.pre_feedforward_layernorm", outlier)
     code, document = verified(model_copy, "--against", model_copy)
@@ -212,7 +212,7 @@ def test_onnx_runtimes_own_provider_differs_in_nothing_from_itself(flownpu, mode
         ("norm", larger_norm, "head"),
     ],
 )
-def test_an_error_in_a_layer_is_found_against_the_checkpoint(verified, model_copy, checkpoint, tensor, damage, stage):
+def test_layer_error_is_found_against_checkpoint(verified, model_copy, checkpoint, tensor, damage, stage):
     plant(model_copy, tensor, damage)
     code, document = verified(model_copy, "--against", checkpoint)
     assert code == 1
@@ -228,7 +228,7 @@ def test_an_error_in_a_layer_is_found_against_the_checkpoint(verified, model_cop
         ("layers.3.self_attn.k_norm", larger_norm, "layer 3"),
     ],
 )
-def test_one_is_found_against_the_same_weights(verified, model, model_copy, tensor, damage, stage):
+def test_layer_error_is_found_against_same_weights(verified, model, model_copy, tensor, damage, stage):
     plant(model_copy, tensor, damage)
     code, document = verified(model_copy, "--against", model)
     assert code == 1
@@ -237,7 +237,7 @@ def test_one_is_found_against_the_same_weights(verified, model, model_copy, tens
     assert document["kl_mean"] > 0
 
 
-def test_the_text_names_the_layer_and_both_numbers(flownpu, model, model_copy):
+def test_report_names_layer_and_both_numbers(flownpu, model, model_copy):
     plant(model_copy, "layers.1.mlp.gate_up_proj", scaled_block)
     done = flownpu("verify", model_copy, "--against", model, "--text", "The sea is calm and the boats are out.")
     assert done.code == 1
@@ -248,7 +248,7 @@ def test_the_text_names_the_layer_and_both_numbers(flownpu, model, model_copy):
         assert words in done.out
 
 
-def test_what_is_no_number_diverges():
+def test_nan_error_diverges():
     assert Stage("layer 0", math.nan, 1.0, 0.5, 0.5, None, 0.0).diverges
     assert not Stage("layer 0", 1.0, 1.0, 0.5, 0.5, None, 0.0).diverges
 
@@ -262,12 +262,12 @@ def test_relative_error_weighs_tokens_alike():
     assert relative_error(value, reference) == pytest.approx(math.sqrt((1 / 5) ** 2 / 2))
 
 
-def test_a_text_of_a_file_is_cut_to_the_tokens_asked_for(verified, model, checkpoint):
+def test_text_file_is_cut_to_given_tokens(verified, model, checkpoint):
     code, document = verified(model, "--against", model, "--file", checkpoint / "held_out.txt", "--tokens", 32)
     assert (code, document["tokens"]) == (0, 32)
 
 
-def test_a_source_of_another_shape_is_refused(flownpu, model, checkpoint, tmp_path):
+def test_source_of_other_shape_is_refused(flownpu, model, checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint, tmp_path / "checkpoint")
     config = json.loads((folder / "config.json").read_text())
     config |= {"num_hidden_layers": 5, "layer_types": config["layer_types"][:5]}
@@ -278,7 +278,7 @@ def test_a_source_of_another_shape_is_refused(flownpu, model, checkpoint, tmp_pa
     assert "6 layers of 256 numbers a token: they are not the same model" in done.err
 
 
-def test_a_tokenizer_of_another_model_is_refused(flownpu, model, model_copy):
+def test_tokenizer_of_other_model_is_refused(flownpu, model, model_copy):
     words = tokenizers.models.WordLevel({"sea": 1, "calm": 4096})
     tokenizer = tokenizers.Tokenizer(words)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -295,25 +295,25 @@ def test_a_tokenizer_of_another_model_is_refused(flownpu, model, model_copy):
         (["--provider", "cpu", "--device", "cpu"], "leave one out"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(flownpu, model, arguments, words):
+def test_incomparable_models_are_refused(flownpu, model, arguments, words):
     done = flownpu("verify", model, "--against", model, *arguments)
     assert (done.code, done.out) == (1, "")
     assert words in done.err
 
 
-def test_a_text_comes_from_one_place(flownpu, model, checkpoint):
+def test_text_given_twice_is_refused(flownpu, model, checkpoint):
     done = flownpu("verify", model, "--against", model, "--text", "a", "--file", checkpoint / "held_out.txt")
     assert done.code == 2
 
 
-def test_a_model_without_its_tokenizer_is_refused(flownpu, model, model_copy):
+def test_model_without_tokenizer_is_refused(flownpu, model, model_copy):
     (model_copy / "tokenizer.json").unlink()
     done = flownpu("verify", model_copy, "--against", model)
     assert done.code == 1
     assert "holds no tokenizer.json, by which texts become tokens" in done.err
 
 
-def test_a_source_that_is_none_is_refused(flownpu, model, tmp_path):
+def test_path_without_source_is_refused(flownpu, model, tmp_path):
     shutil.copyfile(model / "tokenizer.json", tmp_path / "tokenizer.json")
     done = flownpu("verify", model, "--against", tmp_path)
     assert done.code == 1

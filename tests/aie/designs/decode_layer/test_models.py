@@ -98,7 +98,7 @@ def model(request):
     return MODELS[request.param]()
 
 
-def test_reference_equals_the_model(rng, model):
+def test_reference_equals_transformers(rng, model):
     """In float64, token after token, against transformers.
 
     Only the tables of angles and the embedding differ: here they are rounded to bf16, as they are for the array. The
@@ -116,12 +116,12 @@ def test_reference_equals_the_model(rng, model):
 
 
 @pytest.mark.parametrize("position", [0, 40, 200])
-def test_token_logits_equal_the_models(rng, model, position):
+def test_token_of_whole_model_equals_float64(rng, model, position):
     """All layers and the LM head in one call, over a cache of random numbers of the size of real keys and values."""
     case_of(model.call(position, 7, bf16(rng.normal(size=model.cache(np.float32).shape))), rng).check()
 
 
-def test_schedules_give_the_same_logits(model):
+def test_schedules_give_same_logits(model):
     """Calls follow one another at once, and these layers' last projection has fewer rows than there are streams."""
     call = model.call(3, 7, model.cache(BFLOAT16))
     call = dataclasses.replace(call, weights=call.weights[:2], layers=call.layers[:2], cache=call.cache[:2])
@@ -134,7 +134,7 @@ def test_schedules_give_the_same_logits(model):
 
 
 @pytest.mark.parametrize(("way", "vocabulary"), [("pairs", 256), ("split", 256), ("split", 512)])
-def test_late_core_keeps_its_own_words(way, vocabulary):
+def test_late_core_keeps_words_of_its_call(way, vocabulary):
     """Two tokens, one directly after the other, while one core goes on only where nothing else can.
 
     The second token's run-time parameters are written as soon as the first's logits are there; a late core must
@@ -151,7 +151,7 @@ def test_late_core_keeps_its_own_words(way, vocabulary):
             assert all(found[key].tobytes() == first[key].tobytes() for key in first), core.tile
 
 
-def test_generated_text_equals_the_models(rng, model):
+def test_generated_text_equals_float64(rng, model):
     """Token after token over the cache that the array wrote, the likeliest token each time."""
     cache, token, array = model.cache(BFLOAT16), 2, None
     for position in range(5):

@@ -52,7 +52,7 @@ def shared_rows(blocks, rows, weights, queues, start):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["llama3.1-8b", "llama3.2-1b", "qwen3-4b", "gemma3-1b", "gemma3-topics"])
-def test_block_meets_its_outputs(name, way):
+def test_weight_blocks_reach_their_outputs(name, way):
     """Follow the weights' bytes to the tiles and the products back, at sizes of which the emulator runs only some."""
     shape, design = SHAPES[name], DecodeLayer(SHAPES[name], way)
     plan = design.program(0, 1024).resolve_program("layer")
@@ -117,7 +117,7 @@ def test_block_meets_its_outputs(name, way):
 
 @pytest.mark.parametrize("name", ["gemma3-1b", "gemma3-4b", "llama3.2-1b", "qwen3-8b"])
 @pytest.mark.parametrize(("position", "window"), [(0, None), (95, None), (700, 512), (1279, None)])
-def test_key_has_one_tile(name, position, window):
+def test_key_is_in_one_object_of_one_tile(name, position, window):
     """Follow the cache's bytes: for each KV head every key that it sees is in one object, of one tile, exactly once."""
     shape, way = SHAPES[name], DecodeLayer(SHAPES[name], "split").attention
     plan = DecodeLayer(shape, "split").program(position, 1280, layers=[Layer(window)]).resolve_program("layer")

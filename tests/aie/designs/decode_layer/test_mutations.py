@@ -114,7 +114,7 @@ def right_result(way):
     ],
     ids=str,
 )
-def test_missing_wait_is_caught(way, fifos):
+def test_missing_wait_is_caught_by_schedules(way, fifos):
     """Some schedule reads main memory before it is written, which the checker does not look for."""
     hasty = without_waiting(mistaken_case(way).plan, fifos)
     assert check(hasty) == []

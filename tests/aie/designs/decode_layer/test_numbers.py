@@ -16,7 +16,7 @@ from tests.aie.host_kernels import bf16
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize(("position", "window"), [(0, WINDOW), (40, WINDOW), (200, WINDOW), (255, None)])
-def test_numbers(rng, name, position, window, way):
+def test_decode_layer_equals_reference(rng, name, position, window, way):
     """The first token, one that sees all before it, one beyond the window, and the cache's last without a window."""
     call = random_call(SMALL[name], rng, position, [Layer(window)], way=way)
     case_of(call, rng).check()
@@ -35,7 +35,7 @@ def test_layers_and_head_in_one_call(rng, name, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_calls_one_after_the_other(rng, way):
+def test_calls_one_after_other(rng, way):
     """One array, without reset, also where a call begins while cores are still at the end of the one before."""
     shape = SMALL["llama, three KV heads"]
     cases = [case_of(random_call(shape, rng, position, [Layer(WINDOW)], way=way), rng) for position in (3, 255, 0)]
@@ -49,7 +49,7 @@ def test_calls_one_after_the_other(rng, way):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["gemma3, four KV heads", "llama, three KV heads"])
-def test_schedules_give_the_same_bytes(rng, name, way):
+def test_schedules_give_same_bytes(rng, name, way):
     call = random_call(SMALL[name], rng, 130, [Layer(WINDOW), Layer()], way=way)
     plan, buffers = plan_of(call.program()), call.buffers()
     array = emulator(plan.array)

@@ -19,14 +19,14 @@ from tests.aie.mlir.test_module import called, needs_mlir_opt, opt
 @pytest.mark.parametrize(
     ("position", "capacity", "window"), [(0, 1024, None), (16, 1024, 512), (1022, 1024, 512), (32767, 32768, None)]
 )
-def test_passes_the_checker(name, position, capacity, window, way):
+def test_plan_passes_checker(name, position, capacity, window, way):
     plan = DecodeLayer(SHAPES[name], way).program(position, capacity, layers=[Layer(window)]).resolve_program("layer")
     assert [str(violation) for violation in check(plan)] == []
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["gemma3-1b", "qwen3-0.6b"])
-def test_calls_do_not_change_the_array(name, way):
+def test_calls_do_not_change_array(name, way):
     design = DecodeLayer(SHAPES[name], way)
     arrays = [
         design.program(position, capacity, **options).resolve_program("layer").array
@@ -54,7 +54,7 @@ def test_calls_do_not_change_the_array(name, way):
         ("qwen3-8b", 36, 151936, 3),
     ],
 )
-def test_dispatches_of_a_token(name, layers, vocabulary, calls, way):
+def test_dispatches_of_token(name, layers, vocabulary, calls, way):
     """As docs/npu-designs.md counts them; and the call with the LM head passes the checker."""
     design = DecodeLayer(SHAPES[name], way)
     counts = design.calls(layers, vocabulary)
@@ -66,7 +66,7 @@ def test_dispatches_of_a_token(name, layers, vocabulary, calls, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_layer_waits_are_counted(way):
+def test_layer_has_expected_waits(way):
     """Counts the waits: where a drain is awaited before a transfer that may read what it wrote."""
     plan = DecodeLayer(SHAPES["gemma3-1b"], way).program(700, 1024).resolve_program("layer")
     drained = {fifo.name for fifo in plan.array.fifos if any(end.tile.row == 0 for end in fifo.consumers)}
@@ -109,7 +109,7 @@ def test_weights_do_not_wait(name, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_kernels_are_those_of_the_header_and_are_called(way):
+def test_kernels_are_those_of_header_and_are_called(way):
     known = prototypes()
     for name in ("gemma3-1b", "llama3.2-1b", "qwen3-0.6b"):
         array = DecodeLayer(SHAPES[name], way).program(0, 1024).resolve_program("layer").array
@@ -143,7 +143,7 @@ def test_mlir_opt_parses_it(name, way):
         (lambda: DecodeLayer(SHAPES["llama3.1-8b"]).calls(32, 1 << 20), "a layer and the LM head in 2147483648 bytes"),
     ],
 )
-def test_unsupported_argument_is_refused(make, message):
+def test_layer_beyond_limits_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 

@@ -18,7 +18,7 @@ __all__ = ["priced_by_integers", "published_cycles"]
 # Operators on vectors, with how many of their integer arguments (kernels/README.md) multiply to a call's elements: 2,
 # rows (heads) and the size of each; 1, all elements.
 _VECTORS: dict[str, int] = dict.fromkeys(
-    ("rms_norm", "rms_norm_add", "add_rms_norm", "add_layer_norm", "rms_norm_rope", "rope", "rope_interleaved"), 2
+    ("rms_norm", "rms_norm_add", "add_rms_norm", "add_layer_norm", "rms_norm_rope", "rope"), 2
 ) | dict.fromkeys(("patch_pooling_norm", "geglu", "swiglu", "store_gelu", "store_gelu_mul", "store_silu_mul"), 1)
 _BLOCKS = {
     "fused_dqp": "dqp_block",

@@ -204,11 +204,11 @@ def _rms_norm() -> Operands:
     )  # fmt: skip
 
 
-def _rope(entry: str) -> Operands:
+def _rope() -> Operands:
     row, d = tensor(ROW), ROW // ROW_HEADS
     return Operands(
         (Part("x", ROW), Part("table", d)), Part("y", ROW),
-        lambda: [kernel("rope", entry, row, tensor(d), row, I32, I32)],
+        lambda: [kernel("rope", "rope", row, tensor(d), row, I32, I32)],
         lambda turn, x, table, y: turn(x, table, y, ROW_HEADS, d), elements=ROW,
     )  # fmt: skip
 
@@ -222,14 +222,6 @@ def _gated(activation: str) -> Operands:
     )  # fmt: skip
 
 
-def _softmax() -> Operands:
-    return Operands(
-        (Part("x", ROW, F32),), Part("y", ROW),
-        lambda: [kernel("softmax", "softmax", tensor(ROW, F32), tensor(ROW), I32, I32, I32)],
-        lambda soften, x, y: soften(x, y, 1, ROW, ROW), elements=ROW,
-    )  # fmt: skip
-
-
 KERNELS: Mapping[str, Operands] = {
     "q4nx_dequant_bf16": _dequant("bf16"),
     "q4nx_dequant_bfp16": _dequant("bfp16"),
@@ -237,9 +229,7 @@ KERNELS: Mapping[str, Operands] = {
     "gemm_bf16": _gemm("bf16"),
     "gemm_bfp16": _gemm("bfp16"),
     "rms_norm": _rms_norm(),
-    "rope": _rope("rope"),
-    "rope_interleaved": _rope("rope_interleaved"),
+    "rope": _rope(),
     "geglu": _gated("geglu"),
     "swiglu": _gated("swiglu"),
-    "softmax": _softmax(),
 }

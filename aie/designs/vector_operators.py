@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators on rows: norms, softmax, RoPE, GeGLU and SwiGLU, each a `stream` of rows.
+"""Norms of rows, each a `stream` of rows.
 
 A core has two streams in, so an operator with three operands gets two of them on one stream: a norm with a residual
 gets its weight (and bias) ahead of the residual's rows, and the core copies them.
 
-Run-time parameters of a core: word 0, its number of rows; word 1, epsilon's bits (norms) or the columns that count
-(softmax).
+Run-time parameters of a core: word 0, its number of rows; word 1, epsilon's bits.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.common import F32, I32, bits, bytes_of, kernel, limits_of, tensor
+from flownpu.aie.designs.common import I32, bits, bytes_of, kernel, limits_of, tensor
 from flownpu.aie.designs.stream import ahead, each, once, stream
 from flownpu.aie.iron.compat import Buffer, range_
 
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
 
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Program
 
-__all__ = [
-    "RMSNorm", "ResidualLayerNorm", "ResidualRMSNorm", "RotaryEmbedding", "Softmax", "gated_activation",
-]  # fmt: skip
+__all__ = ["RMSNorm", "ResidualLayerNorm", "ResidualRMSNorm"]
 
 _SMALL_THINGS = 2176  # bytes of a tile: 1024 each for the stack and constants of kernels, run-time parameters, counters
 
@@ -156,106 +153,6 @@ class ResidualLayerNorm:
             self.target, self.cores, rows, inputs, [each("s", rows, n), each("y", rows, n, line=y_line)], body, kernels,
             [bits(epsilon)], state=lambda core: [Buffer(row, name=f"{name}_{core}") for name in ("weight", "bias")],
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Softmax:
-    """Softmax of whole rows, for attention that no Flow kernel takes.
-
-    Attributes:
-        target: npu1 or npu2.
-        line: elements of a row in memory, a multiple of 16, 10496 at most. Rows of up to 5248 elements are
-            double-buffered in L1, longer ones are not.
-        cores: compute tiles, at most the target's columns.
-    """
-
-    target: str
-    line: int
-    cores: int = 1
-
-    def __post_init__(self) -> None:
-        if self.line % 16 or not 0 < self.line <= 2 * self._double_buffered:
-            raise ValueError(
-                f"[softmax] expected rows in multiples of 16, {2 * self._double_buffered} or less, got {self.line}"
-            )
-
-    @property
-    def _double_buffered(self) -> int:
-        """Elements of a row of which L1 holds two of x and two of y."""
-        return (limits_of(self.target).compute.memory_bytes - _SMALL_THINGS) // (2 * (4 + 2)) // 128 * 128
-
-    def program(self, rows: int, n: int) -> Program:
-        """Host buffers x [rows, line] f32, y [rows, line] bf16; a row's first n elements count, the rest of y is 0.
-
-        Raises:
-            ValueError: n is not in 1..line.
-        """
-        if not 0 < n <= self.line:
-            raise ValueError(f"[softmax] expected 1..{self.line} columns, got {n}")
-        line = self.line
-        soften = kernel("softmax", "softmax", tensor(line, F32), tensor(line), I32, I32, I32)
-
-        def body(x: ObjectFifoHandle, y: ObjectFifoHandle, soften: Kernel, rtp: Any) -> None:
-            count, known = rtp[0], rtp[1]
-            _for_each(count, (x, y), lambda source, target: soften(source, target, 1, line, known))
-
-        depth = 2 if line <= self._double_buffered else 1
-        operands = [each("x", rows, line, dtype=F32, depth=depth)], [each("y", rows, line, depth=depth)]
-        return stream(self.target, self.cores, rows, *operands, body, [soften], [n])
-
-
-@dataclass(frozen=True)
-class RotaryEmbedding:
-    """RoPE of `heads` heads of size `d` for each token, by a table of cos[d/2], sin[d/2] for each token.
-
-    Attributes:
-        target: npu1 or npu2.
-        heads: heads of a token, queries and keys together if they lie side by side.
-        d: head size, a multiple of 32.
-        interleaved: pairs are (2i, 2i + 1) rather than (i, i + d/2).
-        cores: compute tiles, at most the target's columns.
-    """
-
-    target: str
-    heads: int
-    d: int
-    interleaved: bool = False
-    cores: int = 1
-
-    def program(self, tokens: int) -> Program:
-        """Host buffers x [tokens, heads * d], table [tokens, d], y [tokens, heads * d], bf16."""
-        heads, d = self.heads, self.d
-        row, angles = tensor(heads * d), tensor(d)
-        rope = kernel("rope", "rope_interleaved" if self.interleaved else "rope", row, angles, row, I32, I32)
-
-        def body(x: ObjectFifoHandle, table: ObjectFifoHandle, y: ObjectFifoHandle, rope: Kernel, rtp: Any) -> None:
-            _for_each(rtp[0], (x, table, y), lambda source, turn, target: rope(source, turn, target, heads, d))
-
-        operands = [each("x", tokens, heads * d), each("table", tokens, d)], [each("y", tokens, heads * d)]
-        return stream(self.target, self.cores, tokens, *operands, body, [rope])
-
-
-def gated_activation(target: str, activation: str, elements: int, *, cores: int = 1, chunk: int = 256) -> Program:
-    """GeGLU, y = gelu(gate) * up, or SwiGLU, y = silu(gate) * up.
-
-    Host buffers gate, up and y [elements], bf16; `elements` a multiple of `chunk`, the object's size. 256 divides the
-    feed-forward size of every model whose weights are cut into blocks of 256 columns.
-
-    Raises:
-        ValueError: another activation, or elements that are no multiple of the chunk.
-    """
-    if activation not in {"geglu", "swiglu"} or elements % chunk:
-        raise ValueError(
-            f"[gated_activation] expected geglu or swiglu of a multiple of {chunk}, got {activation} of {elements}"
-        )
-    piece, count = tensor(chunk), elements // chunk
-    act = kernel(activation, activation, piece, piece, piece, I32)
-
-    def body(gate: ObjectFifoHandle, up: ObjectFifoHandle, y: ObjectFifoHandle, act: Kernel, rtp: Any) -> None:
-        _for_each(rtp[0], (gate, up, y), lambda left, right, target: act(left, right, target, chunk))
-
-    operands = [each("gate", count, chunk), each("up", count, chunk)], [each("y", count, chunk)]
-    return stream(target, cores, count, *operands, body, [act])
 
 
 def _for_each(count: Any, fifos: tuple[ObjectFifoHandle, ...], call: Callable[..., None]) -> None:

@@ -10,25 +10,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from flownpu.aie.iron.refused_names import Refused
 from flownpu.aie.plan.data import Dimension
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
 
-__all__ = ["TensorAccessPattern", "indices"]
-
-
-def indices(walk: Sequence[Dimension], offset: int = 0) -> NDArray[np.int64]:
-    """The flat element index of every step of a walk, in order: int64, one dimension."""
-    places = np.full((), offset, np.int64)
-    for dimension in walk:
-        places = places[..., None] + np.arange(dimension.size, dtype=np.int64) * dimension.stride
-    return places.reshape(-1)
+__all__ = ["TensorAccessPattern"]
 
 
 class TensorAccessPattern:

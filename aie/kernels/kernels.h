@@ -69,8 +69,6 @@ void add_layer_norm(const bfloat16* x, const bfloat16* residual, const bfloat16*
 
 void rope(const bfloat16* x, const bfloat16* table, bfloat16* y, std::int32_t heads,
           std::int32_t d);
-void rope_interleaved(const bfloat16* x, const bfloat16* table, bfloat16* y, std::int32_t heads,
-                      std::int32_t d);
 
 void rms_norm_rope(const bfloat16* x, const bfloat16* weight, const bfloat16* table, bfloat16* y,
                    std::int32_t heads, std::int32_t d, std::int32_t epsilon);
@@ -81,8 +79,6 @@ void copy_into(const bfloat16* from, bfloat16* to, std::int32_t from_index, std:
 
 void geglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);
 void swiglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);
-
-void softmax(const float* x, bfloat16* y, std::int32_t rows, std::int32_t stride, std::int32_t n);
 
 void patch_pooling(const bfloat16* x, float* sum, std::int32_t patches, std::int32_t n);
 void patch_pooling_finish(const float* sum, bfloat16* y, std::int32_t n, std::int32_t patches);

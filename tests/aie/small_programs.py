@@ -29,6 +29,14 @@ def tensor(*shape, dtype=np.int32):
     return np.ndarray[shape, np.dtype[dtype]]
 
 
+def indices(walk, offset=0):
+    """The flat element index of every step of a walk, in order: int64, one dimension."""
+    places = np.full((), offset, np.int64)
+    for dimension in walk:
+        places = places[..., None] + np.arange(dimension.size, dtype=np.int64) * dimension.stride
+    return places.reshape(-1)
+
+
 KIND = tensor(64)
 
 

@@ -26,9 +26,6 @@ from flownpu.aie.designs.vector_operators import (
     ResidualLayerNorm,
     ResidualRMSNorm,
     RMSNorm,
-    RotaryEmbedding,
-    Softmax,
-    gated_activation,
 )
 from flownpu.aie.programs.call import fixed_call
 from flownpu.aie.programs.decoder_shape import DecoderShape
@@ -47,7 +44,7 @@ CHUNK = 512  # tokens that are prefilled at a time
 CONTEXT = 4096  # positions of the KV cache
 _EPSILON = 1e-6  # a run-time parameter: any value will do
 _CORES = 4  # cores of the operators on vectors: both targets have columns for as many
-_SUB_TILE = 32  # N of a GEMM and the head size of RoPE are multiples of this
+_SUB_TILE = 32  # N of a GEMM is a multiple of this
 
 
 # Makes a program; raises ValueError if the target cannot hold it.
@@ -180,31 +177,11 @@ def _rms_norm(target: str, model: DecoderShape) -> _Calls:
         yield f"{kind}-n{shape.hidden}", f"rows{tokens}", partial(_call, residual, tokens, _EPSILON)
 
 
-def _rope(target: str, model: DecoderShape) -> _Calls:
-    heads, d = model.shape.heads + model.shape.kv_heads, model.shape.d
-    for tokens in (1, CHUNK):
-        design = partial(RotaryEmbedding, target, heads, d, cores=_CORES)
-        yield f"rope-h{heads}-d{d}", f"tokens{tokens}", partial(_call, design, tokens)
-
-
 def _norm_rope(target: str, model: DecoderShape) -> _Calls:
     (sizes, name), qk_norm = _heads(model), model.shape.qk_norm
     design = partial(NormRope, target, *sizes, qk_norm, _CORES)
     array = f"norm_rope-{name}" + "-qk" * qk_norm
     yield array, f"tokens{CHUNK}", partial(_call, design, CHUNK, CONTEXT - CHUNK, CONTEXT)
-
-
-def _gated(activation: str, target: str, model: DecoderShape) -> _Calls:
-    if model.shape.activation == activation:
-        for tokens in (1, CHUNK):
-            elements = tokens * model.shape.feed_forward
-            make = partial(gated_activation, target, activation, elements, cores=_CORES)
-            yield f"{activation}-{_CORES}", f"n{elements}", make
-
-
-def _softmax(target: str, model: DecoderShape) -> _Calls:
-    rows, design = model.shape.heads * CHUNK, partial(Softmax, target, CONTEXT, _CORES)
-    yield f"softmax-{CONTEXT}", f"rows{rows}-n{CONTEXT}", partial(_call, design, rows, CONTEXT)
 
 
 def _of_encoder(operator: str, target: str, encoder: EncoderShape) -> _Calls:
@@ -230,10 +207,6 @@ OPERATORS: dict[str, Callable[[str, DecoderShape], _Calls]] = {
     "decode_layer": _decode_layer,
     "rms_norm": _rms_norm,
     "add_layer_norm": lambda _target, _decoder: iter(()),  # only encoders have it
-    "rope": _rope,
     "norm_rope": _norm_rope,
-    "geglu": partial(_gated, "geglu"),
-    "swiglu": partial(_gated, "swiglu"),
-    "softmax": _softmax,
     "patch_pooling": lambda _target, _decoder: iter(()),  # likewise
 }

@@ -23,9 +23,9 @@ from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.norm_rope import NormRope
-from flownpu.aie.designs.one_tile import KERNELS, ROW, ROW_HEADS, OneTile
+from flownpu.aie.designs.one_tile import KERNELS, ROW, OneTile
 from flownpu.aie.designs.patch_pooling import PatchPooling
-from flownpu.aie.designs.vector_operators import ResidualLayerNorm, ResidualRMSNorm, RMSNorm, RotaryEmbedding, Softmax
+from flownpu.aie.designs.vector_operators import ResidualLayerNorm, ResidualRMSNorm, RMSNorm
 from flownpu.aie.programs.alone import program_of
 from flownpu.selftest.decoder import decoder_stages
 from flownpu.selftest.reference import attention, projections, rows
@@ -133,13 +133,9 @@ class _Stages:
         makers: dict[str, Callable[[], Case]] = {
             "fused_dqp": lambda: projections.fused_dqp_case(FusedDQP(target, 256, 16), 32, 256, rng),
             "rms_norm": lambda: rows.rms_norm_case(RMSNorm(target, ROW), 1, rng),
-            "softmax": lambda: rows.softmax_case(Softmax(target, ROW), 1, ROW, rng),
+            "rope": partial(rows.rope_case, design, rng),
+            **dict.fromkeys(("geglu", "swiglu"), partial(rows.gated_activation_case, design, rng)),
         }
-        for interleaved in (False, True):
-            rope = RotaryEmbedding(target, ROW_HEADS, ROW // ROW_HEADS, interleaved)
-            makers["rope" + "_interleaved" * interleaved] = partial(rows.rotary_embedding_case, rope, 1, rng, first=5)
-        for act in ("geglu", "swiglu"):
-            makers[act] = partial(rows.gated_activation_case, target, act, ROW, rng)
         for kind in self._weights:
             makers[f"q4nx_dequant_{kind}"] = partial(
                 projections.dequant_engine_case, DequantEngine(target, kind), 32, 256, rng

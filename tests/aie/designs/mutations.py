@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from flownpu.aie.check import check
 from flownpu.aie.designs.attention import ALL_KEYS
-from flownpu.aie.iron.access_pattern import indices
 from flownpu.aie.plan.data import (
     Acquire,
     Await,
@@ -28,7 +27,7 @@ from flownpu.aie.plan.data import (
     WriteParameter,
 )
 from tests.aie.emulation import emulator
-from tests.aie.small_programs import with_array, with_fifo, with_steps
+from tests.aie.small_programs import indices, with_array, with_fifo, with_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

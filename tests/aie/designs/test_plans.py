@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every design at the shapes of the models it is for: the plan passes the checker; shapes do not change the array.
+"""The designs at shapes that are seldom: the plan passes the checker; shapes do not change the array.
 
-What designs move is followed in test_moves.py, what they compute in test_emulated.py.
+Every design at the usual shapes of every model is in tests/cli/npu/test_catalogue.py; results are in test_emulated.py.
 """
 
 import re
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flownpu.aie.check import check
-from flownpu.aie.designs.bias import bias_column, with_bias
+from flownpu.aie.designs.bias import with_bias
 from flownpu.aie.designs.copy import Copy
 from flownpu.aie.designs.dequant_engine import DequantEngine
 from flownpu.aie.designs.flow_kv import FlowKV
@@ -26,29 +26,14 @@ from flownpu.aie.designs.vector_operators import (
     ResidualLayerNorm,
     ResidualRMSNorm,
     RMSNorm,
-    RotaryEmbedding,
-    Softmax,
-    gated_activation,
 )
 from flownpu.aie.iron.symbolic import RecordingError
+from flownpu.npu.models import MODELS, projections
 
 KERNELS = Path(__file__).parents[3] / "aie" / "kernels" / "kernels.h"
 
-# Hidden size, feed-forward, heads, KV heads, head size and window of the models (their public configurations).
-MODELS = {
-    "gemma3-1b": (1152, 6912, 4, 1, 256, 512),
-    "gemma3-4b": (2560, 10240, 8, 4, 256, 1024),
-    "siglip": (1152, 4304, 16, 16, 72, None),  # Gemma3-4B's encoder
-    "llama3.2-1b": (2048, 8192, 32, 8, 64, None),
-    "llama3.2-3b": (3072, 8192, 24, 8, 128, None),
-    "llama3.1-8b": (4096, 14336, 32, 8, 128, None),
-    "qwen3-0.6b": (1024, 3072, 16, 8, 128, None),
-    "qwen3-1.7b": (2048, 6144, 16, 8, 128, None),
-    "qwen3-4b": (2560, 9728, 32, 8, 128, None),
-    "qwen3-8b": (4096, 12288, 32, 8, 128, None),
-}
-DECODERS = [name for name in MODELS if name != "siglip"]
-VOCABULARIES = [(262144, 1152), (262208, 2560), (128256, 2048), (128256, 4096), (151936, 1024), (151936, 4096)]
+# Models whose shapes differ in kind: one KV head and windows, groups of three, and an encoder with heads of 72.
+DECODERS, ENCODER = ["gemma3-1b", "llama3.2-3b"], "siglip"
 
 
 def plan_of(program):
@@ -59,63 +44,35 @@ def violations(program):
     return [str(violation) for violation in check(plan_of(program))]
 
 
-def projections(name):
-    """(M, K, epilogue) of a model's projections: packed QKV, output, gate and up (SigLIP: its only one), down.
-
-    SigLIP's have a bias each, whose column is the last of K (aie/designs/bias.py); one more projects its hidden states
-    to Gemma3-4B's hidden size.
-    """
-    hidden, feed_forward, heads, kv_heads, size, _ = MODELS[name]
-    qkv = ((heads + 2 * kv_heads) * size, hidden, "none"), (hidden, heads * size, "none")
-    if name != "siglip":
-        return [*qkv, (feed_forward, hidden, "swiglu"), (hidden, feed_forward, "none")]
-    biased = [*qkv, (feed_forward, hidden, "gelu"), (hidden, feed_forward, "none")]
-    return [*((m, bias_column(k) + 1, epilogue) for m, k, epilogue in biased), (2560, hidden, "none")]
-
-
 # --- Shapes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tiles", [16, 32])
 @pytest.mark.parametrize("name", DECODERS)
-def test_fused_dqp_passes_checker(name, tiles):
-    k_max = -(-max(k for _, k, _ in projections(name)) // 256) * 256
-    for m, k, epilogue in projections(name):
-        assert violations(FusedDQP("npu2", k_max, tiles, epilogue).program(m, k)) == []
-
-
-@pytest.mark.parametrize("tiles", [16, 32])
-@pytest.mark.parametrize(("m", "k"), VOCABULARIES)
-def test_fused_dqp_makes_logits(m, k, tiles):
-    assert violations(FusedDQP("npu2", -(-k // 256) * 256, tiles).program(m, k)) == []
+def test_fused_dqp_on_16_tiles_passes(name):
+    model = MODELS[name]
+    k_max = -(-max(k for _, k, _ in projections(model)) // 256) * 256
+    for m, k, epilogue in [*projections(model), (model.vocabulary, model.shape.hidden, "none")]:
+        assert violations(FusedDQP("npu2", k_max, 16, epilogue).program(m, k)) == []
 
 
 @pytest.mark.parametrize(("target", "weights"), [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")])
-@pytest.mark.parametrize("name", MODELS)
-def test_dequant_engine_passes_checker(name, target, weights):
-    for m, k, epilogue in projections(name):
-        gated = epilogue == "swiglu"
-        assert violations(DequantEngine(target, weights).program(m, k, gated=gated)) == []
+@pytest.mark.parametrize("name", [*DECODERS, ENCODER])
+def test_products_of_few_and_many_tokens_pass(name, target, weights):
+    """By supertiles, and by megatiles of two tiles of C, the most that L1 holds; a gated product has two anyway."""
+    for m, k, epilogue in projections(MODELS[name]):
+        gated = epilogue in {"geglu", "swiglu"}
         if gated:
             assert violations(DequantEngine(target, weights).program(m, k, gated=True, interleaved=True)) == []
-
-
-@pytest.mark.parametrize(("target", "weights"), [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")])
-@pytest.mark.parametrize("name", MODELS)
-def test_gemm_passes_checker(name, target, weights):
-    """By supertiles, and by megatiles of two tiles of C, the most that L1 holds; a gated product has two anyway."""
-    for tokens, e_y, e_x in ((17, 1, 1), (1023, 2, 1), (1, 1, 2)):
-        for m, k, epilogue in projections(name):
-            expansion = {"e_y": e_y, "e_x": e_x} if epilogue != "swiglu" else {}
-            gemm = Gemm(target, weights, epilogue, **expansion)
+        for tokens, e_y, e_x in ((17, 1, 1), (1023, 2, 1), (1, 1, 2)):
+            gemm = Gemm(target, weights, epilogue, **({} if gated else {"e_y": e_y, "e_x": e_x}))
             assert violations(gemm.program(tokens, k, -(-m // 32) * 32)) == []
 
 
 @pytest.mark.parametrize("tokens", [64, 256])
 @pytest.mark.parametrize("name", DECODERS)
-def test_gemm_of_chunks(name, tokens):
-    """A chunk's rows fill a megatile, so none are added; the rows themselves are not padded either."""
-    for m, k, epilogue in projections(name):
+def test_gemm_of_a_chunk_adds_no_rows(name, tokens):
+    """A chunk's rows fill a megatile; the rows themselves are not padded either."""
+    for m, k, epilogue in projections(MODELS[name]):
         gemm = Gemm("npu2", epilogue=epilogue, m=tokens // 4)
         assert gemm.padded(tokens, k)[0] == tokens
         assert violations(gemm.program(tokens, k, m, line=k)) == []
@@ -124,33 +81,30 @@ def test_gemm_of_chunks(name, tokens):
 @pytest.mark.parametrize("target", ["npu1", "npu2"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_norm_rope_passes_checker(name, target):
-    _, _, heads, kv_heads, size, _ = MODELS[name]
+    shape = MODELS[name].shape
     for tokens, position, capacity in ((64, 0, 1024), (256, 700, 1024), (1, 32767, 32768)):
         for qk_norm in (False, True):
-            program = NormRope(target, heads, kv_heads, size, qk_norm, 4).program(
-                tokens, position, capacity, tables=2, table=1
-            )
-            assert violations(program) == []
+            design = NormRope(target, shape.heads, shape.kv_heads, shape.d, qk_norm, 4)
+            assert violations(design.program(tokens, position, capacity, tables=2, table=1)) == []
 
 
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize(("total", "capacity"), [(1, 1024), (17, 1024), (1023, 1024), (32768, 32768)])
 def test_flow_kv_passes_checker(name, total, capacity):
-    _, _, heads, kv_heads, size, window = MODELS[name]
-    design = FlowKV("npu2", heads, kv_heads, size)
+    shape = MODELS[name].shape
+    design = FlowKV("npu2", shape.heads, shape.kv_heads, shape.d)
     assert violations(design.program(total, capacity)) == []
-    assert violations(design.program(total, capacity, window=window or 512)) == []
+    assert violations(design.program(total, capacity, window=512)) == []
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("heads", [(4, 1, 256), (24, 8, 128), (16, 16, 72)], ids=str)
 @pytest.mark.parametrize(
     ("tokens", "past", "capacity"), [(1, 0, 1024), (17, 1000, 1024), (1023, 0, 1024), (64, 4000, 8192)]
 )
-def test_flow_qkv_passes_checker(name, tokens, past, capacity):
-    _, _, heads, kv_heads, size, window = MODELS[name]
-    design = FlowQKV("npu2", heads, kv_heads, size)
+def test_flow_qkv_passes_checker(heads, tokens, past, capacity):
+    design = FlowQKV("npu2", *heads)
     assert violations(design.program(tokens, past, capacity)) == []
-    assert violations(design.program(tokens, past, capacity, window=window or 512)) == []
+    assert violations(design.program(tokens, past, capacity, window=512)) == []
     assert violations(design.program(tokens, past, capacity, causal=False)) == []
 
 
@@ -170,33 +124,17 @@ def test_flow_qkv_takes_rows_that_tile_holds(heads, d, rows, parts):
 
 
 @pytest.mark.parametrize("target", ["npu1", "npu2"])
-@pytest.mark.parametrize("name", MODELS)
-def test_vector_operators_pass_checker(name, target):
-    hidden, feed_forward, heads, kv_heads, size, _ = MODELS[name]
-    for tokens in (1, 17, 1023):
-        programs = [
-            RMSNorm(target, hidden, 4).program(tokens, 1e-6),
-            ResidualRMSNorm(target, hidden, cores=4).program(tokens, 1e-6),
-            ResidualRMSNorm(target, hidden, norm_first=True, cores=4).program(tokens, 1e-6),
-            Softmax(target, 4096, 4).program(heads * tokens, tokens),
-            RotaryEmbedding(target, heads + kv_heads, size // 32 * 32, cores=4).program(tokens),
-            *(
-                gated_activation(target, activation, tokens * -(-feed_forward // 256) * 256, cores=4)
-                for activation in ("geglu", "swiglu")
-            ),
-        ]
-        for program in programs:
-            assert violations(program) == []
+@pytest.mark.parametrize("n", [1152, 4096])
+def test_norms_of_few_and_many_rows_pass(n, target):
+    for rows in (1, 17, 1023):
+        assert violations(RMSNorm(target, n, 4).program(rows, 1e-6)) == []
+        for norm_first in (False, True):
+            design = ResidualRMSNorm(target, n, norm_first=norm_first, cores=4)
+            assert violations(design.program(rows, 1e-6)) == []
 
 
-@pytest.mark.parametrize("target", ["npu1", "npu2"])
-def test_patch_pooling_of_siglip(target):
-    assert violations(PatchPooling(target, 1152).program(64)) == []
-    assert violations(ResidualLayerNorm(target, 1152, 4).program(4096, 1e-6)) == []
-
-
-def test_designs_for_xdna_pass_checker():
-    """FusedDQP on 16 tiles, FlowKV and FlowQKV fit XDNA's 4 columns; the other designs are checked on it above."""
+def test_designs_on_xdna_pass():
+    """These fit XDNA's 4 columns; the other designs are checked on it above."""
     programs = [
         FusedDQP("npu1", 6912, 16).program(1536, 1152),
         FusedDQP("npu1", 6912, 16, "geglu").program(6912, 1152),
@@ -204,6 +142,8 @@ def test_designs_for_xdna_pass_checker():
         FlowKV("npu1", 8, 4, 256).program(1000, 1024, window=512),
         FlowQKV("npu1", 8, 4, 256).program(17, 0, 1024),
         FlowQKV("npu1", 32, 8, 128).program(17, 0, 1024),
+        PatchPooling("npu1", 1152).program(64),
+        ResidualLayerNorm("npu1", 1152, 4).program(4096, 1e-6),
     ]
     for program in programs:
         assert violations(program) == []
@@ -235,7 +175,6 @@ def test_designs_for_xdna_pass_checker():
         lambda: [RMSNorm("npu2", 1152, 4).program(rows, 1e-6) for rows in (1, 17, 1023)],
         lambda: [ResidualRMSNorm("npu2", 1152, cores=4).program(rows, 1e-6) for rows in (1, 17, 1023)],
         lambda: [ResidualLayerNorm("npu2", 1152, 4).program(r, epsilon) for r, epsilon in ((1, 1e-6), (4096, 1e-5))],
-        lambda: [Softmax("npu2", 1024, 4).program(rows, n) for rows, n in ((1, 1), (1023, 1000))],
         lambda: [PatchPooling("npu2", 1152).program(grid) for grid in (4, 64)],
     ],
 )
@@ -271,9 +210,6 @@ def test_shapes_do_not_change_array(programs):
             lambda: NormRope("npu2", 4, 2, 64).program(1, 0, 64, tables=2, table=2),
             "a table in 0..1, got 1 at 0 and .* 2",
         ),
-        (lambda: Softmax("npu2", 1000), "rows in multiples of 16, 10496 or less, got 1000"),
-        (lambda: Softmax("npu2", 20000), "10496 or less, got 20000"),
-        (lambda: Softmax("npu2", 64).program(1, 65), "expected 1..64 columns, got 65"),
         (lambda: PatchPooling("npu2", 64).program(6), "a grid in multiples of 4, 256 or less, got 6"),
         (lambda: RMSNorm("npu2", 64).program(0, 1e-6), "an item or more, got 1, 0"),
         (lambda: with_bias(np.zeros((1, 1, 5120), np.uint8), np.zeros(33), 64), r"expected blocks \(2, 1, 5120\)"),
@@ -283,10 +219,6 @@ def test_shapes_do_not_change_array(programs):
         (lambda: FlowQKV("npu2", 8, 4, 256, rows=12), "expected rows in multiples of 8"),
         (lambda: FlowQKV("npu2", 8, 4, 256).program(5, 1020, 1024), "got 1025 of 1024"),
         (lambda: RMSNorm("npu1", 64, 5).program(1, 1e-6), "expected 1..4 cores on npu1 and an item or more, got 5, 1"),
-        (
-            lambda: gated_activation("npu2", "relu", 256),
-            "expected geglu or swiglu of a multiple of 256, got relu of 256",
-        ),
         (lambda: Copy("npu2", 64, 24), "expected one or two streams and parts in multiples of 16 of rows of 64 elem"),
         (lambda: Copy("npu2", 64, 64, streams=3), "expected one or two streams .*, got 3 and 64"),
         (lambda: OneTile("npu2", "conv"), "expected a kernel of q4nx_dequant_bf16, .*, got 'conv'"),
@@ -342,12 +274,7 @@ ALL = {
     "residual_rms_norm": lambda: ResidualRMSNorm("npu2", 1152, cores=4).program(17, 1e-6),
     "norm first": lambda: ResidualRMSNorm("npu2", 1152, True, 4).program(17, 1e-6),
     "residual_layer_norm": lambda: ResidualLayerNorm("npu2", 1152, 4).program(17, 1e-6),
-    "softmax": lambda: Softmax("npu2", 1024, 4).program(17, 1000),
     "patch_pooling": lambda: PatchPooling("npu2", 1152).program(64),
-    "rope": lambda: RotaryEmbedding("npu2", 12, 256, cores=4).program(17),
-    "rope interleaved": lambda: RotaryEmbedding("npu2", 12, 256, True).program(17),
-    "geglu": lambda: gated_activation("npu2", "geglu", 6912, cores=4),
-    "swiglu": lambda: gated_activation("npu2", "swiglu", 6912, cores=4),
 }
 
 

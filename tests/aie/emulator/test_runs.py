@@ -28,7 +28,6 @@ from tests.aie.emulation import assert_nothing_left, call, emulate, emulator
 from tests.aie.small_programs import (
     between,
     chain,
-    split_and_join,
     tensor,
     with_array,
     with_body,
@@ -107,15 +106,6 @@ def test_calls_follow_each_other_on_one_array():
             source = numbers(passes * 64) + seed
             np.testing.assert_array_equal(call(array, plan, seed=seed, source=source)["target"], 3 * source)
     assert_nothing_left(array)
-
-
-@pytest.mark.parametrize("parts", [2, 4])
-def test_split_and_join(parts):
-    plan, source = split_and_join(parts), numbers(12 * 64)
-    functions = {"add": lambda x, y, number: np.add(x, number, out=y)}
-    for seed in SEEDS:
-        target = emulate(plan, functions=functions, seed=seed, x=source)["z"].reshape(12, parts, -1)
-        np.testing.assert_array_equal(target, source.reshape(12, parts, -1) + np.arange(parts)[:, None])
 
 
 def test_broadcast_waits_for_slowest():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flownpu.aie.check import check
-from flownpu.aie.iron.access_pattern import TensorAccessPattern, indices
+from flownpu.aie.iron.access_pattern import TensorAccessPattern
 from flownpu.aie.iron.compat import (
     NPU1,
     NPU2,
@@ -19,7 +19,6 @@ from flownpu.aie.iron.compat import (
     Program,
     Runtime,
     TaskGroup,
-    Tile,
     Worker,
     range_,
 )
@@ -39,7 +38,7 @@ from flownpu.aie.plan.data import (
     Variable,
 )
 from flownpu.aie.plan.data import Tile as Place
-from tests.aie.small_programs import chain, idle, one_core, tensor
+from tests.aie.small_programs import chain, idle, indices, one_core, tensor
 
 
 def vector_add(device, count=4, elements=256):
@@ -161,67 +160,6 @@ def test_sliding_window_is_recorded():
     runtime = Runtime(sequence, [tensor(160), tensor(128), a.prod(), c.cons()])
     plan = Program(NPU2(), runtime, [Worker(core, [a.cons(), c.prod(), blur])]).resolve_program()
     assert check(plan) == []
-
-
-def split_and_join(offsets, part, *, parts=None):
-    """One stream over four cores and back, through a memory tile."""
-    kind, piece = tensor(256), tensor(part)
-    a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
-    inputs = a.cons().split(offsets, tile=Tile(0, 1), obj_types=[piece] * len(offsets))
-    outputs = c.prod().join(offsets, tile=Tile(0, 1), obj_types=[piece] * len(offsets))
-    copy = Kernel("copy", "copy.cc", [piece, piece])
-
-    def core(a, c, copy):
-        x, y = a.acquire(1), c.acquire(1)
-        copy(x, y)
-        a.release(1)
-        c.release(1)
-
-    def sequence(x, z, a, c):
-        a.fill(x)
-        c.drain(z, wait=True)
-
-    workers = [
-        Worker(core, [x.cons(), y.prod(), copy], tile=Tile(0, 2 + row))
-        for row, (x, y) in enumerate(zip(inputs, outputs, strict=True))
-    ]
-    runtime = Runtime(sequence, [tensor(1024)] * 2 + [a.prod(), c.cons()])
-    return Program(NPU2(), runtime, workers[: parts or len(workers)]).resolve_program()
-
-
-def test_split_and_join():
-    plan = split_and_join([0, 64, 128, 192], 64)
-    assert check(plan) == []
-    assert [(link.kind, link.offsets) for link in plan.array.links] == [
-        ("split", (0, 64, 128, 192)),
-        ("join", (0, 64, 128, 192)),
-    ]
-    assert plan.array.links[0].outputs == ("a_split0", "a_split1", "a_split2", "a_split3")
-
-
-def test_broadcast_is_recorded():
-    """One producer, eight consumers: one channel at the producer, one at each consumer."""
-    kind = tensor(64)
-    a = ObjectFifo(kind, name="a")
-    outs = [ObjectFifo(kind, name=f"c{column}") for column in range(8)]
-    copy = Kernel("copy", "copy.cc", [kind, kind])
-
-    def core(a, c, copy):
-        x, y = a.acquire(1), c.acquire(1)
-        copy(x, y)
-        a.release(1)
-        c.release(1)
-
-    def sequence(x, z, a, *outs):
-        a.fill(x)
-        for column, out in enumerate(outs):
-            out.drain(z, tap=TensorAccessPattern([512], column * 64, [64], [1]), wait=True)
-
-    workers = [Worker(core, [a.cons(), out.prod(), copy], tile=Tile(column, 2)) for column, out in enumerate(outs)]
-    ends = [a.prod(), *[out.cons() for out in outs]]
-    plan = Program(NPU2(), Runtime(sequence, [kind, tensor(512), *ends]), workers).resolve_program()
-    assert check(plan) == []
-    assert len(plan.array.fifos[0].consumers) == 8
 
 
 # --- Walks: against numpy's own indexing ----------------------------------------------------------------------------

@@ -179,12 +179,8 @@ ROUNDED = {
     "rms_norm.cc": lambda kernels, rng: vectors.test_rms_norm_equals_float64(kernels, rng, 3, 1152),
     "rms_norm.cc, with a residual": vectors.test_rms_norm_and_residual,
     "layer_norm.cc": lambda kernels, rng: vectors.test_layer_norm_of_sum(kernels, rng, 3, 1152, 0),
-    "rope.cc": lambda kernels, rng: vectors.test_rope_equals_float64(kernels, rng, 8, 128, "rope"),
-    "rope.cc, interleaved": lambda kernels, rng: vectors.test_rope_equals_float64(
-        kernels, rng, 8, 128, "rope_interleaved"
-    ),
+    "rope.cc": lambda kernels, rng: vectors.test_rope_equals_float64(kernels, rng, 8, 128),
     "norm_rope.cc": lambda kernels, rng: layers.test_rms_norm_rope(kernels, rng, 2, 256),
-    "softmax.cc": lambda kernels, rng: vectors.test_softmax_equals_float64(kernels, rng, 96),
     "patch_pooling.cc": vectors.test_patch_pooling_equals_float64,
 }
 TABLE = """

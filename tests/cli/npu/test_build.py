@@ -208,7 +208,7 @@ def test_earlier_calls_stay_in_manifest(flownpu, tools, tmp_path, monkeypatch):
     monkeypatch.setenv("PEANO_INSTALL_DIR", str(tools.clang.parents[1]))
     monkeypatch.setenv("AIE_XCLBINUTIL", str(tools.xclbinutil))
     flownpu("build", *SMALL, "--output", tmp_path / "out")
-    flownpu("build", "geglu", "--model", "gemma3-1b", "--output", tmp_path / "out")
+    flownpu("build", "norm_rope", "--model", "gemma3-1b", "--output", tmp_path / "out")
     found = manifest(tmp_path / "out")
     assert len(found["arrays"]) == 3
     monkeypatch.delenv("AIECC_PATH")
@@ -224,16 +224,19 @@ def sources(tmp_path):
 
 
 def add_calls(folder, tools_found, sources):
-    """Builds FusedDQP and GeGLU with the kernels in another folder."""
+    """Builds FusedDQP and RMSNorm with the kernels in another folder."""
     from flownpu.npu.catalogue import catalogue
 
     artifact = artifacts.ArtifactFolder(folder, "npu2", tools_found, include_root=sources)
-    for call in catalogue("npu2", ["fused_dqp", "geglu"], ["gemma3-1b"]):
+    for call in catalogue("npu2", ["fused_dqp", "rms_norm"], ["gemma3-1b"]):
         artifact.add(call.operator, call.array, call.name, call.program(0).resolve_program("main"))
     return artifact
 
 
-@pytest.mark.parametrize(("changed", "rebuilt"), [("geglu.cc", {"geglu"}), ("common/loops.h", {"geglu", "fused_dqp"})])
+@pytest.mark.parametrize(
+    ("changed", "rebuilt"),
+    [("rms_norm.cc", {"rms_norm", "rms_norm_add"}), ("common/loops.h", {"rms_norm", "rms_norm_add", "fused_dqp"})],
+)
 def test_changed_kernel_rebuilds_arrays_that_link_it(tools, tmp_path, sources, changed, rebuilt):
     found, missing = toolchain.find_toolchain()
     assert missing == []
@@ -246,7 +249,9 @@ def test_changed_kernel_rebuilds_arrays_that_link_it(tools, tmp_path, sources, c
     xclbins = [file.parent.name for file in again.compiled if file.suffix == ".xclbin"]
     assert {name.partition("-")[0] for name in xclbins} == rebuilt
     objects = {file.name for file in again.compiled if file.suffix == ".o"}
-    assert objects == ({"geglu.o"} if changed == "geglu.cc" else {"geglu.o", "fused_dqp.o", "epilogue.o"})
+    assert objects == (
+        {"rms_norm.o"} if changed == "rms_norm.cc" else {"rms_norm.o", "copy_part.o", "fused_dqp.o", "epilogue.o"}
+    )
     # Instructions do not depend on kernels.
     assert not [file for file in again.compiled if file.suffix == ".insts"]
 
@@ -255,8 +260,8 @@ def test_different_array_of_same_name_is_refused(tmp_path):
     from flownpu.npu.catalogue import catalogue
 
     folder = artifacts.ArtifactFolder(tmp_path, "npu2", None)
-    one, other = (catalogue("npu2", [operator], ["gemma3-1b"])[0] for operator in ("geglu", "rms_norm"))
-    folder.add("geglu", "array", "call", one.last_plan)
+    one, other = (catalogue("npu2", [operator], ["gemma3-1b"])[0] for operator in ("norm_rope", "rms_norm"))
+    folder.add("norm_rope", "array", "call", one.last_plan)
     with pytest.raises(ValueError, match="two arrays that differ are both called array: another is of the second"):
         folder.add("rms_norm", "array", "another", other.last_plan)
 
@@ -280,7 +285,7 @@ def test_failing_compiler_is_quoted(flownpu, tools, tmp_path):
 
 
 def test_compiler_error_with_exit_code_0_fails(flownpu, tools, tmp_path):
-    """aiecc's passes report some errors and go on."""
+    """aiecc's passes report some errors and go on (docs/npu-designs.md)."""
     flownpu("build", *SMALL, "--output", tmp_path / "out")
     (tmp_path / "out" / "npu2" / "fused_dqp-32-k6912-none" / "m1536-k1152.insts").unlink()
     tools.fail.write_text("0 design.mlir:1: error: would override allocated address")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of operators on rows: norms, softmax, RoPE, gated activations, pooling."""
+"""Cases of operators on rows: norms, RoPE, gated activations, pooling."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flownpu.aie.designs.vector_operators import gated_activation
+from flownpu.aie.designs.one_tile import ROW, ROW_HEADS
 from flownpu.ops.definitions import flow_qkv_attention, q4nx_matmul
 from flownpu.selftest.reference.case import Case
 from flownpu.selftest.reference.numbers import (
     BF16_ROUNDING,
-    EXP2,
     F32_ROUNDING,
     INVERSE,
     PRODUCT,
@@ -25,21 +24,16 @@ from flownpu.selftest.reference.projections import activation_tolerance
 if TYPE_CHECKING:
     from flownpu.aie.designs.copy import Copy
     from flownpu.aie.designs.norm_rope import NormRope
+    from flownpu.aie.designs.one_tile import OneTile
     from flownpu.aie.designs.patch_pooling import PatchPooling
-    from flownpu.aie.designs.vector_operators import (
-        ResidualLayerNorm,
-        ResidualRMSNorm,
-        RMSNorm,
-        RotaryEmbedding,
-        Softmax,
-    )
+    from flownpu.aie.designs.vector_operators import ResidualLayerNorm, ResidualRMSNorm, RMSNorm
 
     Rng = np.random.Generator
 
 __all__ = [
     "copy_cases",
     "gated_activation_case", "norm_rope_case", "patch_pooling_case", "pooled_norm_case", "residual_layer_norm_case",
-    "residual_rms_norm_case", "rms_norm_case", "rotary_embedding_case", "softmax_case",
+    "residual_rms_norm_case", "rms_norm_case", "rope_case",
 ]  # fmt: skip
 
 _PAD = 32  # elements by which a line is longer than the row that it holds
@@ -110,46 +104,26 @@ def residual_layer_norm_case(design: ResidualLayerNorm, rows: int, rng: Rng, *, 
     return Case(partial(design.program, rows, 1e-6, x_line=line, y_line=line), inputs, output, expected, tolerance)
 
 
-def rotary_embedding_case(design: RotaryEmbedding, tokens: int, rng: Rng, *, first: int = 0) -> Case:
-    """RoPE of tokens at positions from `first` on."""
-    heads, d = design.heads, design.d
-    angle = (first + np.arange(tokens))[:, None] * 10000.0 ** (-2 * np.arange(d // 2) / d)
-    table, x = bf16(np.concatenate([np.cos(angle), np.sin(angle)], 1)), bf16(rng.normal(size=(tokens, heads, d)))
-    cosine, sine = (wide(part)[:, None] for part in np.split(table, 2, axis=1))
-    pairs = (slice(0, d, 2), slice(1, d, 2)) if design.interleaved else (slice(d // 2), slice(d // 2, d))
-    a, b = (wide(x)[..., pair] for pair in pairs)
-    expected, magnitude = np.zeros(x.shape), np.zeros(x.shape)
-    expected[..., pairs[0]], expected[..., pairs[1]] = a * cosine - b * sine, b * cosine + a * sine
-    magnitude[..., pairs[0]] = magnitude[..., pairs[1]] = np.abs(a) + np.abs(b)
+def rope_case(design: OneTile, rng: Rng) -> Case:
+    """One call of RoPE's kernel: the heads of a token at position 5."""
+    heads, d = ROW_HEADS, ROW // ROW_HEADS
+    angle = 5 * 10000.0 ** (-2 * np.arange(d // 2) / d)
+    table, x = bf16(np.concatenate([np.cos(angle), np.sin(angle)])), bf16(rng.normal(size=(heads, d)))
+    cosine, sine = np.split(wide(table), 2)
+    a, b = np.split(wide(x), 2, axis=1)
+    expected = np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=1)
     # Products are exact, their difference is rounded to f32 and to bf16.
-    tolerance = BF16_ROUNDING * np.abs(expected) + 2 * F32_ROUNDING * magnitude
-    return Case(partial(design.program, tokens), {"x": x, "table": table}, "y", expected, tolerance)
+    tolerance = BF16_ROUNDING * np.abs(expected) + 2 * F32_ROUNDING * np.tile(np.abs(a) + np.abs(b), 2)
+    return Case(partial(design.program, 1), {"x": x, "table": table}, "y", expected, tolerance)
 
 
-def gated_activation_case(target: str, activation: str, elements: int, rng: Rng, *, cores: int = 1) -> Case:
-    """GeGLU or SwiGLU of two vectors."""
-    gate, up = bf16(rng.normal(size=elements) * 3), bf16(rng.normal(size=elements))
-    act = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}[activation](wide(gate))
+def gated_activation_case(design: OneTile, rng: Rng) -> Case:
+    """One call of GeGLU's or SwiGLU's kernel."""
+    gate, up = bf16(rng.normal(size=ROW) * 3), bf16(rng.normal(size=ROW))
+    act = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}[design.kernel](wide(gate))
     expected = act * wide(up)
     tolerance = activation_tolerance(wide(gate), act) * np.abs(wide(up)) + (PRODUCT + BF16_ROUNDING) * np.abs(expected)
-    make = partial(gated_activation, target, activation, elements, cores=cores)
-    return Case(make, {"gate": gate, "up": up}, "y", expected, tolerance)
-
-
-def softmax_case(design: Softmax, rows: int, n: int, rng: Rng) -> Case:
-    """Softmax of n random scores per row; columns behind them hold large numbers, must not count, and become 0."""
-    x = (rng.normal(size=(rows, design.line)) * 6).astype(np.float32)
-    x[:, n:] = 1e9
-    known = wide(x[:, :n])
-    power = np.exp(known - known.max(-1, keepdims=True))
-    expected = np.zeros(x.shape)
-    expected[:, :n] = power / power.sum(-1, keepdims=True)
-    # Errors of a power: its exponent and exp2; of the sum: its powers and f32 additions; then the inverse, the product.
-    error = np.zeros(x.shape)
-    error[:, :n] = np.log(2) * 1.4427 * (known.max(-1, keepdims=True) - known) * PRODUCT + EXP2
-    average = (error * expected).sum(-1, keepdims=True)
-    relative = BF16_ROUNDING + error + average + n * F32_ROUNDING + INVERSE + PRODUCT
-    return Case(partial(design.program, rows, n), {"x": x}, "y", expected, relative * expected)
+    return Case(partial(design.program, 1), {"gate": gate, "up": up}, "y", expected, tolerance)
 
 
 def norm_rope_case(

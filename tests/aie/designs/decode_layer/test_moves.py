@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from flownpu.aie.designs.decode_layer.design import WAYS, DecodeLayer, Layer
-from flownpu.aie.iron.access_pattern import indices
 from flownpu.aie.plan.data import Transfer, WriteParameter
 from tests.aie.designs.decode_layer.shapes import SHAPES
+from tests.aie.small_programs import indices
 
 
 def blocks_of(plan, column, first, size):

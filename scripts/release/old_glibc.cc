@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the C++ run time of GCC 12, which is linked into each library of a wheel, calls of
+// Functions that the C++ run-time library of GCC 12, linked into each library of a wheel, calls of
 // glibc 2.30 to 2.36, for systems whose glibc is older. Linked into the libraries of wheels only
 // (wheels.py), and seen by nothing outside of them.
 #include <elf.h>

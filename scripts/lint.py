@@ -69,10 +69,23 @@ def tidy(files: list[Path]) -> str:
         sources = dict.fromkeys(Path(entry["file"]) for entry in entries if "nanobind" not in entry["file"])
         files = [file for file in sources if file.suffix in (".cc", ".cxx") and not file.name.startswith("cmake_pch")]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        outputs = list(pool.map(lambda file: complaints("clang-tidy", "-p", BUILD, "--quiet", file), files))
+        outputs = list(pool.map(lambda file: complaints("clang-tidy", "-p", BUILD, "--quiet", *rules(file), file), files))
     # A finding in a header is reported for each unit that includes it; it is printed once.
     found = dict.fromkeys(finding for output in outputs for finding in FINDING.findall(output))
     return "".join(found) or next((output for output in outputs if output), "")
+
+
+def rules(file: Path) -> list[str]:
+    """The options by which clang-tidy reads a unity file of CMake with the rules of the folder that it includes."""
+    if file.suffix != ".cxx":
+        return []
+    # A unity file includes units, which count as headers there.
+    checks = "-bugprone-suspicious-include,-google-global-names-in-headers"
+    unit = Path(re.findall(r'#include "(.+)"', file.read_text(encoding="utf-8"))[0])
+    nearest = next(folder for folder in unit.parents if (folder / ".clang-tidy").is_file())
+    if nearest != ROOT:
+        checks += "," + re.findall(r'^Checks: "(.+)"', (nearest / ".clang-tidy").read_text(encoding="utf-8"), re.M)[0]
+    return [f"--checks={checks}"]
 
 
 if __name__ == "__main__":

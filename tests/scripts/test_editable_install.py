@@ -74,12 +74,12 @@ def run(tree: Path, code: str) -> str:
         ("flownpu.graph_rewrites", "graph_rewrites/__init__.py"),
     ],
 )
-def test_modules_are_where_they_are_written(tree: Path, module: str, file: str) -> None:
+def test_editable_modules_are_in_the_tree(tree: Path, module: str, file: str) -> None:
     found = run(tree, f"from importlib.util import find_spec; print(find_spec({module!r}).origin)")
     assert Path(found).resolve() == (tree / file).resolve()
 
 
-def test_an_edit_in_ops_is_seen_at_once(tree: Path) -> None:
+def test_editable_ops_edit_is_seen_at_once(tree: Path) -> None:
     (tree / "ops" / "error_texts.py").write_text("said = 'before'\n")
     code = "import importlib; from flownpu.ops import {name}; print({name}.{value})"
     module = tree / "ops" / "q4nx.py"
@@ -90,5 +90,5 @@ def test_an_edit_in_ops_is_seen_at_once(tree: Path) -> None:
     assert run(tree, "import flownpu.ops.error_texts as new; print(new.said)") == "before"
 
 
-def test_what_is_compiled_is_found_beside_them(tree: Path) -> None:
+def test_editable_install_finds_the_native_module(tree: Path) -> None:
     assert run(tree, "import flownpu._native as native; print(native.compiled)") == "True"

@@ -26,9 +26,9 @@ from scripts.site_pages import in_site
         ("docs", "[`a`](../ops/npu)", "[`a`](https://example.org/flownpu/blob/main/ops/npu)"),
     ],
 )
-def test_links(folder: str, link: str, shown: str) -> None:
+def test_link_in_a_page_leads_to_the_site_or_the_source(folder: str, link: str, shown: str) -> None:
     assert in_site(link, folder, "https://example.org/flownpu") == shown
 
 
-def test_without_a_place_where_sources_are_shown_the_text_stays() -> None:
+def test_link_without_a_repository_address_stays() -> None:
     assert in_site("see [`ops/npu`](../ops/npu) too", "docs", None) == "see `ops/npu` too"

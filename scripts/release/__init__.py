@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scripts for a release: they build wheels for old systems, check what is in them, and run the steps of a release."""
+"""Scripts for a release: they build wheels for old systems, check their contents, and try them on other systems."""

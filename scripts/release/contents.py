@@ -36,7 +36,7 @@ Version = tuple[int, ...]
 
 
 def faults(wheel: Path) -> list[str]:
-    """What is wrong with a wheel for Linux; empty if it may be released."""
+    """The faults of a wheel for Linux; empty if it may be released."""
     found = []
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()

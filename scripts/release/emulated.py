@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def faults(python: list[str], kernels: str, tests: tuple[str, ...], expected: str) -> list[str]:
-    """What is wrong on a processor; empty if nothing is.
+    """The faults on a processor; empty if nothing is.
 
     Args:
         python: the command that runs Python on the emulated processor.

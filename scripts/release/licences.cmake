@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-# Puts the licences of what is compiled into _native and is not ours beside our own in the wheel. LICENSES.md says what of
-# this is where.
+# Adds the licences of third-party code that is compiled into _native to those in the wheel. LICENSES.md lists the code.
 set(script "import importlib.metadata as m; \
 print(next(f.locate() for f in m.files('nanobind') if f.name == 'LICENSE'))")
 execute_process(COMMAND ${Python_EXECUTABLE} -c "${script}"
                 OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE licence COMMAND_ERROR_IS_FATAL ANY)
 install(FILES ${licence} DESTINATION ${SKBUILD_METADATA_DIR}/licenses RENAME nanobind.txt)
 
-# robin_map's stands at the head of its headers alone.
+# robin_map has its licence only at the top of its headers.
 file(READ ${NB_DIR}/ext/robin_map/include/tsl/robin_map.h header)
 string(REGEX MATCH "MIT License.*SOFTWARE\\.\n \\*/" licence "${header}")
 if(NOT licence)

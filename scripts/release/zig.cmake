@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# A toolchain for another system: clang, with libc++ and the system's C library, as Zig brings them (ziglang, from PyPI). The
-# C++ run time is linked in.
+# A toolchain for another system: the clang, the libc++ and the system's C library in Zig's package (ziglang, from PyPI).
+# libc++ is linked statically.
 #
-# In the environment (zig.py): ZIG, the compiler's path; ZIG_TARGET, what it compiles for; ZIG_AR, a program that calls its
-# archiver, since CMake takes one word for it.
+# Environment variables (zig.py): ZIG, the compiler's path; ZIG_TARGET, its target; ZIG_AR, a program that calls its
+# archiver, for which CMake takes one word.
 if($ENV{ZIG_TARGET} MATCHES windows)
-  # mingw-w64's headers and import libraries; what else a library needs, Windows 10 has. Not g++ of mingw-w64: it puts
+  # mingw-w64's headers and import libraries; Windows 10 has the other libraries. The g++ of mingw-w64 is not used: it puts
   # variables of 32 and 64 bytes on a stack that is aligned to 16, and the first access faults (GCC bug 54412).
   set(CMAKE_SYSTEM_NAME Windows)
   set(CMAKE_SYSTEM_PROCESSOR AMD64)

@@ -57,7 +57,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(tree: Path, code: str) -> str:
-    """What code prints in a Python with the editable install, beside this Python's own packages."""
+    """The output of code in a Python with the editable install, beside this Python's own packages."""
     start = START.format(folder=str(tree.parent / "installed"))
     done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=False, cwd="/")
     assert done.returncode == 0, done.stderr
@@ -74,7 +74,7 @@ def run(tree: Path, code: str) -> str:
         ("flownpu.graph_rewrites", "graph_rewrites/__init__.py"),
     ],
 )
-def test_modules_are_where_they_are_written(tree: Path, module: str, file: str) -> None:
+def test_editable_modules_are_in_the_tree(tree: Path, module: str, file: str) -> None:
     found = run(tree, f"from importlib.util import find_spec; print(find_spec({module!r}).origin)")
     assert Path(found).resolve() == (tree / file).resolve()
 

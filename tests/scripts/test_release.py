@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from flownpu import build_info, get_library_path
 from scripts.debian_packages import UnavailableError
-from scripts.release import building, checklist, contents, kernels, old_system, wheels
+from scripts.release import building, contents, kernels, old_system, wheels
 
 ROOT = Path(__file__).parents[2]
 SHIMS = {"arc4random", "_dl_find_object", "__libc_single_threaded", "pthread_cond_clockwait"}
@@ -89,7 +90,7 @@ extern "C" int caught(int x) {
   return 0;
 }
 extern "C" unsigned random_bits() { return std::random_device("default")(); }
-// What a wait of 125 ms that nobody ends says.
+// Prints the result of a wait of 125 ms that nothing ends.
 extern "C" int expired() {
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -164,7 +165,7 @@ def test_faulty_wheel_is_described(tmp_path):
     assert "expected at most" not in found
 
 
-def test_wheels_for_arm_have_nothing_of_xrt():
+def test_arm_wheel_is_built_without_xrt():
     names = {machine: contents.libraries_of(f"flownpu-1-cp311-cp311-manylinux_2_28_{machine}") for machine in MACHINES}
     assert [name for name in names["x86_64"] if name not in names["aarch64"]] == ["libflownpu_xrt"]
 
@@ -194,7 +195,7 @@ def test_licences_name_compiled_libraries():
 
 def test_version_of_library_is_that_of_project(ep_devices):
     """The library's version is that of pyproject.toml, which CMake reads; two versions could differ."""
-    expected = checklist.version((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    expected = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     assert {device.ep_metadata["version"] for device in ep_devices} == {expected}
 
 
@@ -207,24 +208,7 @@ def test_build_information_names_commit_compiler_and_xrt(tmp_path, monkeypatch):
     assert str(build_info.build_info()) == said
 
 
-@pytest.mark.parametrize(
-    ("changes", "is_right"),
-    [
-        ("# Changes\n\n## 0.2.0 (2026-12-01)\n\n- x\n\n## 0.1.0 (2026-11-01)\n", True),
-        ("# Changes\n\n## Not released yet\n\n- x\n\n## 0.2.0 (2026-12-01)\n", False),
-        ("# Changes\n\n## 0.2.0\n", False),
-        ("# Changes\n", False),
-    ],
-)
-def test_changes_have_heading_of_version(changes, is_right):
-    if is_right:
-        checklist.changelog(changes, "0.2.0")
-    else:
-        with pytest.raises(checklist.FailedError, match=r"0\.2\.0"):
-            checklist.changelog(changes, "0.2.0")
-
-
-def test_source_folder_changes_only_changed_files(tmp_path):
+def test_source_folder_is_updated_where_sources_changed(tmp_path):
     new, old = tmp_path / "new", tmp_path / "old"
     for folder, files in ((new, {"a": "1", "b/c": "2"}), (old, {"a": "1", "b/c": "3", "d": "4"})):
         for name, text in files.items():
@@ -273,7 +257,7 @@ def test_wheel_requirements_are_read(tmp_path):
     assert old_system._requirements(wheel, "convert") == ["numpy>=1.26", "onnx>=1.19"]
 
 
-def test_kernels_with_other_instructions_are_found(tmp_path):
+def test_kernels_with_other_instructions_are_reported(tmp_path):
     builds = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
     for build, operation in zip(builds, ("+", "+", "*"), strict=True):
         folder = build / "CMakeFiles/kernels_avx2.dir"

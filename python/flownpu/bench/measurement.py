@@ -42,7 +42,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: after `depth` tokens, `prompt` tokens are read, then `generate` tokens are generated."""
+    """One measurement: after `depth` tokens, `prompt` tokens are read, then `generate` tokens are generated."""
 
     depth: int
     prompt: int
@@ -128,7 +128,7 @@ class Measurement:
 
 @dataclass
 class Measurements:
-    """What `measure` found, in the order of the engines."""
+    """The results of `measure`, in the order of the engines."""
 
     cases: list[Case]
     engines: dict[str, Measurement]

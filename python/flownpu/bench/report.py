@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `flownpu bench` found, as a table, as Markdown and as JSON."""
+"""The results of `flownpu bench` as a table, as Markdown and as JSON."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -53,7 +53,7 @@ class BenchReport:
         return lines
 
     def footer(self) -> list[str]:
-        """What went wrong."""
+        """The failures, a line each, and whether the run was interrupted."""
         lines = [f"{name} failed and was left out: {reason}" for name, reason in self.found.failures.items()]
         return lines + (["Interrupted: what had been measured until then."] if self.found.interrupted else [])
 

@@ -69,7 +69,7 @@ def _seen(layer: tuple[int, int], tokens: int) -> int:
 
 
 def decode_traffic(folder: Path) -> DecodeTraffic:
-    """What decode steps of a model folder read, from its graph.
+    """The bytes that decode steps of a model folder read, from its graph.
 
     Raises:
         FlowNPUError: the folder holds no GenAI model.
@@ -83,7 +83,7 @@ def decode_traffic(folder: Path) -> DecodeTraffic:
 
 
 def graph_traffic(graph: Any, head_size: int = 0) -> DecodeTraffic:
-    """What decode steps of a graph (onnx_ir's) read.
+    """The bytes that decode steps of a graph (onnx_ir's) read.
 
     Args:
         graph: a graph of FlowNPU's operators, or one that GenAI's model builder wrote.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["OperatorTime", "Profile", "Trace", "make_trace", "record", "write_trace"]
 
 _DISPATCH, _HOST_STEP = "dispatch", "host step"
-# What events of a GPU's kernels have in the field "array" (ops/gpu/opencl/observed_run.h).
+# The events of a GPU's kernels have this in the field "array" (ops/gpu/opencl/observed_run.h).
 _OPENCL = "opencl"
 
 

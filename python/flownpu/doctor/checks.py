@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks of `flownpu doctor` are made of."""
+"""The parts of the checks of `flownpu doctor`."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ JOIN_THE_GROUP = 'sudo usermod -aG render "$USER", then log in again'
 
 
 class Status(StrEnum):
-    """What a check found."""
+    """The result of a check."""
 
     GOOD = "good"
     NOTE = "note"

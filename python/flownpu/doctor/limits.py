@@ -17,7 +17,7 @@ GIB = 2**30
 MORE_TIME = "docker run --cpus=N, or CPUQuota=N00% of the systemd service, with N processors"
 MORE_MEMORY = "docker run --memory=SIZE, or MemoryMax=SIZE of the systemd service"
 HOST_PROCESSOR = "let the virtual machine have the host's processor (QEMU: -cpu host)"
-# What the fast kernels need of a processor, by platform.machine(), and which processors have it.
+# The features that the fast kernels need, by platform.machine(), and which processors have it.
 NEEDED = {
     "x86_64": ("AVX2", "a processor with AVX2 (Intel since 2013, AMD since 2015)"),
     "aarch64": (

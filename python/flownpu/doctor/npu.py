@@ -26,8 +26,8 @@ CAP_IPC_LOCK = 14
 ALL_USERS = "0 0 4294967295"
 """/proc/self/uid_map outside of containers: the kernel asks for the capability there, not for one in a container."""
 DRIVER_LOG = "sudo dmesg | grep amdxdna"
-# What the driver logs about firmware whose protocol it does not know: words up to Linux 6.19 (aie2_pci.c), later only
-# the error number EOPNOTSUPP (aie.c), which no other failure of its start has.
+# The driver's log messages about firmware whose protocol it does not know: words up to Linux 6.19 (aie2_pci.c), later
+# only the error number EOPNOTSUPP (aie.c), which no other failure of its start has.
 REFUSED_FIRMWARE = r"amdxdna.*\b(Incompatible firmware.*|Firmware minor version.*|start npu failed, ret -95)"
 # Texts that a session's errors contain too (ops/npu/driver/xrt_plugin.cc): the driver or the firmware does not know a
 # request; the NPU has no room; memory cannot be locked. For pam_limits `*` is everybody but root.

@@ -44,7 +44,7 @@ class Device(Protocol):
 
 @dataclass(frozen=True)
 class OpenCl:
-    """What this machine has of OpenCL.
+    """The OpenCL loader and devices of this machine.
 
     Attributes:
         problem: why the loader could not be loaded; "": it was loaded.

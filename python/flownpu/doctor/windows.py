@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `flownpu doctor` says on Windows only."""
+"""The checks of `flownpu doctor` on Windows only."""
 
 from collections.abc import Iterator
 

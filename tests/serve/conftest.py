@@ -88,21 +88,38 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def serve(*arguments: object, **environment: str) -> Server:
+    """Starts `flownpu serve` with arguments."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "serve", *map(str, arguments), "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"COLUMNS": "300", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"} | environment,
+    )
+    return Server(process)
+
+
 @pytest.fixture(scope="module")
 def start_server() -> Iterator[Callable[..., Server]]:
     """Starts `flownpu serve` with arguments; servers of a module end with it."""
     started: list[Server] = []
 
     def start(*arguments: object, **environment: str) -> Server:
-        process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, "serve", *map(str, arguments), "--port", "0"],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"COLUMNS": "300", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"} | environment,
-        )
-        started.append(Server(process))
+        started.append(serve(*arguments, **environment))
         return started[-1]
 
     yield start
     for server in started:
         server.end()
+
+
+@pytest.fixture(scope="session")
+def server_of_three(topics: Path, paged_topics: Path, shapes: Path) -> Iterator[Server]:
+    """One server for all tests that ask for nothing else than answers: an ordinary model, a paged one, one that sees.
+
+    With bf16 an answer does not depend on the other rows of a product.
+    """
+    models = (f"topics={topics}", f"paged={paged_topics}", f"seeing={shapes}")
+    server = serve(*models, "--context", 1500, "--activations", "bf16")
+    yield server
+    server.end()

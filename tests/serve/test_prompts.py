@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients write reaches the model whole, as text; and log-probabilities tell the answer's tokens as OpenAI does.
+"""Texts of clients reach the model whole; log-probabilities name the answer's tokens as OpenAI does.
 
 The reference for prompts is transformers' tokenizer and chat template.
 """
@@ -26,8 +26,8 @@ def tokenizer():
 
 
 @pytest.fixture(scope="module")
-def http(start_server, topics, shapes):
-    with start_server(topics, f"seeing={shapes}", "--context", 1024).http() as http:
+def http(server_of_three):
+    with server_of_three.http() as http:
         yield http
 
 

@@ -26,8 +26,8 @@ CHOICE = {"type": "function", "function": {"name": "find_loop"}}
 
 
 @pytest.fixture(scope="module")
-def server(start_server, topics, shapes):
-    return start_server(topics, f"seeing={shapes}", "--context", 1500)
+def server(server_of_three):
+    return server_of_three
 
 
 @pytest.fixture(scope="module")
@@ -93,18 +93,6 @@ def test_forced_tool_call_has_arguments_of_schema(client):
     assert after.choices[0].message.content
 
 
-def test_tool_call_is_streamed(client):
-    stream = client.chat.completions.create(
-        messages=MESSAGES, tools=TOOLS, tool_choice="required", stream=True, **GREEDY
-    )
-    choices = [chunk.choices[0] for chunk in stream]
-    assert choices[-1].finish_reason == "tool_calls"
-    assert not any(choice.delta.content for choice in choices)
-    (call,) = [call for choice in choices for call in choice.delta.tool_calls or []]
-    assert call.function.name in {"find_loop", "stop"}
-    json.loads(call.function.arguments)
-
-
 def test_tool_choice_none_answers_in_words(client):
     answer = client.chat.completions.create(messages=MESSAGES, tools=TOOLS, max_tokens=8, **GREEDY)
     assert answer.choices[0].finish_reason == "length"
@@ -142,7 +130,7 @@ def test_responses_call_tools(client):
 
 
 def test_ollama_client_chats_and_lists_models(ollama_client, client):
-    assert [model.model for model in ollama_client.list().models] == ["topics", "seeing"]
+    assert [model.model for model in ollama_client.list().models] == ["topics", "paged", "seeing"]
     assert ollama_client.show("seeing").capabilities == ["completion", "vision", "tools"]
     options = {"temperature": 0, "num_predict": 12, "num_ctx": 1024}
     expected = client.chat.completions.create(messages=MESSAGES, max_tokens=12, **GREEDY).choices[0].message.content
@@ -156,9 +144,9 @@ def test_ollama_client_chats_and_lists_models(ollama_client, client):
     assert ollama_client.generate("topics", MESSAGES[0]["content"], options=options).response == expected
     raw = ollama_client.generate("topics", "Strings are", raw=True, options=options).response
     assert raw == client.completions.create(prompt="Strings are", max_tokens=12, **GREEDY).choices[0].text
-    for name in ("topics", "seeing"):
+    for name in ("topics", "paged", "seeing"):
         assert ollama_client.generate(name).done_reason == "load"
-    assert {model.model for model in ollama_client.ps().models} == {"topics", "seeing"}
+    assert {model.model for model in ollama_client.ps().models} == {"topics", "paged", "seeing"}
 
 
 def test_ollama_client_sends_pictures_formats_and_tools(ollama_client):

@@ -23,9 +23,8 @@ TOOL = {"type": "function", "function": {"name": "call", "parameters": SCHEMA}}
 
 
 @pytest.fixture(scope="module")
-def http(start_server, topics, paged_topics):
-    server = start_server(f"topics={topics}", f"paged={paged_topics}", "--context", 1024)
-    with server.http() as http:
+def http(server_of_three):
+    with server_of_three.http() as http:
         yield http
 
 

@@ -53,7 +53,7 @@ extern "C" {
 void softmax(const float* __restrict x, bfloat16* __restrict y, std::int32_t rows,
              std::int32_t stride, std::int32_t n) {
   event0();
-  flownpu::round_to_nearest();
+  flownpu::set_conversion_modes();
   for (std::int32_t row = 0; row < rows; ++row)
     flownpu::soften(x + row * stride, y + row * stride, stride, n);
   event1();

@@ -66,7 +66,11 @@ MUTATIONS = {
     ),
     "a short exponential that is a line": (
         ("flow_qkv.cc: common/float_math.h", "aie::mac(line, square, curve)", "line"),
-        lambda kernels, rng: attention.test_flow_qkv_of_a_prompt(kernels, rng, 64, 17),
+        lambda kernels, rng: attention.test_flow_qkv_of_prompt(kernels, rng, 64, 17),
+    ),
+    "saturation that is left on": (
+        ("flow_kv.cc: common/modes.h", "aie::set_saturation(aie::saturation_mode::none);", ""),
+        lambda kernels, rng: attention.test_flow_kv_swa(kernels, rng, 16, 80),
     ),
     "a maximum that is the sub-tile's beside it": (
         ("flow_qkv.cc: common/attention.h", "aie::sub(t, m[p])", "aie::sub(t, m[0])"),
@@ -106,15 +110,15 @@ MUTATIONS = {
     ),
     "an off-by-one in a share's window": (
         ("flow_kv_split.cc", "position - key < window", "position - key <= window"),
-        lambda kernels, rng: shares.test_a_window(kernels, rng, 5, 190),
+        lambda kernels, rng: shares.test_window_of_one_sweep_equals_float64(kernels, rng, 5, 190),
     ),
     "a share's maximum that is forgotten": (
         ("flow_kv_split.cc", "if (rescale) sum", "if (false) sum"),
-        shares.test_a_share_is_its_own_attention,
+        shares.test_share_equals_attention_of_its_keys,
     ),
     "objects of a share that follow one another": (
         ("flow_kv_split.cc", "key + words.step", "key + kKeys"),
-        lambda kernels, rng: shares.test_a_window(kernels, rng, 64, 130),
+        lambda kernels, rng: shares.test_window_of_one_sweep_equals_float64(kernels, rng, 64, 130),
     ),
     "a bundle's head that has another's keys": (
         ("flow_kv_split.cc", "(first * heads + head) * 2 * d", "(first * heads + head) * d"),
@@ -130,15 +134,15 @@ MUTATIONS = {
     ),
     "shares that weigh the same": (
         ("flow_kv_split.cc", "aie::sub(sides[side], m)", "aie::sub(m, m)"),
-        shares.test_a_meeting_is_exact,
+        shares.test_merge_of_whole_numbers_is_exact,
     ),
     "a meeting that forgets the others before it": (
         ("flow_kv_split.cc", "other * 2 * kMostRows", "0 * other"),
-        shares.test_a_meeting_is_exact,
+        shares.test_merge_of_whole_numbers_is_exact,
     ),
     "a row that meets as another does": (
         ("flow_kv_split.cc", "of_rows.get(row_of(index, d))", "of_rows.get(0)"),
-        shares.test_a_meeting_is_exact,
+        shares.test_merge_of_whole_numbers_is_exact,
     ),
     "a part that begins too early": (
         ("copy_part.cc", "whole += index * n", "whole += index * n / 2"),
@@ -173,12 +177,12 @@ ROUNDED = {
     "epilogue.cc, gated": lambda kernels, rng: vectors.test_activations_of_accumulators(kernels, rng, "silu"),
     "geglu.cc": lambda kernels, rng: vectors.test_gated_activations(kernels, rng, "geglu", "gelu"),
     "swiglu.cc": lambda kernels, rng: vectors.test_gated_activations(kernels, rng, "swiglu", "silu"),
-    "flow_qkv.cc": lambda kernels, rng: attention.test_flow_qkv_of_a_prompt(kernels, rng, 64, 17),
+    "flow_qkv.cc": lambda kernels, rng: attention.test_flow_qkv_of_prompt(kernels, rng, 64, 17),
     "flow_kv.cc": attention.test_flow_kv_has_no_bias,
     "flow_kv_split.cc": shares.test_shares_have_no_bias,
     "rms_norm.cc": lambda kernels, rng: vectors.test_rms_norm(kernels, rng, 3, 1152),
     "rms_norm.cc, with a residual": vectors.test_rms_norm_and_residual,
-    "layer_norm.cc": lambda kernels, rng: vectors.test_layer_norm_of_a_sum(kernels, rng, 3, 1152, 0),
+    "layer_norm.cc": lambda kernels, rng: vectors.test_layer_norm_of_sum(kernels, rng, 3, 1152, 0),
     "rope.cc": lambda kernels, rng: vectors.test_rope(kernels, rng, 8, 128, "rope"),
     "rope.cc, interleaved": lambda kernels, rng: vectors.test_rope(kernels, rng, 8, 128, "rope_interleaved"),
     "norm_rope.cc": lambda kernels, rng: layers.test_rms_norm_rope(kernels, rng, 2, 256),
@@ -294,5 +298,5 @@ def test_floor_rounding_is_caught_in_every_kernel(floor_kernels, rng, name):
 
 
 def test_rounding_kernels_are_all_mutated():
-    sources = {file.name for file in KERNELS.glob("*.cc") if "round" in file.read_text("utf-8")}
+    sources = {file.name for file in KERNELS.glob("*.cc") if "set_conversion_modes" in file.read_text("utf-8")}
     assert sources - {"fused_dqp.cc"} == {name.partition(",")[0] for name in ROUNDED}

@@ -58,7 +58,20 @@ _XRT = Path("/opt/xilinx/xrt")  # where AMD's own packages install it
 
 
 class ToolchainError(RuntimeError):
-    """A compiler failed; the message has the command and the end of what it said."""
+    """A compiler failed; the message has the command and the end of what it said, `output` all of it."""
+
+    def __init__(self, message: str, output: str = "") -> None:
+        super().__init__(message)
+        self.output = output
+
+    @property
+    def larger_stacks(self) -> dict[int, int]:
+        """For each stack that aiecc found too small, in bytes: the size that it asks for."""
+        said = r"stack_size = (\d+) is insufficient: this core needs \d+ bytes; increase stack_size to (\d+)"
+        sizes: dict[int, int] = {}
+        for had, need in re.findall(said, self.output):
+            sizes[int(had)] = max(int(need), sizes.get(int(had), 0))
+        return sizes
 
 
 @dataclass(frozen=True)
@@ -246,4 +259,4 @@ def _failure(command: Sequence[str | Path], what: str, output: str) -> Toolchain
     lines = output.rstrip().splitlines()[-_SHOWN_LINES:]
     name = Path(command[0]).name
     shown = shlex.join(map(str, command))
-    return ToolchainError("\n".join([f"[toolchain] {name} {what}:", *lines, f"the command: {shown}"]))
+    return ToolchainError("\n".join([f"[toolchain] {name} {what}:", *lines, f"the command: {shown}"]), output)

@@ -8,7 +8,7 @@ import sys
 # it runs. If the file `fail` exists, it ends with the exit code and the text in that file. Instructions have the form
 # that aie/plan/instructions.py describes: a transfer's descriptor has the lowest number that is free on its tile, and
 # holds the transfer's sizes and strides (stride 0 for a dimension of one step). If the file `unknown` exists, an
-# operation that belongs to no step is added.
+# operation that belongs to no step is added. If the file `stack` exists, aiecc refuses stacks of fewer bytes.
 STAND_IN = r"""#!{python}
 import array, json, os, pathlib, re, sys, zlib
 name = pathlib.Path(sys.argv[0]).name
@@ -32,6 +32,13 @@ elif name == "xclbinutil":
     pdi = pathlib.Path(partition["PDIs"][0]["file_name"]).read_text()
     pathlib.Path(options["--output"]).write_text(f"{{len(kernels[0]['arguments'])}} arguments, {{pdi}}")
 else:
+    need = pathlib.Path({stack!r})
+    need = int(need.read_text()) if need.exists() else 0
+    for size in re.findall(r"stack_size = (\d+)", pathlib.Path(sys.argv[1]).read_text()):
+        if int(size) < need:
+            print(f"design.mlir:9:5: error: stack_size = {{size}} is insufficient: this core needs {{need - 8}} bytes; "
+                  f"increase stack_size to {{need}} (Worker(stack_size=...) in IRON), or pass --no-auto-stack-size")
+            sys.exit(1)
     design, _, sequence = pathlib.Path(sys.argv[1]).read_text().partition("aie.runtime_sequence")
     tiles = {{}}
     for name, ends in re.findall(r"aie\.objectfifo @(\w+)\((.*)\)", design):
@@ -91,6 +98,7 @@ class Tools:
 
     def __init__(self, folder, monkeypatch):
         self.log, self.fail, self.unknown = folder / "log", folder / "fail", folder / "unknown"
+        self.stack = folder / "stack"
         self.aiecc = folder / "mlir_aie" / "bin" / "aiecc"
         self.clang = folder / "peano" / "bin" / "clang++"
         self.xclbinutil = folder / "xrt" / "xclbinutil"
@@ -102,7 +110,7 @@ class Tools:
     def install(self, version):
         for file in (self.aiecc, self.clang, self.xclbinutil):
             file.parent.mkdir(parents=True, exist_ok=True)
-            files = {name: str(getattr(self, name)) for name in ("log", "fail", "unknown")}
+            files = {name: str(getattr(self, name)) for name in ("log", "fail", "unknown", "stack")}
             file.write_text(STAND_IN.format(python=sys.executable, version=version, **files))
             file.chmod(0o755)
 

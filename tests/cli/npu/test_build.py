@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -310,6 +311,27 @@ def test_compiler_error_with_exit_code_0_fails(flownpu, tools, tmp_path):
     assert done.code == 1
     assert "aiecc said that there was an error" in done.err
     assert "would override allocated address" in done.err
+
+
+def test_stack_that_is_too_small_is_planned_again_once(flownpu, tools, tmp_path):
+    tools.stack.write_text("4416")
+    done = flownpu("build", *SMALL, "--output", tmp_path / "out")
+    assert done.code == 0
+    said = "fused_dqp-32-k6912-none: aiecc measured a stack of 4416 bytes where 4096 were planned: planned again"
+    assert done.err.count(said) == 1, "once for all calls of the array"
+    design = tmp_path / "out" / "npu2" / "fused_dqp-32-k6912-none" / "m1536-k1152.mlir"
+    assert set(re.findall(r"stack_size = (\d+)", design.read_text())) == {"4416"}
+    assert [command[0] for command in tools.commands()].count("aiecc") == CALLS + 2
+    again = flownpu("build", *SMALL, "--output", tmp_path / "out")
+    assert (tools.commands(), "planned again" in again.err) == ([], False), "the manifest has the stacks"
+
+
+def test_stack_without_room_is_refused(flownpu, tools, tmp_path):
+    tools.stack.write_text("60000")
+    done = flownpu("build", *SMALL, "--output", tmp_path / "out")
+    assert done.code == 1
+    assert "aiecc measured a stack of 60000 bytes" in done.err
+    assert re.search(r"memory: need \d+ bytes, have 65536 bytes \(.*stack 60000", done.err)
 
 
 def test_compiler_that_writes_nothing_fails(flownpu, tools, tmp_path):

@@ -129,7 +129,9 @@ class ArtifactFolder:
         larger = self._stacks[name]
         if not larger:
             return plan
-        cores = (replace(core, stack_bytes=larger.get(str(core.stack_bytes), core.stack_bytes)) for core in plan.array.cores)
+        cores = (
+            replace(core, stack_bytes=larger.get(str(core.stack_bytes), core.stack_bytes)) for core in plan.array.cores
+        )
         return replace(plan, array=replace(plan.array, cores=tuple(cores)))
 
     def _add(self, operator: str, array: str, call: str, plan: Plan) -> None:

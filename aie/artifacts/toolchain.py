@@ -51,9 +51,7 @@ _AIECC_WHEEL = (
     f"pip install 'mlir_aie>={'.'.join(map(str, DIALECT))}' "
     f"-f {_WHEELS}/mlir-aie/releases/expanded_assets/latest-wheels-4"
 )
-_PEANO_WHEEL = (
-    f"pip install 'llvm-aie=={PEANO_RELEASE}.*' -f {_WHEELS}/llvm-aie/releases/expanded_assets/nightly"
-)
+_PEANO_WHEEL = f"pip install 'llvm-aie=={PEANO_RELEASE}.*' -f {_WHEELS}/llvm-aie/releases/expanded_assets/nightly"
 _XRT = Path("/opt/xilinx/xrt")  # where AMD's own packages install it
 
 

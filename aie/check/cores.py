@@ -28,7 +28,6 @@ from flownpu.aie.plan.data import (
     Type,
     statements,
 )
-
 from flownpu.aie.plan.kernel_memory import core_needs
 
 if TYPE_CHECKING:

@@ -31,7 +31,10 @@ _CLOSED = re.compile(
 )
 # The others: the form, and what it is in generic form.
 _LINES = [
-    (rf'({TILE}) = aie\.tile\(\d, \d\)(?: \{{allocation_scheme = "basic-sequential"\}})?', r'\1 = "aie.tile"() : () -> index'),
+    (
+        rf'({TILE}) = aie\.tile\(\d, \d\)(?: \{{allocation_scheme = "basic-sequential"\}})?',
+        r'\1 = "aie.tile"() : () -> index',
+    ),
     (
         rf'({VALUE}) = aie\.buffer\(({TILE})\) \{{sym_name = "\w+"\}} : ({KIND})(?: = dense<\[.*\]>)?',
         r'\1 = "aie.buffer"(\2) : (index) -> \3',

@@ -80,7 +80,9 @@ def test_mlir_opt_parses_every_design(design):
 @needs_mlir_opt
 def test_mlir_opt_sees_wrong_type():
     """Parsing checks something: a call with an object of another size does not pass."""
-    text = to_mlir(chain()).replace(": (memref<64xi32>, memref<64xi32>, i32)", ": (memref<65xi32>, memref<64xi32>, i32)")
+    text = to_mlir(chain()).replace(
+        ": (memref<64xi32>, memref<64xi32>, i32)", ": (memref<65xi32>, memref<64xi32>, i32)"
+    )
     assert "expects different type" in opt(text).stderr
 
 
@@ -136,8 +138,9 @@ def test_lines_as_public_tests_of_mlir_aie_have_them():
 
 
 def test_acquire_of_several_objects_has_result_for_each():
-    text = to_mlir(with_body(chain(), lambda body: [replace(s, count=2) if isinstance(s, Acquire) else s for s in body]))
-    assert re.search(r"%object\d+, %object\d+ = aie.objectfifo.acquire @b\(Consume, 2\) : memref<64xi32>, memref<64xi32>\n", text)
+    plan = with_body(chain(), lambda body: [replace(s, count=2) if isinstance(s, Acquire) else s for s in body])
+    acquire = r"%object\d+, %object\d+ = aie.objectfifo.acquire @b\(Consume, 2\) : memref<64xi32>, memref<64xi32>\n"
+    assert re.search(acquire, to_mlir(plan))
 
 
 def bd(plan):
@@ -164,9 +167,7 @@ def test_negative_words_and_walks():
     text = to_mlir(with_step(chain(), WriteParameter, value=(1 << 32) - 2))
     assert "arith.constant -2 : i32" in text
     text = to_mlir(with_end(chain(), "b", "produce", walk=(Dimension(8, 1), Dimension(8, 8))))
-    assert (
-        "@b(%tile_0_1 dimensionsToStream [<size = 8, stride = 1>, <size = 8, stride = 8>], {%tile_0_2}, " in text
-    )
+    assert "@b(%tile_0_1 dimensionsToStream [<size = 8, stride = 1>, <size = 8, stride = 8>], {%tile_0_2}, " in text
 
 
 @needs_mlir_opt

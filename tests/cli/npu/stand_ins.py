@@ -77,7 +77,8 @@ else:
             if found[1] == "await":
                 add(128, 16, zlib.crc32(fifo.encode()), 0)
         elif found := re.search(r"npu.rtp_write\((.*), %\w+\)", line):
-            add(0, 0, zlib.crc32(found[1].encode()), 0, int(re.search(r"constant (-?\d+)", lines[place_of_line - 1])[1]), 24)
+            value = int(re.search(r"constant (-?\d+)", lines[place_of_line - 1])[1])
+            add(0, 0, zlib.crc32(found[1].encode()), 0, value, 24)
         elif found := re.search(r"set_lock\((.*), (\d+)\)", line):
             add(0, 0, zlib.crc32(found[1].encode()), 0, int(found[2]), 24)
     if pathlib.Path({unknown!r}).exists():

@@ -152,7 +152,8 @@ inline bool sees_all(std::int32_t key, std::int32_t keys, const Parameters& para
 }
 
 // Q K^T of P rows of sub-tiles and C columns of them. `Operands` loads a sub-tile of either side,
-// and hands one of the right side to its Mmul. q [P][d/8][R][8], k [C][d/8][8][8], scores [P][key_tiles][R][8].
+// and hands one of the right side to its Mmul. q [P][d/8][R][8], k [C][d/8][8][8], scores
+// [P][key_tiles][R][8].
 template <unsigned P, unsigned C, typename Operands>
 void multiply_keys(const bfloat16* q, const bfloat16* k, float* scores, unsigned key_tiles,
                    unsigned d_tiles) {

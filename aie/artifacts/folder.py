@@ -8,6 +8,9 @@
     <array>/<call>.json, .mlir     the plan of a call, and what the compiler gets of it
     <array>/<call>.insts           the instructions that XRT sends for that call
 
+aiecc measures the stack of each core and refuses one that is too small. The array is then planned again, once, with
+what aiecc asks for, and the manifest keeps it (`stacks`).
+
 The folder is its own cache: the manifest has the digests of what each file was made of (`inputs`) and of the file
 itself. Where both still hold, nothing is compiled again. Without a toolchain only plans, MLIR and manifest are written.
 """
@@ -18,10 +21,12 @@ import hashlib
 import json
 import os
 import tempfile
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flownpu.aie.artifacts.toolchain import ToolchainError
 from flownpu.aie.artifacts.xclbin import pack_xclbin
 from flownpu.aie.check import require_valid
 from flownpu.aie.mlir.module import to_mlir
@@ -29,6 +34,8 @@ from flownpu.aie.plan.as_json import to_json
 from flownpu.aie.plan.data import Plan, Sequence
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flownpu.aie.artifacts.toolchain import Toolchain
     from flownpu.aie.plan.data import Array, Kernel
 
@@ -55,6 +62,7 @@ class ArtifactFolder:
         *,
         versions: dict[str, str] | None = None,
         include_root: Path | None = None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Opens a folder, which need not exist.
 
@@ -64,6 +72,7 @@ class ArtifactFolder:
             toolchain: what compiles; None writes plans and MLIR only.
             versions: versions of other software, for the manifest.
             include_root: folder whose `aie/kernels/` holds the sources; None: this package's.
+            say: called with a text where an array is planned again.
 
         Raises:
             ValueError: its manifest is another format's or another target's.
@@ -71,7 +80,10 @@ class ArtifactFolder:
         self.path, self.target, self.compiled = path, target, list[Path]()
         self._toolchain = toolchain
         self._include_root = include_root or Path(__file__).parents[2]
+        self._say = say
         self._arrays_seen: dict[str, str] = {}
+        self._stacks: dict[str, dict[str, int]] = {}  # by array: stacks that were too small, and what they are now
+        self._planned_again: set[str] = set()
         self._manifest = _read_manifest(path / MANIFEST, target) | {"versions": versions or {}}
 
     def add(self, operator: str, array: str, call: str, plan: Plan) -> None:
@@ -88,11 +100,44 @@ class ArtifactFolder:
             ValueError: a different array was added under that name.
             ToolchainError: a compiler failed.
         """
+        digest_of_array = _array_digest(plan.array)
+        if self._arrays_seen.setdefault(array, digest_of_array) != digest_of_array:
+            raise ValueError(f"[artifacts] two arrays that differ are both called {array}: {call} is of the second")
+        if array not in self._stacks:
+            self._stacks[array] = self._measured_stacks(array, plan.array)
+        try:
+            self._add(operator, array, call, self._with_stacks(array, plan))
+        except ToolchainError as error:
+            larger = error.larger_stacks
+            if not larger or array in self._planned_again:
+                raise
+            self._planned_again.add(array)
+            for had, need in larger.items():
+                self._say(f"{array}: aiecc measured a stack of {need} bytes where {had} were planned: planned again")
+            self._stacks[array] |= {str(had): need for had, need in larger.items()}
+            self._add(operator, array, call, self._with_stacks(array, plan))
+
+    def _measured_stacks(self, name: str, array: Array) -> dict[str, int]:
+        """What the manifest says of an array's stacks, if the same compilers measured them of the same kernels."""
+        old = self._manifest["arrays"].get(name, {})
+        inputs = self._array_inputs(array, old)
+        is_same = bool(old) and all(old.get("inputs", {}).get(key) == value for key, value in inputs.items())
+        return dict(old.get("stacks", {})) if is_same else {}
+
+    def _with_stacks(self, name: str, plan: Plan) -> Plan:
+        """A plan of an array with the stacks that aiecc asked for."""
+        larger = self._stacks[name]
+        if not larger:
+            return plan
+        cores = (
+            replace(core, stack_bytes=larger.get(str(core.stack_bytes), core.stack_bytes)) for core in plan.array.cores
+        )
+        return replace(plan, array=replace(plan.array, cores=tuple(cores)))
+
+    def _add(self, operator: str, array: str, call: str, plan: Plan) -> None:
         require_valid(plan)
         text = to_mlir(plan)
         array_digest = _array_digest(plan.array)
-        if self._arrays_seen.setdefault(array, array_digest) != array_digest:
-            raise ValueError(f"[artifacts] two arrays that differ are both called {array}: {call} is of the second")
         folder = self.path / array
         write_text(folder / f"{call}.json", to_json(plan))
         write_text(folder / f"{call}.mlir", text)
@@ -217,15 +262,14 @@ class ArtifactFolder:
         """A new record of an array in the manifest, with what is still up to date of the old one."""
         array = plan.array
         old = self._manifest["arrays"].get(name, {})
-        kernels = {kernel.source: self._kernel_inputs(kernel, old) for kernel in array.kernels}
-        inputs = {"array": array_digest, "kernels": digest(json.dumps(kernels, sort_keys=True))}
-        inputs |= {compiler: self._compiler(compiler, old) for compiler in ("aiecc", "peano")}
+        inputs = {"array": array_digest, **self._array_inputs(array, old)}
         record = {
             "operator": operator,
             "inputs": inputs,
             "pdi": self._kept(old, "pdi", inputs),
             "xclbin": self._kept(old, "xclbin", inputs),
             "packed_of": old.get("packed_of"),
+            "stacks": self._stacks[name],
             "compute_tiles": [[core.tile.column, core.tile.row] for core in array.cores],
             "kernels": {kernel.entry: [str(kind) for kind in kernel.arguments] for kernel in array.kernels},
             # The calls of a different array that had this name are dropped.
@@ -233,6 +277,12 @@ class ArtifactFolder:
         }
         self._manifest["arrays"][name] = record
         return record
+
+    def _array_inputs(self, array: Array, old: dict[str, Any]) -> dict[str, str]:
+        """What an array's configuration is made of besides its MLIR: the digest of its kernels, and the compilers."""
+        kernels = {kernel.source: self._kernel_inputs(kernel, old) for kernel in array.kernels}
+        inputs = {"kernels": digest(json.dumps(kernels, sort_keys=True))}
+        return inputs | {compiler: self._compiler(compiler, old) for compiler in ("aiecc", "peano")}
 
     def _kept(self, old: dict[str, Any], kind: str, inputs: dict[str, str]) -> dict[str, str] | None:
         """The record of a file that was made of just these inputs and has not changed since; else None."""

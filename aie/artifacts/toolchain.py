@@ -4,7 +4,9 @@
 XRT's xclbinutil packs the PDI (xclbin.py).
 
 The options are those of mlir-aie in generation C (1.4.5 and newer; tools/aiecc/README.md and
-python/utils/compile/utils.py there). **Neither compiler has been on the machines this was written on**: what is tested
+python/utils/compile/utils.py there), whose dialect is what mlir/module.py prints, and which takes Peano of LLVM 22
+(its utils/peano-requirements.txt in September 2026: llvm-aie 22.0.0.2026092401). Another pair is refused before it
+compiles anything. **Neither compiler has been on the machines this was written on**: what is tested
 is which commands are run, with stand-ins that record them. xclbinutil is Debian's own in the tests.
 """
 
@@ -20,12 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flownpu.aie.mlir.module import DIALECT
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
     "KERNELS",
     "OLDEST_XRT",
+    "PEANO_RELEASE",
     "MissingTool",
     "Toolchain",
     "ToolchainError",
@@ -37,14 +42,34 @@ __all__ = [
 KERNELS = Path(__file__).parents[1] / "kernels"
 OLDEST_XRT = (2, 19)
 """The first version with xrt::ext::bo and run lists for NPUs (ops/npu/xrt/table.cc refuses older ones)."""
+PEANO_RELEASE = 22
+"""The release of LLVM that Peano has where mlir_aie is of 1.4.5: aiecc hands it LLVM's text."""
 _ARCHITECTURES = {"npu1": "aie2", "npu2": "aie2p"}
 _SHOWN_LINES = 20  # of a failed command's output: its errors come last
 _WHEELS = "https://github.com/Xilinx"
+_AIECC_WHEEL = (
+    f"pip install 'mlir_aie>={'.'.join(map(str, DIALECT))}' "
+    f"-f {_WHEELS}/mlir-aie/releases/expanded_assets/latest-wheels-4"
+)
+_PEANO_WHEEL = f"pip install 'llvm-aie=={PEANO_RELEASE}.*' -f {_WHEELS}/llvm-aie/releases/expanded_assets/nightly"
 _XRT = Path("/opt/xilinx/xrt")  # where AMD's own packages install it
 
 
 class ToolchainError(RuntimeError):
-    """A compiler failed; the message has the command and the end of what it said."""
+    """A compiler failed; the message has the command and the end of what it said, `output` all of it."""
+
+    def __init__(self, message: str, output: str = "") -> None:
+        super().__init__(message)
+        self.output = output
+
+    @property
+    def larger_stacks(self) -> dict[int, int]:
+        """For each stack that aiecc found too small, in bytes: the size that it asks for."""
+        said = r"stack_size = (\d+) is insufficient: this core needs \d+ bytes; increase stack_size to (\d+)"
+        sizes: dict[int, int] = {}
+        for had, need in re.findall(said, self.output):
+            sizes[int(had)] = max(int(need), sizes.get(int(had), 0))
+        return sizes
 
 
 @dataclass(frozen=True)
@@ -128,7 +153,7 @@ class Toolchain:
 
 
 def find_toolchain() -> tuple[Toolchain | None, list[MissingTool]]:
-    """The installed toolchain, or None and its missing parts.
+    """The installed toolchain, or None and its parts that are missing or do not go together.
 
     Searched in this order: for aiecc the environment variable AIECC_PATH, mlir-aie's wheel in this Python, PATH; for
     Peano PEANO_INSTALL_DIR, llvm-aie's wheel in this Python; for xclbinutil AIE_XCLBINUTIL (which aiecc reads too),
@@ -143,11 +168,11 @@ def find_toolchain() -> tuple[Toolchain | None, list[MissingTool]]:
     clang = _first(*(Path(folder) / "bin" / "clang++" for folder in folders if folder))
     missing = []
     if aiecc is None:
-        wheel = f"pip install mlir_aie -f {_WHEELS}/mlir-aie/releases/expanded_assets/latest-wheels-4"
-        missing.append(MissingTool("aiecc", "AIECC_PATH, mlir_aie's wheel, PATH", wheel))
+        missing.append(MissingTool("aiecc", "AIECC_PATH, mlir_aie's wheel, PATH", _AIECC_WHEEL))
     if clang is None:
-        wheel = f"pip install llvm-aie -f {_WHEELS}/llvm-aie/releases/expanded_assets/nightly"
-        missing.append(MissingTool("Peano", "PEANO_INSTALL_DIR, llvm-aie's wheel", wheel))
+        missing.append(MissingTool("Peano", "PEANO_INSTALL_DIR, llvm-aie's wheel", _PEANO_WHEEL))
+    if aiecc is not None and clang is not None:
+        missing += _mismatch(_version(aiecc, "mlir_aie"), _version(clang, "llvm_aie"))
     xclbinutil = _first(os.environ.get("AIE_XCLBINUTIL"), shutil.which("xclbinutil"), _XRT / "bin" / "xclbinutil")
     packer = _version(xclbinutil) if xclbinutil else ""
     found = re.search(r"(\d+)\.(\d+)", packer)
@@ -158,7 +183,7 @@ def find_toolchain() -> tuple[Toolchain | None, list[MissingTool]]:
         missing.append(MissingTool("xclbinutil", searched, package))
     if aiecc is None or clang is None or xclbinutil is None or missing:
         return None, missing
-    versions = {"aiecc": _version(aiecc), "peano": _version(clang), "xclbinutil": packer}
+    versions = {"aiecc": _version(aiecc, "mlir_aie"), "peano": _version(clang, "llvm_aie"), "xclbinutil": packer}
     return Toolchain(aiecc, clang.parents[1], xclbinutil, versions), []
 
 
@@ -166,7 +191,31 @@ def _first(*candidates: str | Path | None) -> Path | None:
     return next((Path(file).absolute() for file in candidates if file and Path(file).is_file()), None)
 
 
-def _version(tool: Path) -> str:
+def _mismatch(aiecc: str, peano: str) -> list[MissingTool]:
+    """What to install in the place of compilers that do not take what is printed, or not one another's files.
+
+    Versions that their tools do not tell, as of a build from source, are taken as they are.
+    """
+    dialect = ".".join(map(str, DIALECT))
+    both = f"found {aiecc} with {peano}; expected mlir_aie {dialect} or newer with llvm-aie {PEANO_RELEASE}"
+    wrong = []
+    release = re.match(r"mlir_aie (\d+)\.(\d+)\.(\d+)", aiecc)
+    if release and tuple(map(int, release.groups())) < DIALECT:
+        wrong.append(MissingTool("an aiecc that takes FlowNPU's MLIR", both, _AIECC_WHEEL))
+    llvm = re.match(r"llvm_aie (\d+)", peano) or re.search(r"\bclang version (\d+)", peano)
+    if llvm and int(llvm[1]) != PEANO_RELEASE:
+        wrong.append(MissingTool("the Peano that belongs to aiecc", both, _PEANO_WHEEL))
+    return wrong
+
+
+def _version(tool: Path, wheel: str = "") -> str:
+    """The wheel that a tool is of, with its version; of others the first line that `--version` prints.
+
+    The tool of a wheel is at `<packages>/<folder>/bin/<tool>`, beside the wheel's `.dist-info`.
+    """
+    packages = tool.resolve().parents[2]
+    if wheel and (found := sorted(packages.glob(f"{wheel}-*.dist-info"))):
+        return " ".join(found[-1].name.removesuffix(".dist-info").split("-", 1))
     text = run_tool([tool, "--version"], None).strip()
     return text.splitlines()[0] if text else "unknown"
 
@@ -208,4 +257,4 @@ def _failure(command: Sequence[str | Path], what: str, output: str) -> Toolchain
     lines = output.rstrip().splitlines()[-_SHOWN_LINES:]
     name = Path(command[0]).name
     shown = shlex.join(map(str, command))
-    return ToolchainError("\n".join([f"[toolchain] {name} {what}:", *lines, f"the command: {shown}"]))
+    return ToolchainError("\n".join([f"[toolchain] {name} {what}:", *lines, f"the command: {shown}"]), output)

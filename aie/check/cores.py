@@ -28,8 +28,11 @@ from flownpu.aie.plan.data import (
     Type,
     statements,
 )
+from flownpu.aie.plan.kernel_memory import core_needs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from flownpu.aie.plan.data import Array, Barrier, Core, Fifo, Kernel, Link, Plan, TileBuffer
     from flownpu.aie.plan.limits import Limits
 
@@ -53,7 +56,23 @@ def check_cores(plan: Plan, limits: Limits) -> list[Violation]:
 @lru_cache(maxsize=32)  # programs of one array differ in their sequences only
 def _of_array(array: Array, limits: Limits) -> tuple[Violation, ...]:
     around = _around(array.fifos, array.links, array.buffers, array.kernels, array.barriers)
-    return tuple(violation for core in array.cores for violation in _violations(core, around, limits))
+    followed = (violation for core in array.cores for violation in _violations(core, around, limits))
+    return (*followed, *(violation for core in array.cores for violation in _kernel_memory(array, core, limits)))
+
+
+def _kernel_memory(array: Array, core: Core, limits: Limits) -> Iterator[Violation]:
+    """A core's stack against the largest that its kernels need, and its program memory against the least of all."""
+    needs = core_needs(array, core)
+    place = describe(core.tile, limits)
+    stack, source = max(((need.stack, source) for source, need in needs.items()), default=(0, ""))
+    if stack > core.stack_bytes:
+        detail = f"kernels of {source}, by kernels/memory.toml: ask for Worker(stack_size={stack})"
+        yield Violation(place, "stack", f"{stack} bytes", f"{core.stack_bytes} bytes", detail)
+    program = sum(need.program[0] for need in needs.values())
+    if program > limits.program_bytes:
+        parts = " + ".join(f"{source} {need.program[0]}" for source, need in needs.items())
+        detail = f"at least, {parts}: let two tiles share the kernels"
+        yield Violation(place, "program memory", f"{program} bytes", f"{limits.program_bytes} bytes", detail)
 
 
 class _Surroundings:

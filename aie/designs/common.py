@@ -8,6 +8,7 @@ import struct
 import types
 from copy import copy
 from typing import TYPE_CHECKING, Any, Protocol, get_args
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -23,6 +24,8 @@ from flownpu.aie.iron.compat import (
     WorkerRuntimeBarrier,
     object_file,
 )
+from flownpu.aie.iron.types import flatten
+from flownpu.aie.plan.kernel_memory import stack_for
 from flownpu.aie.plan.limits import LIMITS
 
 if TYPE_CHECKING:
@@ -43,6 +46,8 @@ PARAMETERS = 16
 BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_BYTES = 32, 256, 5120
 # Compute tiles of a column, on both generations.
 TILES = 4
+# The source of each kernel: IRON's own Kernel does not tell it.
+_SOURCES: WeakKeyDictionary[Kernel, str] = WeakKeyDictionary()
 
 
 class _Task(Protocol):
@@ -78,12 +83,18 @@ def bytes_of(kind: Any) -> int:
 
 def kernel(file: str, entry: str, *arguments: Any) -> Kernel:
     """The kernel `entry` of `kernels/<file>.cc`; `arguments`: their types."""
-    return Kernel(entry, object_file(file), list(arguments))
+    made = Kernel(entry, object_file(file), list(arguments))
+    _SOURCES[made] = file
+    return made
 
 
 def worker(core: Callable[..., None], arguments: Sequence[Any], tile: Tile) -> Worker:
-    """A compute tile's program, whose loops may take their lengths from run-time parameters."""
-    return Worker(core, list(arguments), tile=tile, dynamic_objfifo_lowering=True)
+    """A compute tile's program, whose loops may take their lengths from run-time parameters.
+
+    Its stack is the largest that a kernel among its arguments needs.
+    """
+    stack = stack_for(_SOURCES[part] for part in flatten(arguments) if isinstance(part, Kernel))
+    return Worker(core, list(arguments), tile=tile, stack_size=stack, dynamic_objfifo_lowering=True)
 
 
 def named(sequence: Callable[..., None], names: Sequence[str]) -> Callable[..., None]:

@@ -47,6 +47,7 @@ from flownpu.aie.designs.common import (
     worker,
 )
 from flownpu.aie.iron.compat import Buffer, ObjectFifo, Program, Runtime, TensorAccessPattern, Tile, range_, shared
+from flownpu.aie.plan.kernel_memory import stack_for
 
 if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
@@ -126,7 +127,7 @@ class FlowQKV:
 
     def _fits(self, rows: int, parts: int) -> bool:
         limits = limits_of(self.target)
-        room = limits.compute.memory_bytes - limits.stack_bytes - limits.constant_bytes - _CORE_BYTES
+        room = limits.compute.memory_bytes - stack_for(("flow_qkv",)) - limits.constant_bytes - _CORE_BYTES
         return _tile_bytes(rows, self.keys, self.d, parts) <= room
 
     def _possible_parts(self) -> list[int]:

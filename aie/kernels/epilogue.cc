@@ -16,7 +16,7 @@ Accumulator<kLanes> load(const float* c) { return Accumulator<kLanes>(aie::load_
 template <typename Function>
 void store(bfloat16* y, unsigned n, Function function) {
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   AIE_PREPARE_FOR_PIPELINING
   for (unsigned i = 0; i < n; i += kLanes) {
     aie::store_v(y + i, function(i).template to_vector<bfloat16>());

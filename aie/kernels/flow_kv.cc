@@ -30,6 +30,7 @@ struct Operands {
     return aie::transpose(aie::load_v<64>(at), 8, 8);
   }
   static Mmul::vector_B_type values(const bfloat16* at) { return aie::load_v<64>(at); }
+  static const Mmul::vector_B_type& right(const Mmul::vector_B_type& sub_tile) { return sub_tile; }
 };
 
 // Where the hand-off's C begins, in bf16; l follows it.
@@ -63,7 +64,7 @@ void flow_kv_scores(const bfloat16* __restrict q_tile, const bfloat16* __restric
                     std::int32_t keys, std::int32_t d) {
   using namespace flownpu;
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   const at::Parameters parameters(rtp);
   const std::int32_t key = at::load_position(state);
   const bool masked = !at::sees_all(key, keys, parameters);
@@ -88,7 +89,7 @@ void flow_kv_values(const bfloat16* __restrict handoff, const bfloat16* __restri
                     float* __restrict y, std::int32_t rows, std::int32_t keys, std::int32_t d) {
   using namespace flownpu;
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   const float* correction = corrections(handoff, rows, keys);
   for (unsigned row = 0; row < static_cast<unsigned>(rows); row += kRows) {
     at::add_values<kRows, 1, Operands>(handoff + row * keys, v, correction + row, y + row * d,
@@ -102,7 +103,7 @@ void flow_kv_finish(const float* __restrict y, bfloat16* __restrict o, std::int3
                     std::int32_t rows, std::int32_t d) {
   using namespace flownpu;
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   for (std::int32_t row = 0; row < rows; row += kRows) {
     const auto inverse = at::inverse_by_row<kRows>(aie::load_v<kRows>(y + rows * d + row));
     for (std::int32_t i = 0; i < d; i += 8) {

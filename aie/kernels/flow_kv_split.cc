@@ -163,7 +163,7 @@ void flow_kv_split(const std::uint8_t* __restrict block, const bfloat16* __restr
                    std::int32_t heads, std::int32_t rows, std::int32_t d) {
   using namespace flownpu;
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   const Parameters parameters(rtp);
   const std::int32_t key = at::load_position(share);
   const auto* keys_and_values = reinterpret_cast<const bfloat16*>(block);
@@ -227,7 +227,7 @@ void flow_kv_split_meet(const float* __restrict part, float* __restrict share, s
                         std::int32_t other, std::int32_t d) {
   using namespace flownpu;
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   float* ours = share + kMaxima + index * kPart;
   float* powers = share + kPowers + other * 2 * kMostRows;
   Float<kPart> sides[] = {aie::load_v<kPart>(ours), aie::load_v<kPart>(part)};
@@ -264,7 +264,7 @@ void flow_kv_split_store(const float* __restrict share, bfloat16* __restrict par
                          std::int32_t index, std::int32_t d) {
   using namespace flownpu;
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   const float l = aie::load_v<kMostRows>(share + kSums).get(row_of(index, d));
   // l is 0 where the query saw no key, and so is Y.
   const auto limited =

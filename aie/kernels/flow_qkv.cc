@@ -52,6 +52,7 @@ struct Operands {
   static Mmul::vector_B_type values(const bfloat16* at) {
     return in_blocks(aie::transpose(aie::load_v<kSubTile>(at), 8, 8));
   }
+  static auto right(const Mmul::vector_B_type& sub_tile) { return aie::op_transpose(sub_tile); }
 };
 #else
 struct Operands {
@@ -60,6 +61,7 @@ struct Operands {
   static Vector left(const bfloat16* at) { return aie::load_v<kSubTile>(at); }
   static Vector keys(const bfloat16* at) { return aie::transpose(aie::load_v<kSubTile>(at), 8, 8); }
   static Vector values(const bfloat16* at) { return aie::load_v<kSubTile>(at); }
+  static const Vector& right(const Vector& sub_tile) { return sub_tile; }
 };
 #endif
 
@@ -93,7 +95,7 @@ void flow_qkv_scores(const bfloat16* __restrict q, const bfloat16* __restrict k,
                      std::int32_t rows, std::int32_t keys, std::int32_t d) {
   using namespace flownpu;
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   const at::Parameters parameters(rtp);
   const std::int32_t key = at::load_position(state);
   const bool masked = !at::sees_all(key, keys, parameters);
@@ -112,7 +114,7 @@ void flow_qkv_values(const bfloat16* __restrict f, const bfloat16* __restrict v,
                      std::int32_t keys, std::int32_t d) {
   using namespace flownpu;
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   for_rows(rows, [&](unsigned row, auto sub_tiles) {
     at::add_values<kRows, sub_tiles(), Operands>(f + row * keys, v, correction + row, y + row * d,
                                                  keys / at::kSide, d / at::kSide);
@@ -125,7 +127,7 @@ void flow_qkv_finish(const float* __restrict state, const float* __restrict y,
                      std::int32_t rows, std::int32_t d) {
   using namespace flownpu;
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   for (unsigned row = 0; row < static_cast<unsigned>(rows); row += kRows) {
     const auto inverse =
         at::inverse_by_row<kRows>(aie::load_v<kRows>(at::denominators(state, rows) + row));

@@ -56,7 +56,7 @@ extern "C" {
 
 void fused_dqp_group_sums(const bfloat16* __restrict x, bfloat16* __restrict sums, std::int32_t k) {
   event0();
-  flownpu::round_to_nearest();
+  flownpu::set_conversion_modes();
   for (unsigned block = 0; block < static_cast<unsigned>(k) / flownpu::q4nx::kColumns; ++block) {
     aie::store_v(sums + block * 16, flownpu::group_sums(x + block * flownpu::q4nx::kColumns));
   }
@@ -66,7 +66,7 @@ void fused_dqp_group_sums(const bfloat16* __restrict x, bfloat16* __restrict sum
 void fused_dqp_take(const bfloat16* __restrict part, bfloat16* __restrict x,
                     bfloat16* __restrict sums, std::int32_t j) {
   event0();
-  flownpu::round_to_nearest();
+  flownpu::set_conversion_modes();
   AIE_PREPARE_FOR_PIPELINING
   for (unsigned i = 0; i < flownpu::q4nx::kColumns; i += 32) {
     aie::store_v(x + j * flownpu::q4nx::kColumns + i, aie::load_v<32>(part + i));
@@ -79,7 +79,7 @@ void fused_dqp(const std::uint8_t* __restrict block, const bfloat16* __restrict 
                const bfloat16* __restrict sums, float* __restrict y, std::int32_t j) {
   namespace q = flownpu::q4nx;
   event0();
-  flownpu::round_to_nearest();
+  flownpu::set_conversion_modes();
   x += j * q::kColumns;
   const auto group_sums = aie::load_v<2 * q::kGroups>(sums + j * 2 * q::kGroups);
   for (unsigned strip = 0; strip < q::kStrips; ++strip) {

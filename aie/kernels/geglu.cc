@@ -13,7 +13,7 @@ void geglu(const bfloat16* __restrict gate, const bfloat16* __restrict up, bfloa
            std::int32_t n) {
   using namespace flownpu;
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   AIE_PREPARE_FOR_PIPELINING
   for (std::int32_t i = 0; i < n; i += kLanes) {
     const Accumulator<kLanes> active = gelu(Accumulator<kLanes>(aie::load_v<kLanes>(gate + i)));

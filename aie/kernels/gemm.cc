@@ -13,6 +13,7 @@
 #include <aie_api/aie.hpp>
 
 #include "aie/kernels/common/loops.h"
+#include "aie/kernels/common/modes.h"
 #include "aie/kernels/kernels.h"
 
 namespace flownpu {
@@ -40,7 +41,8 @@ struct Bfp16Reader {
   Bfp16Reader(const bfp16ebs8* b, unsigned sub_tile) : stream(b) {
     stream.seek(static_cast<int>(sub_tile));
   }
-  aie::block_vector<bfp16ebs8, kSubTile> next() { return stream.pop(); }
+  // The matrix unit takes a block vector as the transpose of its right operand.
+  auto next() { return aie::op_transpose(stream.pop()); }
 };
 #endif
 
@@ -82,7 +84,7 @@ extern "C" {
 void gemm_bf16(const bfloat16* __restrict a, const bfloat16* __restrict b, float* __restrict c,
                std::int32_t m, std::int32_t k, std::int32_t n) {
   event0();
-  aie::set_rounding(aie::rounding_mode::conv_even);
+  flownpu::set_conversion_modes();
   using Mmul = aie::mmul<8, 8, 8, bfloat16, bfloat16, accauto>;
   flownpu::gemm<Mmul, flownpu::Bf16Reader>(a, b, c, m, k, n);
   event1();
@@ -92,7 +94,7 @@ void gemm_bf16(const bfloat16* __restrict a, const bfloat16* __restrict b, float
 void gemm_bfp16(const bfloat16* __restrict a, const bfp16ebs8* __restrict b, float* __restrict c,
                 std::int32_t m, std::int32_t k, std::int32_t n) {
   event0();
-  aie::set_rounding(aie::rounding_mode::conv_even);
+  flownpu::set_conversion_modes();
   using Mmul = aie::mmul<8, 8, 8, bfloat16, bfp16ebs8, accauto>;
   flownpu::gemm<Mmul, flownpu::Bfp16Reader>(a, b, c, m, k, n);
   event1();

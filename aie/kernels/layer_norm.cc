@@ -53,7 +53,7 @@ void add_layer_norm(const bfloat16* __restrict x, const bfloat16* __restrict res
                     bfloat16* __restrict sum, bfloat16* __restrict y, std::int32_t rows,
                     std::int32_t n, std::int32_t epsilon) {
   event0();
-  flownpu::round_to_nearest();
+  flownpu::set_conversion_modes();
   for (std::int32_t row = 0; row < rows; ++row, x += n, residual += n, sum += n, y += n) {
     flownpu::add(x, residual, sum, n);
     flownpu::normalize_row(sum, weight, bias, y, n, flownpu::float_of(epsilon));

@@ -17,7 +17,7 @@ void rms_norm_rope(const bfloat16* x, const bfloat16* __restrict weight,
                    std::int32_t d, std::int32_t epsilon) {
   using namespace flownpu;
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   const std::int32_t half = d / 2;
   for (std::int32_t head = 0; head < heads; ++head, x += d, y += d) {
     const auto inverse = inverse_rms(x, d, float_of(epsilon));

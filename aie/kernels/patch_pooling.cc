@@ -30,7 +30,7 @@ void patch_pooling(const bfloat16* __restrict x, float* __restrict sum, std::int
 void patch_pooling_finish(const float* __restrict sum, bfloat16* __restrict y, std::int32_t n,
                           std::int32_t patches) {
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   const auto share = broadcast_parts<kLanes>(aie::inv(static_cast<float>(patches)));
   for (std::int32_t i = 0; i < n; i += kLanes) {
     const Float<kLanes> total = aie::load_v<kLanes>(sum + i);
@@ -43,7 +43,7 @@ void patch_pooling_norm(const float* __restrict sum, const bfloat16* __restrict 
                         bfloat16* __restrict y, std::int32_t n, std::int32_t patches,
                         std::int32_t epsilon) {
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   Accumulator<kLanes> squares = aie::zeros<accfloat, kLanes>();
   for (std::int32_t i = 0; i < n; i += kLanes) {
     const auto total = split(Float<kLanes>(aie::load_v<kLanes>(sum + i)));

@@ -8,6 +8,7 @@
 // along k. Caller: aie/designs/dequant_engine.py, on every tile, with one block in and one panel
 // out for each call.
 #include "aie/kernels/common/loops.h"
+#include "aie/kernels/common/modes.h"
 #include "aie/kernels/common/q4nx.h"
 #include "aie/kernels/kernels.h"
 
@@ -53,7 +54,7 @@ extern "C" {
 
 void q4nx_dequant_bf16(const std::uint8_t* __restrict block, bfloat16* __restrict tile) {
   event0();
-  aie::set_rounding(aie::rounding_mode::conv_even);
+  flownpu::set_conversion_modes();
   flownpu::dequantize(block, [&](const aie::vector<bfloat16, 64>& weights) {
     aie::store_v(tile, weights);
     tile += 64;
@@ -64,7 +65,7 @@ void q4nx_dequant_bf16(const std::uint8_t* __restrict block, bfloat16* __restric
 #if __AIE_ARCH__ >= 21
 void q4nx_dequant_bfp16(const std::uint8_t* __restrict block, bfp16ebs8* __restrict tile) {
   event0();
-  aie::set_rounding(aie::rounding_mode::conv_even);
+  flownpu::set_conversion_modes();
   aie::block_vector_output_buffer_stream<bfp16ebs8, 64> stream(tile);
   flownpu::dequantize(block, [&](const aie::vector<bfloat16, 64>& weights) {
     const aie::accum<accfloat, 64> by_feature(aie::transpose(weights, 8, 8));

@@ -15,7 +15,7 @@ extern "C" {
 void rms_norm(const bfloat16* x, const bfloat16* __restrict weight, bfloat16* y, std::int32_t rows,
               std::int32_t n, std::int32_t epsilon) {
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   for (std::int32_t row = 0; row < rows; ++row, x += n, y += n) {
     const auto inverse = inverse_rms(x, n, float_of(epsilon));
     AIE_PREPARE_FOR_PIPELINING
@@ -30,7 +30,7 @@ void rms_norm_add(const bfloat16* __restrict x, const bfloat16* __restrict weigh
                   const bfloat16* __restrict residual, bfloat16* __restrict y, std::int32_t rows,
                   std::int32_t n, std::int32_t epsilon) {
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   for (std::int32_t row = 0; row < rows; ++row, x += n, residual += n, y += n) {
     const auto inverse = inverse_rms(x, n, float_of(epsilon));
     AIE_PREPARE_FOR_PIPELINING
@@ -48,7 +48,7 @@ void add_rms_norm(const bfloat16* __restrict x, const bfloat16* __restrict resid
                   const bfloat16* __restrict weight, bfloat16* __restrict sum,
                   bfloat16* __restrict y, std::int32_t rows, std::int32_t n, std::int32_t epsilon) {
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   for (std::int32_t row = 0; row < rows; ++row, x += n, residual += n, sum += n, y += n) {
     add(x, residual, sum, n);
     const auto inverse = inverse_rms(sum, n, float_of(epsilon));

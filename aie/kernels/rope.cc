@@ -16,7 +16,7 @@ extern "C" {
 void rope(const bfloat16* x, const bfloat16* __restrict table, bfloat16* y, std::int32_t heads,
           std::int32_t d) {
   event0();
-  round_to_nearest();
+  set_conversion_modes();
   const std::int32_t half = d / 2;
   for (std::int32_t head = 0; head < heads; ++head, x += d, y += d) {
     AIE_PREPARE_FOR_PIPELINING

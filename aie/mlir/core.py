@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from flownpu.aie.mlir.text import Lines, memref
+from flownpu.aie.mlir.text import Lines, attributes, memref
 from flownpu.aie.plan.data import (
     Acquire,
     BarrierRelease,
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CorePrinter"]
 
-_PORTS = {"produce": 0, "consume": 1}
-_ACQUIRE, _RELEASE = 0, 1  # LockAction: wait for a value that is equal, add
+_PORTS = {"produce": "Produce", "consume": "Consume"}
+_ACQUIRE, _RELEASE = "Acquire", "Release"  # LockAction: wait for a value that is equal, add
 _OPERATIONS = {"+": "addi", "-": "subi", "*": "muli", "//": "floordivsi", "%": "remsi"}
 
 
@@ -49,22 +49,21 @@ class CorePrinter:
         self.buffers, self.locks = buffers, locks
         self.types: dict[str, Type] = {fifo.name: fifo.type for fifo in array.fifos}
         self.kernels = {kernel.entry: kernel for kernel in array.kernels}
-        self.views: dict[str, tuple[str, str]] = {}  # view: its value, the memref of an object
+        self.objects: dict[str, tuple[list[str], str]] = {}  # view: the values of its objects, the type of each
         self.variables: dict[str, str] = {}  # index values
 
     def print(self) -> None:
         """Add the core's lines."""
         lines, core = self.lines, self.core
-        value = lines.result("core")
-        dynamic = "dynamic_objfifo_lowering = true, " if core.dynamic else ""
-        lines.add(f'{value} = "aie.core"({self.tile}) <{{{dynamic}stack_size = {core.stack_bytes} : i32}}> ({{')
+        lines.add(f"{lines.result('core')} = aie.core({self.tile}) {{")
         with lines.inside():
             if core.forever:
                 self._loop(Loop("pass", 0, sys.maxsize, 1, core.body))
             else:
                 self._body(core.body)
-            lines.add('"aie.end"() : () -> ()')
-        lines.add("}) : (index) -> index")
+            lines.add("aie.end")
+        dynamic = {"dynamic_objfifo_lowering": "true"} if core.dynamic else {}
+        lines.add("}" + attributes(dynamic | {"stack_size": f"{core.stack_bytes} : i32"}))
 
     def _body(self, body: tuple[Statement, ...]) -> None:
         for statement in body:
@@ -74,8 +73,8 @@ class CorePrinter:
                 case Acquire():
                     self._acquire(statement)
                 case Release():
-                    properties = self._end(statement.fifo, statement.port, statement.count)
-                    self.lines.add(f'"aie.objectfifo.release"() <{{{properties}}}> : () -> ()')
+                    end = f"({_PORTS[statement.port]}, {statement.count})"
+                    self.lines.add(f"aie.objectfifo.release @{statement.fifo}{end}")
                 case Call():
                     self._call(statement)
                 case Load():
@@ -88,85 +87,70 @@ class CorePrinter:
                     self._lock(statement.barrier, _RELEASE, statement.value)
 
     def _loop(self, loop: Loop) -> None:
-        bounds = ", ".join(self._index(bound) for bound in (loop.start, loop.stop, loop.step))
+        start, stop, step = (self._index(bound) for bound in (loop.start, loop.stop, loop.step))
         variable = self.lines.result("i")
-        self.lines.add(f'"scf.for"({bounds}) ({{')
+        self.lines.add(f"scf.for {variable} = {start} to {stop} step {step} {{")
         with self.lines.inside():
-            self.lines.add(f"^bb0({variable}: index):")
             self.variables[loop.variable] = variable
             self._body(loop.body)
-            self.lines.add('"scf.yield"() : () -> ()')
-        self.lines.add("}) : (index, index, index) -> ()")
-
-    def _end(self, fifo: str, port: str, count: int) -> str:
-        return f"objFifo_name = @{fifo}, port = {_PORTS[port]} : i32, size = {count} : i32"
+        self.lines.add("}")
 
     def _acquire(self, statement: Acquire) -> None:
-        value, kind = self.lines.result("view"), memref(self.types[statement.fifo])
-        self.views[statement.name] = value, kind
-        properties = self._end(statement.fifo, statement.port, statement.count)
-        subview = f"!aie.objectfifosubview<{kind}>"
-        self.lines.add(f'{value} = "aie.objectfifo.acquire"() <{{{properties}}}> : () -> {subview}')
+        kind = memref(self.types[statement.fifo])
+        values = [self.lines.result("object") for _ in range(statement.count)]
+        self.objects[statement.name] = values, kind
+        end = f"@{statement.fifo}({_PORTS[statement.port]}, {statement.count})"
+        types = ", ".join([kind] * statement.count)
+        self.lines.add(f"{', '.join(values)} = aie.objectfifo.acquire {end} : {types}")
 
-    def _lock(self, barrier: str, action: int, value: int) -> None:
-        properties = f"action = {action} : i32, value = {value} : i32"
-        self.lines.add(f'"aie.use_lock"({self.locks[barrier]}) <{{{properties}}}> : (index) -> ()')
+    def _lock(self, barrier: str, action: str, value: int) -> None:
+        self.lines.add(f"aie.use_lock({self.locks[barrier]}, {action}, {self._integer(value)})")
 
     def _call(self, statement: Call) -> None:
         values, types = [], []
         for argument, kind in zip(statement.arguments, self.kernels[statement.kernel].arguments, strict=True):
             if isinstance(argument, Element):
-                view, element = self.views[argument.view]
-                value = self.lines.result("object")
-                access = f'"aie.objectfifo.subview.access"({view}) <{{index = {argument.index} : i32}}>'
-                self.lines.add(f"{value} = {access} : (!aie.objectfifosubview<{element}>) -> {element}")
-                values.append(value)
+                objects, element = self.objects[argument.view]
+                values.append(objects[argument.index])
                 types.append(element)
             elif isinstance(argument, BufferArgument):
                 value, element = self.buffers[argument.buffer]
                 values.append(value)
                 types.append(element)
             else:
-                values.append(self._integer(argument, "i32"))
+                values.append(self._integer(argument))
                 types.append("i32")
             assert types[-1] == (memref(kind) if kind.shape else "i32")
-        callee = f'"func.call"({", ".join(values)}) <{{callee = @{statement.kernel}}}>'
-        self.lines.add(f"{callee} : ({', '.join(types)}) -> ()")
+        self.lines.add(f"func.call @{statement.kernel}({', '.join(values)}) : ({', '.join(types)}) -> ()")
 
     # --- Integers: `index` for loops, i32 in memory and for kernels --------------------------------------------------
 
     def _load(self, statement: Load) -> None:
         buffer, kind = self.buffers[statement.buffer]
-        word, value = self.lines.result("word"), self.lines.result("value")
         index = self._index(statement.index)
-        self.lines.add(f'{word} = "memref.load"({buffer}, {index}) : ({kind}, index) -> i32')
-        self.lines.add(f'{value} = "arith.index_cast"({word}) : (i32) -> index')
+        word, value = self.lines.result("word"), self.lines.result("value")
+        self.lines.add(f"{word} = memref.load {buffer}[{index}] : {kind}")
+        self.lines.add(f"{value} = arith.index_cast {word} : i32 to index")
         self.variables[statement.variable] = value
 
     def _store(self, statement: Store) -> None:
         buffer, kind = self.buffers[statement.buffer]
-        value, index = self._integer(statement.value, "i32"), self._index(statement.index)
-        self.lines.add(f'"memref.store"({value}, {buffer}, {index}) : (i32, {kind}, index) -> ()')
+        value, index = self._integer(statement.value), self._index(statement.index)
+        self.lines.add(f"memref.store {value}, {buffer}[{index}] : {kind}")
 
     def _index(self, value: Expression) -> str:
         if isinstance(value, Variable):
             return self.variables[value.name]
         if isinstance(value, Operation):
             left, right = self._index(value.left), self._index(value.right)
-            result, operation = self.lines.result("n"), _OPERATIONS[value.operator]
-            flags = " <{overflowFlags = #arith.overflow<none>}>" if value.operator in "+-*" else ""
-            self.lines.add(f'{result} = "arith.{operation}"({left}, {right}){flags} : (index, index) -> index')
+            result = self.lines.result("n")
+            self.lines.add(f"{result} = arith.{_OPERATIONS[value.operator]} {left}, {right} : index")
             return result
-        return self._constant(value, "index")
+        return self.lines.constant(value, "index")
 
-    def _integer(self, value: Expression, kind: str) -> str:
+    def _integer(self, value: Expression) -> str:
         if isinstance(value, int):
-            return self._constant(value - (1 << 32) if value >= 1 << 31 else value, kind)
-        result, index = self.lines.result("n"), self._index(value)
-        self.lines.add(f'{result} = "arith.index_cast"({index}) : (index) -> {kind}')
-        return result
-
-    def _constant(self, value: int, kind: str) -> str:
-        result = self.lines.result("c")
-        self.lines.add(f'{result} = "arith.constant"() <{{value = {value} : {kind}}}> : () -> {kind}')
+            return self.lines.constant(value, "i32")
+        index, result = self._index(value), self.lines.result("n")
+        self.lines.add(f"{result} = arith.index_cast {index} : index to i32")
         return result

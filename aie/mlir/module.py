@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints a plan as MLIR of the AIE dialects, in generic form: what `aiecc` compiles without IRON's Python.
+"""Prints a plan as MLIR of the AIE dialects: what `aiecc` compiles without IRON's Python.
 
-The generic form depends on the operations' properties only, not on their custom syntax. The operations are those of
-mlir-aie in 2026 (`aie.runtime_sequence`; in 2025 it was `aiex.runtime_sequence`). Fifos, links, cores and kernel calls
-are printed one to one; the rest as the passes want it:
+The forms are those of mlir_aie 1.4.5 (`DIALECT`), read in its public tests: an acquire's results are the objects, the
+values of locks and run-time parameters are operands, and a descriptor lists its sizes and strides. Each operation is
+printed in its own syntax: the generic form names the groups of optional operands too, which change from one version to
+the next. Fifos, links, cores and kernel calls are printed one to one; the rest as the passes want it:
 
 - All memrefs have one dimension, as IRON hands objects to kernels, and block floats are bytes (9 for 8 values).
 - Depths are printed for every end, so that the compiler takes them as they are.
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from flownpu.aie.check.sequence import contiguous, descriptor, iteration_stride
 from flownpu.aie.mlir.core import CorePrinter
-from flownpu.aie.mlir.text import Lines, attribute_list, dimensions, memref, scalar, units
+from flownpu.aie.mlir.text import Lines, attributes, dimensions, memref, scalar, sizes_and_strides, units
 from flownpu.aie.plan.buffer_addresses import placed_buffers
 from flownpu.aie.plan.data import Await, Free, SetBarrier, Transfer, WriteParameter
 from flownpu.aie.plan.limits import LIMITS
@@ -28,10 +29,10 @@ from flownpu.aie.plan.limits import LIMITS
 if TYPE_CHECKING:
     from flownpu.aie.plan.data import Array, Fifo, Kernel, Link, Plan, Tile, TileBuffer
 
-__all__ = ["to_mlir"]
+__all__ = ["DIALECT", "to_mlir"]
 
-_DEVICES = {"npu1": 4, "npu2": 8}  # AIEDevice in mlir-aie's AIEAttrs.td: all columns
-_STREAM_TO_MEMORY, _MEMORY_TO_STREAM = 0, 1  # DMAChannelDir
+DIALECT = (1, 4, 5)
+"""The first release of mlir_aie that takes the printed forms."""
 
 
 def to_mlir(plan: Plan) -> str:
@@ -50,9 +51,9 @@ class _Module:
 
     def text(self) -> str:
         array, lines = self.array, self.lines
-        lines.add('"builtin.module"() ({')
+        lines.add("module {")
         with lines.inside():
-            lines.add(f'"aie.device"() <{{device = {_DEVICES[array.target]} : i32, sym_name = "main"}}> ({{')
+            lines.add(f"aie.device({array.target}) {{")
             with lines.inside():
                 for kernel in array.kernels:
                     self._kernel(kernel)
@@ -61,10 +62,9 @@ class _Module:
                 for buffer in array.buffers:
                     self._buffer(buffer)
                 for barrier in array.barriers:
-                    value = lines.result("lock")
-                    self.locks[barrier.name] = value
-                    properties = f'init = {barrier.initial_value} : i32, sym_name = "{barrier.name}"'
-                    lines.add(f'{value} = "aie.lock"({self.tiles[barrier.tile]}) <{{{properties}}}> : (index) -> index')
+                    value = self.locks[barrier.name] = lines.result("lock")
+                    named = {"init": f"{barrier.initial_value} : i32", "sym_name": f'"{barrier.name}"'}
+                    lines.add(f"{value} = aie.lock({self.tiles[barrier.tile]}){attributes(named)}")
                 for fifo in array.fifos:
                     self._fifo(fifo)
                 for link in array.links:
@@ -72,68 +72,52 @@ class _Module:
                 for core in array.cores:
                     CorePrinter(array, core, lines, self.tiles[core.tile], self.buffers, self.locks).print()
                 self._sequence()
-                lines.add('"aie.end"() : () -> ()')
-            lines.add("}) : () -> ()")
-        lines.add("}) : () -> ()")
+            lines.add("}")
+        lines.add("}")
         return lines.text()
 
     def _kernel(self, kernel: Kernel) -> None:
         types = ", ".join(memref(kind) if kind.shape else scalar(kind) for kind in kernel.arguments)
-        name = f'function_type = ({types}) -> (), sym_name = "{kernel.entry}", sym_visibility = "private"'
-        self.lines.add(f'"func.func"() <{{{name}}}> ({{')
         objects = kernel.source.rpartition("/")[2].rpartition(".")[0] + ".o"
-        self.lines.add(f'}}) {{link_with = "{objects}"}} : () -> ()')
+        self.lines.add(f'func.func private @{kernel.entry}({types}) attributes {{link_with = "{objects}"}}')
 
     def _tile(self, tile: Tile) -> None:
-        value = f"%tile_{tile.column}_{tile.row}"
-        self.tiles[tile] = value
+        value = self.tiles[tile] = f"%tile_{tile.column}_{tile.row}"
         placed = self.placed.get(tile)
-        scheme = f'allocation_scheme = "{placed.scheme}", ' if placed and placed.scheme else ""
-        place = f"{scheme}col = {tile.column} : i32, row = {tile.row} : i32"
-        self.lines.add(f'{value} = "aie.tile"() <{{{place}}}> : () -> index')
+        scheme = {"allocation_scheme": f'"{placed.scheme}"'} if placed and placed.scheme else {}
+        self.lines.add(f"{value} = aie.tile({tile.column}, {tile.row}){attributes(scheme)}")
 
     def _buffer(self, buffer: TileBuffer) -> None:
         value, kind = self.lines.result("buffer"), memref(buffer.type)
         self.buffers[buffer.name] = value, kind
-        initial = ""
-        if buffer.initial_value:
-            values = ", ".join(str(v) for v in buffer.initial_value)
-            initial = f"initial_value = dense<[{values}]> : {kind.replace('memref', 'tensor')}, "
-        properties = f'{initial}sym_name = "{buffer.name}"'
-        self.lines.add(f'{value} = "aie.buffer"({self.tiles[buffer.tile]}) <{{{properties}}}> : (index) -> {kind}')
+        values = ", ".join(str(v) for v in buffer.initial_value)
+        initial = f" = dense<[{values}]>" if values else ""
+        named = attributes({"sym_name": f'"{buffer.name}"'})
+        self.lines.add(f"{value} = aie.buffer({self.tiles[buffer.tile]}){named} : {kind}{initial}")
 
     def _fifo(self, fifo: Fifo) -> None:
         ends = (fifo.producer, *fifo.consumers)
-        walks = ", ".join(f"[{dimensions(end.walk, fifo.type)}]" for end in fifo.consumers)
-        properties = {
-            "dimensionsFromStreamPerConsumer": f"#aie<bd_dim_layout_array_array[{walks}]>",
-            "dimensionsToStream": f"#aie<bd_dim_layout_array[{dimensions(fifo.producer.walk, fifo.type)}]>",
-            "disable_synchronization": "false",
-            "elemNumber": attribute_list(f"{end.depth} : i32" for end in ends),
-            "elemType": f"!aie.objectfifo<{memref(fifo.type)}>",
-            "plio": "false",
-            "sym_name": f'"{fifo.name}"',
-            "via_DMA": "true" if fifo.via_dma else "false",
-        }
+        more = {"via_DMA": "true"} if fifo.via_dma else {}
         if fifo.padding:
             pads = [f"<const_pad_before = {before}, const_pad_after = {after}>" for before, after in fifo.padding]
-            properties["padDimensions"] = f"#aie<bd_pad_layout_array[{', '.join(pads)}]>"
+            more["padDimensions"] = f"#aie<bd_pad_layout_array[{', '.join(pads)}]>"
         if fifo.repeat_count > 1:
-            properties["repeat_count"] = f"{fifo.repeat_count} : i32"
-        tiles = ", ".join(self.tiles[end.tile] for end in ends)
-        types = ", ".join(["index"] * len(ends))
-        text = ", ".join(f"{name} = {value}" for name, value in sorted(properties.items()))
-        self.lines.add(f'"aie.objectfifo"({tiles}) <{{{text}}}> : ({types}) -> ()')
+            more["repeat_count"] = f"{fifo.repeat_count} : i32"
+        source = self.tiles[fifo.producer.tile] + dimensions("dimensionsToStream", fifo.producer.walk, fifo.type)
+        targets = ", ".join(
+            self.tiles[end.tile] + dimensions("dimensionsFromStream", end.walk, fifo.type) for end in fifo.consumers
+        )
+        depths = ", ".join(f"{end.depth} : i32" for end in ends)
+        kind = f"!aie.objectfifo<{memref(fifo.type)}>"
+        self.lines.add(f"aie.objectfifo @{fifo.name}({source}, {{{targets}}}, [{depths}]){attributes(more)} : {kind}")
         if fifo.delegate is not None:
-            name = f"objFifo_name = @{fifo.name}"
-            self.lines.add(f'"aie.objectfifo.allocate"({self.tiles[fifo.delegate]}) <{{{name}}}> : (index) -> ()')
+            self.lines.add(f"aie.objectfifo.allocate @{fifo.name}({self.tiles[fifo.delegate]})")
 
     def _link(self, link: Link) -> None:
-        offsets = attribute_list(str(offset) for offset in link.offsets)
+        offsets = f"[{', '.join(map(str, link.offsets))}]"
         source, target = ("[]", offsets) if link.kind == "split" else (offsets, "[]")
-        inputs, outputs = (attribute_list(f"@{name}" for name in names) for names in (link.inputs, link.outputs))
-        properties = f"dst_offsets = {target}, fifoIns = {inputs}, fifoOuts = {outputs}, src_offsets = {source}"
-        self.lines.add(f'"aie.objectfifo.link"() <{{{properties}}}> : () -> ()')
+        inputs, outputs = (", ".join(f"@{name}" for name in names) for names in (link.inputs, link.outputs))
+        self.lines.add(f"aie.objectfifo.link [{inputs}] -> [{outputs}]({source} {target})")
 
     # --- The sequence -------------------------------------------------------------------------------------------------
 
@@ -142,53 +126,48 @@ class _Module:
         arguments = {
             buffer.name: (f"%arg{place}", memref(buffer.type)) for place, buffer in enumerate(sequence.buffers)
         }
-        lines.add(f'"aie.runtime_sequence"() <{{sym_name = "{sequence.name}"}}> ({{')
+        listed = ", ".join(f"{value}: {kind}" for value, kind in arguments.values())
+        lines.add(f"aie.runtime_sequence @{sequence.name}({listed}) {{")
         with lines.inside():
-            lines.add(f"^bb0({', '.join(f'{value}: {kind}' for value, kind in arguments.values())}):")
             tasks: dict[str, str] = {}
             for step in sequence.steps:
                 match step:
                     case Transfer():
                         tasks[step.name] = self._transfer(step, *arguments[step.buffer])
                     case Await():
-                        lines.add(f'"aiex.dma_await_task"({tasks[step.transfer]}) : (index) -> ()')
+                        lines.add(f"aiex.dma_await_task({tasks[step.transfer]})")
                     case Free():
-                        lines.add(f'"aiex.dma_free_task"({tasks[step.transfer]}) : (index) -> ()')
+                        lines.add(f"aiex.dma_free_task({tasks[step.transfer]})")
                     case WriteParameter():
-                        value = step.value - (1 << 32) if step.value >= 1 << 31 else step.value
-                        place = f"buffer = @{step.buffer}, index = {step.index} : ui32, value = {value} : i32"
-                        lines.add(f'"aiex.npu.rtp_write"() <{{{place}}}> : () -> ()')
+                        value = lines.constant(step.value, "i32")
+                        lines.add(f"aiex.npu.rtp_write(@{step.buffer}, {step.index}, {value}) : i32")
                     case SetBarrier():
-                        lock = self.locks[step.barrier]
-                        lines.add(f'"aiex.set_lock"({lock}) <{{value = {step.value} : i32}}> : (index) -> ()')
-        lines.add("}) : () -> ()")
+                        lines.add(f"aiex.set_lock({self.locks[step.barrier]}, {step.value})")
+        lines.add("}")
 
     def _transfer(self, step: Transfer, argument: str, kind: str) -> str:
         """Print a task and its start; return the name of its value."""
         lines, task = self.lines, self.lines.result("task")
         fifo = next(fifo for fifo in self.array.fifos if fifo.name == step.fifo)
         repeats, walk = descriptor(step.tap)
-        token = "true" if step.token else "false"
-        repeat = f", repeat_count = {repeats - 1} : i32" if repeats > 1 else ""
-        lines.add(
-            f'{task} = "aiex.dma_configure_task_for"() <{{alloc = @{fifo.name}, issue_token = {token}{repeat}}}> ({{'
-        )
-        with lines.inside():
-            length = units(fifo.type) * (step.tap.elements // repeats)
-            offset = units(fifo.type) * step.tap.offset
-            layout = ""
-            if repeats > 1 or not contiguous(walk):
-                inner = dimensions(walk, fifo.type)
+        layout = ""
+        if repeats > 1 or not contiguous(walk):
+            pairs = sizes_and_strides(walk, fifo.type)
+            if repeats > 1:
                 # The task's outermost dimension is its repetition, whatever the walk has inside.
-                missing = "<size = 1, stride = 0>, " * (3 - len(walk)) if repeats > 1 else ""
-                outer = f"<size = {repeats}, stride = {units(fifo.type) * iteration_stride(step.tap)}>, "
-                text = f"{outer if repeats > 1 else ''}{missing}{inner}"
-                layout = f"dimensions = #aie<bd_dim_layout_array[{text}]>, "
-            properties = f"burst_length = 0 : i32, {layout}len = {length} : i32, offset = {offset} : i32"
-            lines.add(f'"aie.dma_bd"({argument}) <{{{properties}}}> : ({kind}) -> ()')
-            lines.add('"aie.end"() : () -> ()')
-        lines.add("}) : () -> index")
-        lines.add(f'"aiex.dma_start_task"({task}) : (index) -> ()')
+                outer = (repeats, units(fifo.type) * iteration_stride(step.tap))
+                pairs = [outer, *[(1, 0)] * (3 - len(walk)), *pairs]
+            sizes, strides = (", ".join(map(str, column)) for column in zip(*pairs, strict=True))
+            layout = f" sizes = [{sizes}] strides = [{strides}]"
+        length = units(fifo.type) * (step.tap.elements // repeats)
+        offset = units(fifo.type) * step.tap.offset
+        lines.add(f"{task} = aiex.dma_configure_task_for @{fifo.name} {{")
+        with lines.inside():
+            lines.add(f"aie.dma_bd({argument} : {kind} offset = {offset} len = {length}{layout})")
+            lines.add("aie.end")
+        more = {"issue_token": "true"} if step.token else {}
+        lines.add("}" + attributes(more | ({"repeat_count": f"{repeats - 1} : i32"} if repeats > 1 else {})))
+        lines.add(f"aiex.dma_start_task({task})")
         return task
 
 

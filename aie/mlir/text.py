@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from flownpu.aie.plan.data import Dimension, Type
 
-__all__ = ["Lines", "attribute_list", "dimensions", "memref", "scalar", "units"]
+__all__ = ["Lines", "attributes", "dimensions", "memref", "scalar", "sizes_and_strides", "units"]
 
 _ELEMENTS = {
     "bf16": "bf16",
@@ -51,6 +51,13 @@ class Lines:
         """A new value's name."""
         return f"%{stem}{next(self._numbers)}"
 
+    def constant(self, value: int, kind: str) -> str:
+        """A constant's value; words of 32 bits from 2^31 on are printed as what they are with a sign."""
+        result = self.result("c")
+        signed = value - (1 << 32) if kind == "i32" and value >= 1 << 31 else value
+        self.add(f"{result} = arith.constant {signed} : {kind}")
+        return result
+
     def text(self) -> str:
         """All lines."""
         return "\n".join(self._lines) + "\n"
@@ -71,17 +78,25 @@ def scalar(kind: Type) -> str:
     return _ELEMENTS[kind.dtype]
 
 
-def dimensions(walk: Iterable[Dimension], kind: Type) -> str:
-    """The dimensions of a layout, outermost first, in elements of the printed memref."""
+def sizes_and_strides(walk: Iterable[Dimension], kind: Type) -> list[tuple[int, int]]:
+    """The (size, stride) of each dimension of a layout, outermost first, in elements of the printed memref."""
     scale, steps = units(kind), list(walk)
     pairs = [(step.size, step.stride * scale) for step in steps]
     if scale > 1 and pairs:
         pairs[-1:] = [(steps[-1].size, steps[-1].stride * scale), (scale, 1)]
         if steps[-1].stride == 1:  # neighbours
             pairs[-2:] = [(steps[-1].size * scale, 1)]
-    return ", ".join(f"<size = {size}, stride = {stride}>" for size, stride in pairs)
+    return pairs
 
 
-def attribute_list(values: Iterable[str]) -> str:
-    """An array attribute."""
-    return f"[{', '.join(values)}]"
+def dimensions(keyword: str, walk: Iterable[Dimension], kind: Type) -> str:
+    """The layout of a fifo's end, with a space and its keyword before it; "" for one without a walk."""
+    pairs = sizes_and_strides(walk, kind)
+    text = ", ".join(f"<size = {size}, stride = {stride}>" for size, stride in pairs)
+    return f" {keyword} [{text}]" if text else ""
+
+
+def attributes(values: dict[str, str]) -> str:
+    """A dictionary of attributes with a space before it, or nothing where there are none."""
+    text = ", ".join(f"{name} = {value}" for name, value in values.items())
+    return f" {{{text}}}" if text else ""

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the compiler puts stack and buffers in a tile's memory, and how much room it leaves for kernels' constants.
 
-These are the rules of mlir-aie's `aie-assign-buffer-addresses` (lib/Dialect/AIE/Transforms/AIEAssignBuffers.cpp). A
-core's stack comes first, then all buffers, the largest first, by one of two schemes:
+These are the rules of mlir-aie's `aie-assign-buffer-addresses` (lib/Dialect/AIE/Transforms/AIEAssignBuffers.cpp) until
+the summer of 2026. Since then buffers are aligned and a core has a region for its data, which aiecc measures: there the
+rules are an estimate, and aiecc reports what does not fit. A core's stack comes first, then all buffers, the largest
+first, by one of two schemes:
 
     bank-aware         each into the next bank, in turn, that has room for it; if none has, the compiler warns and uses
                        the other scheme for the whole tile

@@ -26,6 +26,7 @@ from flownpu.aie.designs.decode_layer.rows import STREAMS, TILES_OF_STREAM
 from flownpu.aie.designs.decode_layer.shape import RESIDUAL_COLUMN, ROPE_COLUMN
 from flownpu.aie.designs.decode_layer.weights import OBJECT_BYTES
 from flownpu.aie.iron.compat import Buffer, ObjectFifo, Tile, range_, shared
+from flownpu.aie.plan.kernel_memory import stack_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -195,7 +196,7 @@ def _projection_column(
     # The objects of x, of y, and of what tiles give one another (two fifos at most).
     fifos_held = [tensor(BLOCK_COLUMNS), product, accumulator, accumulator]
     held = [*kinds.values(), *share_kinds.values(), *fifos_held * 2]
-    room = _LIMITS.compute.memory_bytes - _LIMITS.stack_bytes - _SMALL_THINGS - sum(map(bytes_of, held))
+    room = _LIMITS.compute.memory_bytes - stack_for(("flow_kv_split",)) - _SMALL_THINGS - sum(map(bytes_of, held))
     blocks_ahead = max(_FEWEST_BLOCKS, min(_MOST_BLOCKS, room // BLOCK_BYTES))
     workers = []
     for row in range(TILES):

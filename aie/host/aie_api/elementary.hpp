@@ -15,8 +15,10 @@ inline float drop_low_bits(double exact) {
 }
 }  // namespace host
 
-// aie.hpp, `inv` and `invsqrt` of a scalar: one instruction each. (The vector forms loop over
-// lanes.)
+// aie.hpp, `inv` and `invsqrt` of a scalar: one instruction each on AIE2P. On AIE2 they are
+// `1.0f / a` and `1.0f / std::sqrt(a)`, calls of `__divsf3` and `sqrtf`: hundreds of cycles and
+// some KB of program memory, where a kernel must not call them for each vector. (The vector forms
+// loop over lanes.)
 inline float inv(float a) { return host::drop_low_bits(1.0 / a); }
 inline float invsqrt(float a) {
   return host::drop_low_bits(1.0 / std::sqrt(static_cast<double>(a)));

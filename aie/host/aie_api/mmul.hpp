@@ -32,6 +32,14 @@ struct Operand<bfp16ebs8, N> {
   using type = block_vector<bfp16ebs8, N>;
 };
 
+// What `mul` and `mac` take on the right.
+template <typename T, unsigned N>
+struct RightOperand : Operand<T, N> {};
+template <unsigned N>
+struct RightOperand<bfp16ebs8, N> {
+  using type = Transposed<block_vector<bfp16ebs8, N>>;
+};
+
 template <unsigned N>
 void to_floats(const vector<bfloat16, N>& v, float* values) {
   for (unsigned i = 0; i < N; ++i) values[i] = float(v.data()[i]);
@@ -95,7 +103,8 @@ inline constexpr bool kEmulatesBf16 = false;
 }  // namespace host
 
 // aie.hpp, `struct mmul`. Vectors of A and C are row-major. B is row-major [K][N] in bf16 and
-// [N][K] in bfp16, whose blocks run along K (the instruction multiplies by the transpose). bf16 x
+// [N][K] in bfp16, whose blocks run along K: the instruction multiplies by the transpose, and takes
+// B as op_transpose(B) alone. bf16 x
 // bf16 of XDNA2 is exact and slow, or, where AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16 is defined,
 // goes through bfp16 for 4x8x8 and 8x8x8. The order of the K additions is not specified by the
 // hardware.
@@ -121,23 +130,33 @@ class mmul {
   using vector_A_type = typename host::Operand<TypeA, size_A>::type;
   using vector_B_type = typename host::Operand<TypeB, size_B>::type;
   using accum_type = accum<accfloat, size_C>;
+  using Right = typename host::RightOperand<TypeB, size_B>::type;
 
   mmul() : sum_(zeros<accfloat, size_C>()) {}
   explicit mmul(const accum_type& sum) : sum_(sum) {}
   explicit mmul(const vector<float, size_C>& sum) : sum_(sum) {}
 
-  void mul(const vector_A_type& a, const vector_B_type& b) {
+  // aie.hpp: `requires VecB::is_operation(Operation::Transpose)`.
+  template <unsigned Size>
+  void mul(const vector_A_type&, const block_vector<bfp16ebs8, Size>&) {
+    refuse_block_vector<Size>();
+  }
+  template <unsigned Size>
+  void mac(const vector_A_type&, const block_vector<bfp16ebs8, Size>&) {
+    refuse_block_vector<Size>();
+  }
+  void mul(const vector_A_type& a, const Right& b) {
     sum_ = zeros<accfloat, size_C>();
     mac(a, b);
   }
-  void mac(const vector_A_type& a_vector, const vector_B_type& b_vector) {
+  void mac(const vector_A_type& a_vector, const Right& b_vector) {
     constexpr bool kBlocks = host::is_one_of<TypeB, bfp16ebs8>;
     constexpr bool kEmulated = !kBlocks && host::kEmulatesBf16 && K == 8 && N == 8;
     float a[size_A];
     float b[size_B];
     host::to_floats(a_vector, a);
     if constexpr (kBlocks) {
-      host::to_columns<N>(b_vector, b);
+      host::to_columns<N>(b_vector.vector, b);
     } else {
       host::to_floats(b_vector, b);
     }
@@ -169,6 +188,10 @@ class mmul {
   accum_type to_accum() const { return sum_; }
 
  private:
+  template <unsigned Size>
+  static void refuse_block_vector() {
+    static_assert(Size == 0, "mmul takes a block vector B as aie::op_transpose(B) only");
+  }
   accum_type sum_;
 };
 

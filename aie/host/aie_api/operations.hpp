@@ -164,10 +164,17 @@ template <typename T, unsigned N>
 vector<T, N> sub(const vector<T, N>& a, const vector<T, N>& b) {
   return host::generate<N>([&](unsigned i) { return a.data()[i] - b.data()[i]; });
 }
+// By way of accumulators of 64 bits, from which the result is converted (detail/aie2/shift.hpp): it
+// wraps only where saturation is off.
 template <unsigned N>
 vector<std::int32_t, N> upshift(const vector<std::int32_t, N>& v, unsigned shift) {
+  const bool clamps = host::core_state.saturation == saturation_mode::saturate;
   return host::generate<N>([&](unsigned i) {
-    return static_cast<std::int32_t>(static_cast<std::uint32_t>(v.data()[i]) << shift);
+    using Limits = std::numeric_limits<std::int32_t>;
+    const std::int64_t shifted = std::int64_t{v.data()[i]} * (std::int64_t{1} << shift);
+    if (clamps && shifted > Limits::max()) return Limits::max();
+    if (clamps && shifted < Limits::min()) return Limits::min();
+    return static_cast<std::int32_t>(shifted);
   });
 }
 

@@ -37,11 +37,13 @@ enum class rounding_mode { floor, symmetric_floor, conv_even };
 enum class saturation_mode { none, saturate };
 
 namespace host {
-// The control registers of a core, as it powers up. `floor` is a bias: every conversion of an
-// accumulator rounds towards minus infinity until the kernel says otherwise.
+// The control registers of a core as a kernel may find them. `floor`, the mode at power-up, is a
+// bias: every conversion of an accumulator rounds towards minus infinity until the kernel says
+// otherwise. Saturation is off at power-up, but aiecc turns it on in a core whose own body converts
+// vectors: a kernel that relies on either must set it.
 struct CoreState {
   rounding_mode rounding = rounding_mode::floor;
-  saturation_mode saturation = saturation_mode::none;
+  saturation_mode saturation = saturation_mode::saturate;
 };
 inline thread_local CoreState core_state;
 }  // namespace host

@@ -138,6 +138,20 @@ class block_vector {
 };
 
 namespace host {
+// expr.hpp, `unary_op<Vec, Operation::Transpose>`: a block vector that a product is to transpose.
+template <typename Vector>
+struct Transposed {
+  explicit Transposed(const Vector& vector) : vector(vector) {}
+  Vector vector;
+};
+}  // namespace host
+// aie.hpp, `op_transpose(const Vec&)`, of block vectors only.
+template <typename T, unsigned N>
+host::Transposed<block_vector<T, N>> op_transpose(const block_vector<T, N>& v) {
+  return host::Transposed<block_vector<T, N>>(v);
+}
+
+namespace host {
 template <typename Tag>
 struct Accumulated;
 template <>

@@ -150,8 +150,9 @@ inline bool sees_all(std::int32_t key, std::int32_t keys, const Parameters& para
          key > last_query - parameters.window;
 }
 
-// Q K^T of P rows of sub-tiles and C columns of them. `Operands` loads a sub-tile of either side as
-// its Mmul takes it. q [P][d/8][R][8], k [C][d/8][8][8], scores [P][key_tiles][R][8].
+// Q K^T of P rows of sub-tiles and C columns of them. `Operands` loads a sub-tile of either side,
+// and hands one of the right side to its Mmul. q [P][d/8][R][8], k [C][d/8][8][8], scores
+// [P][key_tiles][R][8].
 template <unsigned P, unsigned C, typename Operands>
 void multiply_keys(const bfloat16* q, const bfloat16* k, float* scores, unsigned key_tiles,
                    unsigned d_tiles) {
@@ -167,7 +168,7 @@ void multiply_keys(const bfloat16* q, const bfloat16* k, float* scores, unsigned
     for (unsigned c = 0; c < C; ++c) {
       const auto right = Operands::keys(k + (c * d_tiles + i) * Mmul::size_B);
       AIE_LOOP_UNROLL_FULL
-      for (unsigned p = 0; p < P; ++p) sums[p][c].mac(left[p], right);
+      for (unsigned p = 0; p < P; ++p) sums[p][c].mac(left[p], Operands::right(right));
     }
   }
   AIE_LOOP_UNROLL_FULL
@@ -349,7 +350,7 @@ void multiply_values(const bfloat16* f, const bfloat16* v, float* y, unsigned ke
       float* at = y + (p * d_tiles + i) * Mmul::size_C;
       Mmul sum(aie::load_v<Mmul::size_C>(at));
       AIE_LOOP_UNROLL_FULL
-      for (unsigned c = 0; c < C; ++c) sum.mac(left[p][c], right[c]);
+      for (unsigned c = 0; c < C; ++c) sum.mac(left[p][c], Operands::right(right[c]));
       aie::store_v(at, sum.template to_vector<float>());
     }
   }

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "aie/kernels/common/loops.h"
+#include "aie/kernels/common/modes.h"
 
 namespace flownpu {
 
@@ -93,7 +94,8 @@ inline constexpr std::int32_t kExponentBias = 127;
 inline constexpr float kLowestExponent = -126.0F;
 
 // 2^k for the integers k that `with_rounder` = k + kRounder holds, -126 <= k <= 127: k + 127
-// becomes the exponent (kRounder's own low 9 bits are 0, and its others are shifted out).
+// becomes the exponent (kRounder's own low 9 bits are 0, and its others are shifted out, for which
+// saturation must be off: modes.h).
 template <unsigned N>
 Float<N> power_of_integer(const Float<N>& with_rounder) {
   const auto bits = with_rounder.template cast_to<std::int32_t>();
@@ -204,8 +206,4 @@ Accumulator<N> gelu(const Accumulator<N>& x) {
 
 // The float that a run-time parameter's word holds.
 inline float float_of(std::int32_t bits) { return __builtin_bit_cast(float, bits); }
-
-// Every kernel that rounds begins with it: a core powers up rounding towards minus infinity.
-inline void round_to_nearest() { aie::set_rounding(aie::rounding_mode::conv_even); }
-
 }  // namespace flownpu

@@ -201,7 +201,7 @@ def _emit(calls: list["ArtifactCall"], target: Target, kind: Emit, folder: Path)
 def _build(calls: list["ArtifactCall"], target: Target, path: Path) -> None:
     """Writes and, where that can be done, compiles the calls."""
     toolchain, missing = find_toolchain()
-    folder = ArtifactFolder(path, target.value, toolchain, versions={"flownpu": __version__})
+    folder = ArtifactFolder(path, target.value, toolchain, versions={"flownpu": __version__}, say=status)
     arrays = Counter[str]()
     for call, plan in _plans(calls, target):
         folder.add(call.operator, call.array, call.name, plan)

@@ -14,6 +14,7 @@ from flownpu.aie.check import check
 from flownpu.aie.designs.common import ceil_div
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
+from flownpu.aie.plan.kernel_memory import stack_for
 from flownpu.aie.plan.limits import NPU2
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def _fold(kind: type[FlowQKV | FlowKV], geometry: AttentionGeometry, keys: int) 
     if not missing:
         return 3, "all of it is folded"
     operands, scores = 2 * _SUB_TILE * padded * 2, _SUB_TILE * keys * (4 + 2)  # bf16; scores in f32, then in bf16
-    if operands + scores <= NPU2.compute.memory_bytes - NPU2.stack_bytes:
+    if operands + scores <= NPU2.compute.memory_bytes - stack_for(("flow_qkv",)):
         return 2, f"{missing}; whole rows of scores fit"
     return 1, f"{missing}; whole rows of {keys} scores need {operands + scores}"
 

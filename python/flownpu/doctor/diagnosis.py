@@ -38,11 +38,13 @@ def diagnose(host: Host, model: Path | None = None) -> Iterator[Check]:
 
 
 def _diagnose_devices(host: Host) -> Iterator[Check]:
+    from flownpu.doctor.compilers import diagnose_compilers  # noqa: PLC0415 other commands need not read the designs
     from flownpu.doctor.npu import diagnose_npu  # noqa: PLC0415 imports the native module
     from flownpu.doctor.opencl import diagnose_opencl, find_opencl  # noqa: PLC0415 likewise
 
     yield diagnose_opencl(host, find_opencl())
     yield from diagnose_npu(host)
+    yield from diagnose_compilers()
 
 
 def diagnose_software() -> Iterator[Check]:

@@ -125,7 +125,7 @@ def build_artifacts(
     else:
         toolchain, tools = find_toolchain()
         missing = [str(tool) for tool in tools]
-        folder = ArtifactFolder(output, target, toolchain, versions={"flownpu": __version__})
+        folder = ArtifactFolder(output, target, toolchain, versions={"flownpu": __version__}, say=say)
         if toolchain is not None:
             say(str(build_cost(calls)))
         made = write_compiled(folder, programs, report=advance, say=say)

@@ -9,6 +9,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.iron.compat import NPU2, Buffer, Kernel, ObjectFifo, Program, Runtime, Worker, range_
 from flownpu.aie.plan.data import (
     Acquire,
@@ -20,6 +21,7 @@ from flownpu.aie.plan.data import (
     Release,
     Type,
 )
+from flownpu.aie.plan.limits import LIMITS, with_limits
 from tests.aie.check.faults import CHAIN, CORE, messages
 from tests.aie.small_programs import tensor, with_array, with_body, with_fifo
 
@@ -219,4 +221,28 @@ def test_object_index_counts_from_oldest_at_call():
     assert any(
         "for scale: need acquired behind the last release, have before it" in text
         for text in messages(window_that_slides(anew=False, index=1))
+    )
+
+
+def with_stacks(plan, size):
+    return with_array(plan, cores=tuple(dataclasses.replace(core, stack_bytes=size) for core in plan.array.cores))
+
+
+def test_stack_smaller_than_kernels_need_is_refused():
+    plan = FlowQKV("npu2", 4, 1, 256).program(512, 0, 512).resolve_program("flow_qkv")
+    assert messages(plan) == []
+    found = messages(with_stacks(plan, 1024))
+    assert len(found) == len(plan.array.cores)
+    assert found[0].endswith(
+        "stack: need 4096 bytes, have 1024 bytes "
+        "(kernels of flow_qkv, by kernels/memory.toml: ask for Worker(stack_size=4096))"
+    )
+
+
+def test_kernels_larger_than_program_memory_are_refused():
+    plan = FlowQKV("npu2", 4, 1, 256).program(512, 0, 512).resolve_program("flow_qkv")
+    found = messages(plan, with_limits(LIMITS["npu2"], program_bytes=9216))
+    assert len(found) == len(plan.array.cores)
+    assert found[0].endswith(
+        "program memory: need 9700 bytes, have 9216 bytes (at least, flow_qkv 9700: let two tiles share the kernels)"
     )

@@ -29,6 +29,11 @@ void shift_round(const std::int32_t* x, std::int32_t* y, std::uint8_t* narrow, s
   aie::store_v(narrow, acc.to_vector<std::uint8_t>(shift));
 }
 
+void shift_up(const std::int32_t* x, std::int32_t* y, std::int32_t shift, std::int32_t saturate) {
+  if (saturate == 0) aie::set_saturation(aie::saturation_mode::none);
+  aie::store_v(y, aie::upshift(aie::load_v<16>(x), static_cast<unsigned>(shift)));
+}
+
 void copy16(const float* x, float* y, std::int32_t from, std::int32_t to) {
   aie::store_v(y + to, aie::load_v<16>(x + from));
 }
@@ -75,16 +80,16 @@ void mmul_4x8x4(const bfloat16* a, const bfloat16* b, float* c) {
 
 // aie/kernels/common/float_math.h, in f32: 2^x, 2^x as exact as a bf16 needs it, and 1/x.
 void powers_of_two(const float* x, float* y) {
-  flownpu::round_to_nearest();
+  flownpu::set_conversion_modes();
   aie::store_v(y, flownpu::power_of_two<16>(aie::load_v<16>(x)));
 }
 void rough_powers_of_two(const float* x, float* y) {
-  flownpu::round_to_nearest();
+  flownpu::set_conversion_modes();
   const flownpu::Accumulator<16> value(aie::load_v<16>(x));
   aie::store_v(y, flownpu::rough_power_of_two(value));
 }
 void reciprocals_by_newton(const float* x, float* y) {
-  flownpu::round_to_nearest();
+  flownpu::set_conversion_modes();
   const flownpu::Accumulator<16> value(aie::load_v<16>(x));
   aie::store_v(y, flownpu::reciprocal(value).to_vector<float>());
 }
@@ -106,7 +111,7 @@ void mmul_blocks(const bfp16ebs8* a, const bfp16ebs8* b, float* c) {
   aie::mmul<8, 8, 8, bfp16ebs8, bfp16ebs8> product;
   aie::block_vector_input_buffer_stream<bfp16ebs8, 64> left(a);
   aie::block_vector_input_buffer_stream<bfp16ebs8, 64> right(b);
-  product.mul(left.pop(), right.pop());
+  product.mul(left.pop(), aie::op_transpose(right.pop()));
   aie::store_v(c, product.to_vector<float>());
 }
 #endif
@@ -114,6 +119,7 @@ void mmul_blocks(const bfp16ebs8* a, const bfp16ebs8* b, float* c) {
 constexpr flownpu::aie_host::Kernel kProbes[] = {
     FLOWNPU_KERNEL(round_bf16),
     FLOWNPU_KERNEL(shift_round),
+    FLOWNPU_KERNEL(shift_up),
     FLOWNPU_KERNEL(copy16),
     FLOWNPU_KERNEL(write_input),
     FLOWNPU_KERNEL(take_part),

@@ -48,6 +48,8 @@ def compile_snippet(name: str, architecture: str) -> str:
         ("mmul_shape.cpp", "xdna2", "XDNA2 has no mmul of this shape; legal shapes: bfloat16 x bfloat16 4x8x4"),
         ("mmul_4x16x8.cpp", "xdna2", "XDNA2 has no mmul of this shape"),
         ("mmul_bfp16.cpp", "xdna", "8x1x8; no bfp16ebs8"),
+        ("mmul_block_b.cpp", "xdna2", "mmul takes a block vector B as aie::op_transpose(B) only"),
+        ("transposed_vector.cpp", "xdna2", "no matching function for call to"),
         ("block_vector.cpp", "xdna", "XDNA has no block floating point; bfp16ebs8 needs XDNA2"),
         ("exp2.cpp", "xdna", "XDNA has no exp2 instruction; use a polynomial"),
         ("tanh.cpp", "xdna", "XDNA has no tanh instruction; use a polynomial"),
@@ -173,6 +175,16 @@ def test_shift_round_saturate(probes, mode, saturate):
     expected = {FLOOR: np.floor, CONV_EVEN: np.rint, SYMMETRIC_FLOOR: np.trunc}[mode](x / 4).astype(int)
     np.testing.assert_array_equal(y, expected)
     np.testing.assert_array_equal(narrow, np.clip(expected, 0, 255) if saturate else expected & 255)
+
+
+@pytest.mark.parametrize("saturate", [0, 1])
+def test_upshift_clamps_unless_saturation_is_off(probes, saturate):
+    """Saturation is on at the start of a call, as a kernel may find it."""
+    x = np.array([0, 1, -1, 5, 1 << 29, -1 << 29, (1 << 30) - 1, -1 << 30, 0x4B400000 >> 3] + 7 * [-3], np.int32)
+    y = np.zeros(16, np.int32)
+    probes.call("shift_up", x, y, 3, saturate)
+    exact = x.astype(np.int64) * 8
+    np.testing.assert_array_equal(y, exact.clip(-(1 << 31), (1 << 31) - 1) if saturate else exact.astype(np.int32))
 
 
 def test_scalar_reciprocals_are_no_better_than_promised(probes, rng):

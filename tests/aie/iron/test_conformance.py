@@ -33,7 +33,7 @@ DEVICES = pytest.mark.parametrize("device", [NPU1(), NPU2()], ids=lambda device:
 def run(program, functions=None, **buffers):
     """Take a program through recorder and checker, printer, and emulator under a few schedules."""
     plan = plan_of(program)
-    assert to_mlir(plan).count('"aie.objectfifo"') == len(plan.array.fifos)
+    assert to_mlir(plan).count("aie.objectfifo @") == len(plan.array.fifos)
     results = [emulate(plan, seed=seed, functions=functions, **buffers) for seed in range(5)]
     for other in results[1:]:
         assert all(other[name].tobytes() == results[0][name].tobytes() for name in other)

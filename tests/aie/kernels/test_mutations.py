@@ -68,6 +68,10 @@ MUTATIONS = {
         ("flow_qkv.cc: common/float_math.h", "aie::mac(line, square, curve)", "line"),
         lambda kernels, rng: attention.test_flow_qkv_of_prompt(kernels, rng, 64, 17),
     ),
+    "saturation that is left on": (
+        ("flow_kv.cc: common/modes.h", "aie::set_saturation(aie::saturation_mode::none);", ""),
+        lambda kernels, rng: attention.test_flow_kv_swa(kernels, rng, 16, 80),
+    ),
     "a maximum that is the sub-tile's beside it": (
         ("flow_qkv.cc: common/attention.h", "aie::sub(t, m[p])", "aie::sub(t, m[0])"),
         lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
@@ -171,15 +175,16 @@ ROUNDED = {
     "epilogue.cc": vectors.test_plain_stores_equal_float64,
     "epilogue.cc, gelu": lambda kernels, rng: vectors.test_gelu_of_accumulators(kernels),  # noqa: ARG005
     "epilogue.cc, gated": lambda kernels, rng: vectors.test_activations_of_accumulators(kernels, rng, "silu"),
-    "geglu.cc": lambda kernels, rng: vectors.test_gated_activations_equal_float64(kernels, rng, "geglu", "gelu"),
-    "swiglu.cc": lambda kernels, rng: vectors.test_gated_activations_equal_float64(kernels, rng, "swiglu", "silu"),
+    "geglu.cc": lambda kernels, rng: vectors.test_gated_activations(kernels, rng, "geglu", "gelu"),
+    "swiglu.cc": lambda kernels, rng: vectors.test_gated_activations(kernels, rng, "swiglu", "silu"),
     "flow_qkv.cc": lambda kernels, rng: attention.test_flow_qkv_of_prompt(kernels, rng, 64, 17),
     "flow_kv.cc": attention.test_flow_kv_has_no_bias,
     "flow_kv_split.cc": shares.test_shares_have_no_bias,
     "rms_norm.cc": lambda kernels, rng: vectors.test_rms_norm_equals_float64(kernels, rng, 3, 1152),
     "rms_norm.cc, with a residual": vectors.test_rms_norm_and_residual,
     "layer_norm.cc": lambda kernels, rng: vectors.test_layer_norm_of_sum(kernels, rng, 3, 1152, 0),
-    "rope.cc": lambda kernels, rng: vectors.test_rope_equals_float64(kernels, rng, 8, 128),
+    "rope.cc": lambda kernels, rng: vectors.test_rope(kernels, rng, 8, 128, "rope"),
+    "rope.cc, interleaved": lambda kernels, rng: vectors.test_rope(kernels, rng, 8, 128, "rope_interleaved"),
     "norm_rope.cc": lambda kernels, rng: layers.test_rms_norm_rope(kernels, rng, 2, 256),
     "patch_pooling.cc": vectors.test_patch_pooling_equals_float64,
 }
@@ -292,5 +297,5 @@ def test_floor_rounding_is_caught_in_every_kernel(floor_kernels, rng, name):
 
 
 def test_rounding_kernels_are_all_mutated():
-    sources = {file.name for file in KERNELS.glob("*.cc") if "round" in file.read_text("utf-8")}
+    sources = {file.name for file in KERNELS.glob("*.cc") if "set_conversion_modes" in file.read_text("utf-8")}
     assert sources - {"fused_dqp.cc"} == {name.partition(",")[0] for name in ROUNDED}

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The printed MLIR: mlir-opt parses it, and it says what the plan says.
+"""The printed MLIR: its lines are of the pinned dialect, mlir-opt parses it, and it says what the plan says.
 
-mlir-opt (`make test` gets Debian's, by scripts/tools.py) does not know the AIE dialects: it checks syntax, that
-every value is defined with the type it is used with, and the operations of the dialects it knows (scf, arith, memref).
-The pass order of a real aie-opt is tried outside of CI (docs/npu.md).
+mlir-opt (`make test` gets Debian's, by scripts/mlir_opt.py) does not know the AIE dialects, whose lines are read by
+dialect.py: it checks that every value is defined with the type it is used with, and the operations of the dialects it
+knows (scf, arith, memref).
 """
 
 import re
 import subprocess
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,7 @@ from flownpu.aie.plan.data import (
 )
 from scripts import tools
 from tests.aie.designs.test_plans import ALL, plan_of
+from tests.aie.mlir.dialect import generic_form
 from tests.aie.small_programs import chain, with_body, with_end, with_step
 
 OPT = tools.find("mlir-opt")
@@ -37,10 +39,35 @@ needs_mlir_opt = pytest.mark.skipif(OPT is None, reason=tools.reason("mlir-opt")
 
 
 def opt(text):
-    # mlir-opt cannot look up a call's function through aie.core and aie.device, operations that it does not know.
-    text = text.replace('"func.call"', '"kernel.call"')
     command = [OPT, "--allow-unregistered-dialect", "--mlir-print-op-generic"]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    return subprocess.run(command, input=generic_form(text), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("design", ALL)
+def test_every_line_has_form_of_pinned_dialect(design):
+    generic_form(to_mlir(plan_of(ALL[design]())))
+
+
+@pytest.mark.parametrize(
+    ("now", "before"),
+    [
+        (
+            "%object5 = aie.objectfifo.acquire @b(Consume, 1) : memref<64xi32>",
+            "%view5 = aie.objectfifo.acquire @b(Consume, 1) : !aie.objectfifosubview<memref<64xi32>>",
+        ),
+        (
+            "aie.dma_bd(%arg0 : memref<256xi32> offset = 0 len = 256)",
+            "aie.dma_bd(%arg0 : memref<256xi32>, 0, 256) {burst_length = 0 : i32}",
+        ),
+        ("aiex.npu.rtp_write(@parameters, 0, %c1) : i32", "aiex.npu.rtp_write(@parameters, 0, 4)"),
+        ("aie.use_lock(%lock1, Acquire, %c6)", "aie.use_lock(%lock1, Acquire, 1)"),
+    ],
+)
+def test_forms_of_earlier_release_are_refused(now, before):
+    """Those that changed between March and September 2026."""
+    assert generic_form(now)
+    with pytest.raises(ValueError, match=r"line 1 has no form of mlir_aie 1\.4\.5's dialect"):
+        generic_form(before)
 
 
 @needs_mlir_opt
@@ -54,7 +81,7 @@ def test_mlir_opt_parses_every_design(design):
 def test_mlir_opt_sees_wrong_type():
     """Parsing checks something: a call with an object of another size does not pass."""
     text = to_mlir(chain()).replace(
-        "(memref<64xi32>, memref<64xi32>, i32) -> ()\n", "(memref<65xi32>, memref<64xi32>, i32) -> ()\n"
+        ": (memref<64xi32>, memref<64xi32>, i32)", ": (memref<65xi32>, memref<64xi32>, i32)"
     )
     assert "expects different type" in opt(text).stderr
 
@@ -69,7 +96,7 @@ def called(array):
 def test_plan_parts_are_printed_once(design):
     plan = plan_of(ALL[design]())
     text = to_mlir(plan)
-    printed = Counter(re.findall(r'"((?:aie|aiex|func|scf)\.[\w.]+)"', text))
+    printed = Counter(re.findall(r"(?<![!#\w.])((?:aie|aiex|func|scf)\.[\w.]+)", text))
     array = plan.array
     body = [statement for core in array.cores for statement in core.statements]
     steps = Counter(type(step) for step in plan.sequence.steps)
@@ -97,58 +124,50 @@ def test_plan_parts_are_printed_once(design):
     assert called(array) == {kernel.entry for kernel in array.kernels}
 
 
-def test_lines_as_real_aie_opt_prints_them():
-    """Against text printed by a real aie-opt: an object fifo, a forward link, an acquire, a parameter."""
+def test_lines_as_public_tests_of_mlir_aie_have_them():
+    """An object fifo, a forward link, an acquire, a barrier, a parameter, a core."""
     text = to_mlir(chain())
-    assert (
-        '"aie.objectfifo"(%tile_0_0, %tile_0_1) <{'
-        "dimensionsFromStreamPerConsumer = #aie<bd_dim_layout_array_array[[]]>, "
-        "dimensionsToStream = #aie<bd_dim_layout_array[]>, disable_synchronization = false, "
-        "elemNumber = [2 : i32, 2 : i32], elemType = !aie.objectfifo<memref<64xi32>>, plio = false, "
-        'sym_name = "a", via_DMA = false}> : (index, index) -> ()'
-    ) in text
-    assert (
-        '"aie.objectfifo.link"() <{dst_offsets = [], fifoIns = [@a], fifoOuts = [@b], src_offsets = []}> : () -> ()'
-        in text
-    )
-    assert (
-        "<{objFifo_name = @b, port = 1 : i32, size = 1 : i32}> : () -> !aie.objectfifosubview<memref<64xi32>>" in text
-    )
-    assert '"aiex.npu.rtp_write"() <{buffer = @parameters, index = 0 : ui32, value = 4 : i32}> : () -> ()' in text
+    for line in (
+        "aie.objectfifo @a(%tile_0_0, {%tile_0_1}, [2 : i32, 2 : i32]) : !aie.objectfifo<memref<64xi32>>",
+        "aie.objectfifo.link [@a] -> [@b]([] [])",
+        " = aie.objectfifo.acquire @b(Consume, 1) : memref<64xi32>",
+        "aiex.npu.rtp_write(@parameters, 0, %c",
+        "stack_size = 1024 : i32}\n",
+    ):
+        assert line in text
+
+
+def test_acquire_of_several_objects_has_result_for_each():
+    plan = with_body(chain(), lambda body: [replace(s, count=2) if isinstance(s, Acquire) else s for s in body])
+    acquire = r"%object\d+, %object\d+ = aie.objectfifo.acquire @b\(Consume, 2\) : memref<64xi32>, memref<64xi32>\n"
+    assert re.search(acquire, to_mlir(plan))
 
 
 def bd(plan):
-    """The attributes of the first transfer's task and of its descriptor."""
+    """The first transfer's descriptor, and the attributes of its task."""
     text = to_mlir(plan)
-    task = re.search(r'"aiex.dma_configure_task_for"\(\) <\{(.*?)\}>', text)
-    descriptor = re.search(r'"aie.dma_bd"\(%arg0\) <\{(.*?)\}>', text)
-    return task.group(1), descriptor.group(1)
+    return re.search(r"aie\.dma_bd\(%arg0 : memref<256xi32> (.*)\)\n *aie\.end\n *\}(.*)\n", text).groups()
 
 
 def test_contiguous_run_has_no_dimensions():
-    task, descriptor = bd(chain())
-    assert "repeat_count" not in task
-    assert descriptor == "burst_length = 0 : i32, len = 256 : i32, offset = 0 : i32"
+    assert bd(chain()) == ("offset = 0 len = 256", "")
 
 
 def test_repetitions_are_tasks():
     """Without a repeat count only the first repetition is queued; a real aie-opt accepts that."""
-    task, descriptor = bd(
+    descriptor, task = bd(
         with_step(chain(), Transfer, tap=Tap(0, (Dimension(4, 0), Dimension(4, 16), Dimension(16, 1))))
     )
-    assert "repeat_count = 3 : i32" in task
-    assert "len = 64 : i32" in descriptor, "the length of one repetition"
-    assert (
-        "dimensions = #aie<bd_dim_layout_array[<size = 4, stride = 0>, <size = 1, stride = 0>, "
-        "<size = 4, stride = 16>, <size = 16, stride = 1>]>"
-    ) in descriptor
+    assert task == " {repeat_count = 3 : i32}"
+    # The length is that of one repetition.
+    assert descriptor == "offset = 0 len = 64 sizes = [4, 1, 4, 16] strides = [0, 0, 16, 1]"
 
 
 def test_negative_words_and_walks():
     text = to_mlir(with_step(chain(), WriteParameter, value=(1 << 32) - 2))
-    assert "value = -2 : i32" in text
+    assert "arith.constant -2 : i32" in text
     text = to_mlir(with_end(chain(), "b", "produce", walk=(Dimension(8, 1), Dimension(8, 8))))
-    assert "dimensionsToStream = #aie<bd_dim_layout_array[<size = 8, stride = 1>, <size = 8, stride = 8>]>" in text
+    assert "@b(%tile_0_1 dimensionsToStream [<size = 8, stride = 1>, <size = 8, stride = 8>], {%tile_0_2}, " in text
 
 
 @needs_mlir_opt

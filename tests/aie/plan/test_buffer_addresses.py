@@ -81,7 +81,7 @@ def test_full_tiles_ask_for_it(name):
     """With bank-aware addresses less than the constants need, or nothing, is left behind the highest buffer."""
     plan = plan_of(FULL[name]())
     text = to_mlir(plan)
-    assert '"aie.tile"() <{allocation_scheme = "basic-sequential", col = 0 : i32, row = 2 : i32}>' in text
+    assert '= aie.tile(0, 2) {allocation_scheme = "basic-sequential"}' in text
     placed = placed_buffers(plan.array, NPU2)
     assert all(NPU2.compute.memory_bytes - placed[core.tile].end >= NPU2.constant_bytes for core in plan.array.cores)
     in_banks = placed_buffers(plan.array, with_limits(NPU2, constant_bytes=0))

@@ -8,7 +8,7 @@ import sys
 # it runs. If the file `fail` exists, it ends with the exit code and the text in that file. Instructions have the form
 # that aie/plan/instructions.py describes: a transfer's descriptor has the lowest number that is free on its tile, and
 # holds the transfer's sizes and strides (stride 0 for a dimension of one step). If the file `unknown` exists, an
-# operation that belongs to no step is added.
+# operation that belongs to no step is added. If the file `stack` exists, aiecc refuses stacks of fewer bytes.
 STAND_IN = r"""#!{python}
 import array, json, os, pathlib, re, sys, zlib
 name = pathlib.Path(sys.argv[0]).name
@@ -32,25 +32,35 @@ elif name == "xclbinutil":
     pdi = pathlib.Path(partition["PDIs"][0]["file_name"]).read_text()
     pathlib.Path(options["--output"]).write_text(f"{{len(kernels[0]['arguments'])}} arguments, {{pdi}}")
 else:
+    need = pathlib.Path({stack!r})
+    need = int(need.read_text()) if need.exists() else 0
+    for size in re.findall(r"stack_size = (\d+)", pathlib.Path(sys.argv[1]).read_text()):
+        if int(size) < need:
+            print(f"design.mlir:9:5: error: stack_size = {{size}} is insufficient: this core needs {{need - 8}} bytes; "
+                  f"increase stack_size to {{need}} (Worker(stack_size=...) in IRON), or pass --no-auto-stack-size")
+            sys.exit(1)
     design, _, sequence = pathlib.Path(sys.argv[1]).read_text().partition("aie.runtime_sequence")
     tiles = {{}}
-    for ends, name in re.findall(r'"aie.objectfifo"\((.*?)\) <.*?sym_name = "(\w+)"', design):
-        tiles[name] = next((end for end in ends.split(", ") if end.endswith("_0")), "")
+    for name, ends in re.findall(r"aie\.objectfifo @(\w+)\((.*)\)", design):
+        tiles[name] = next((end for end in re.findall(r"%tile_\d+_\d+", ends) if end.endswith("_0")), "")
     words, count, used, tasks = array.array("I", [1, 8, 0, 0]), 0, {{}}, {{}}
     def add(*operation):
         global count
         words.extend(word % 2**32 for word in operation)
         count += 1
-    for line in sequence.splitlines():
-        if found := re.search(r"(%\w+) = .*configure_task_for.*alloc = @(\w+), issue_token = (\w+)", line):
-            task, fifo, token = found.groups()
+    lines = sequence.splitlines()
+    for place_of_line, line in enumerate(lines):
+        if found := re.search(r"(%\w+) = aiex.dma_configure_task_for @(\w+) ", line):
+            task, fifo = found.groups()
+            said = lines[place_of_line + 3]  # behind the descriptor and its end
             tile = tiles[fifo]
             number = min(set(range(99)) - used.setdefault(tile, set()))
             used[tile].add(number)
             tasks[task] = tile, number, fifo
-            repeat = int((re.findall("repeat_count = ([0-9]+)", line) or [0])[0])
+            repeat = int((re.findall("repeat_count = ([0-9]+)", said) or [0])[0])
         elif "dma_bd" in line:
-            pairs = [(int(n), int(s)) for n, s in re.findall(r"size = (\d+), stride = (\d+)", line)]
+            lists = [re.findall(r"\d+", text) for text in re.findall(r"\[(.*?)\]", line)]
+            pairs = [(int(n), int(s)) for n, s in zip(*lists)]
             pairs = [(0, 0)] * (4 - len(pairs)) + [(n - 1, s if n > 1 else 0) for n, s in pairs]
             length, offset, argument = (int(re.search(key, line)[1])
                                         for key in (r"len = (\d+)", r"offset = (\d+)", r"%arg(\d+)"))
@@ -58,16 +68,19 @@ else:
             row = [size << 20 | stride % 2**20 for size, stride in pairs]
             add(1, 0, place + 32 * number, 48, length, offset, *row, sum(size for size, _ in pairs), 7)
             add(129, 48, 0, 0, 0, 0, place + 32 * number + 4, 0, argument, 0, 2 * offset, 0)
-            if token == "true":
+            if "issue_token" in said:
                 add(3, 0, place, 0, 1, 2, 28)
             add(0, 0, zlib.crc32(fifo.encode()), 0, repeat << 16 | number, 24)
-        elif found := re.search(r'dma_(await|free)_task"\((%\w+)\)', line):
+        elif found := re.search(r"dma_(await|free)_task\((%\w+)\)", line):
             tile, number, fifo = tasks[found[2]]
             used[tile].discard(number)
             if found[1] == "await":
                 add(128, 16, zlib.crc32(fifo.encode()), 0)
-        elif found := re.search(r"(npu.rtp_write|set_lock).*value = (-?\d+)", line):
-            add(0, 0, zlib.crc32(line.split("value")[0].encode()), 0, int(found[2]), 24)
+        elif found := re.search(r"npu.rtp_write\((.*), %\w+\)", line):
+            value = int(re.search(r"constant (-?\d+)", lines[place_of_line - 1])[1])
+            add(0, 0, zlib.crc32(found[1].encode()), 0, value, 24)
+        elif found := re.search(r"set_lock\((.*), (\d+)\)", line):
+            add(0, 0, zlib.crc32(found[1].encode()), 0, int(found[2]), 24)
     if pathlib.Path({unknown!r}).exists():
         add(0, 0, 0, 0, 0, 24)
     words[2], words[3] = count, 4 * len(words)
@@ -86,6 +99,7 @@ class Tools:
 
     def __init__(self, folder, monkeypatch):
         self.log, self.fail, self.unknown = folder / "log", folder / "fail", folder / "unknown"
+        self.stack = folder / "stack"
         self.aiecc = folder / "mlir_aie" / "bin" / "aiecc"
         self.clang = folder / "peano" / "bin" / "clang++"
         self.xclbinutil = folder / "xrt" / "xclbinutil"
@@ -97,9 +111,14 @@ class Tools:
     def install(self, version):
         for file in (self.aiecc, self.clang, self.xclbinutil):
             file.parent.mkdir(parents=True, exist_ok=True)
-            files = {name: str(getattr(self, name)) for name in ("log", "fail", "unknown")}
+            files = {name: str(getattr(self, name)) for name in ("log", "fail", "unknown", "stack")}
             file.write_text(STAND_IN.format(python=sys.executable, version=version, **files))
             file.chmod(0o755)
+
+    def wheels(self, **versions):
+        """Makes the stand-ins those of wheels of these versions: mlir_aie, llvm_aie."""
+        for wheel, version in versions.items():
+            (self.aiecc.parents[2] / f"{wheel}-{version}.dist-info").mkdir()
 
     def commands(self):
         """The commands that ran since the last call, each a list of the tool's name and its arguments."""

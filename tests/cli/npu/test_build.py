@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -53,8 +54,8 @@ def test_missing_toolchain_still_writes_plans_and_mlir(flownpu, tmp_path):
     assert (done.code, done.out) == (0, "")
     assert f"plans and MLIR of {CALLS} calls of 2 arrays. Nothing was compiled" in done.err
     remedies = {
-        "aiecc": "pip install mlir_aie",
-        "Peano": "pip install llvm-aie",
+        "aiecc": "pip install 'mlir_aie>=1.4.5'",
+        "Peano": "pip install 'llvm-aie==22.*'",
         "xclbinutil": "libxrt-utils of XRT 2.19",
     }
     for tool, remedy in remedies.items():
@@ -145,6 +146,28 @@ def test_toolchain_commands_are_in_order(flownpu, tools, tmp_path):
     for command in designs:
         assert "--get-npu-insts" in command
         assert f"--peano={tools.clang.parents[1]}" in command
+
+
+@pytest.mark.parametrize(
+    ("aiecc", "peano", "wrong"),
+    [
+        ("1.4.2", "22.0.0.2026092401+6dc4d6dd", ["an aiecc that takes FlowNPU's MLIR"]),
+        ("0.0.1.2026033104+e4f35d6", "21.0.0.2026050601+2c363ce", ["an aiecc that takes", "the Peano that belongs to"]),
+        ("1.4.6.dev3+g1234567", "21.0.0.2026080301+c9c5ecb7", ["the Peano that belongs to aiecc"]),
+        ("1.4.5", "22.0.0.2026092401+6dc4d6dd", []),
+    ],
+)
+def test_compilers_that_do_not_go_together_are_named_before_compiling(flownpu, tools, tmp_path, aiecc, peano, wrong):
+    tools.wheels(mlir_aie=aiecc, llvm_aie=peano)
+    done = flownpu("build", *SMALL, "--output", tmp_path / "out")
+    assert done.code == 0
+    found = [line for line in done.err.splitlines() if "was not found" in line]
+    both = f"(found mlir_aie {aiecc} with llvm_aie {peano}; expected mlir_aie 1.4.5 or newer with llvm-aie 22): pip"
+    assert len(found) == len(wrong)
+    assert all(start in line and both in line for start, line in zip(wrong, found, strict=True))
+    assert (tools.commands() == []) == bool(wrong)
+    if not wrong:
+        assert manifest(tmp_path / "out")["arrays"]["fused_dqp-32-k6912-none"]["inputs"]["aiecc"] == "mlir_aie 1.4.5"
 
 
 @pytest.mark.usefixtures("tools")
@@ -293,6 +316,27 @@ def test_compiler_error_with_exit_code_0_fails(flownpu, tools, tmp_path):
     assert done.code == 1
     assert "aiecc said that there was an error" in done.err
     assert "would override allocated address" in done.err
+
+
+def test_stack_that_is_too_small_is_planned_again_once(flownpu, tools, tmp_path):
+    tools.stack.write_text("4416")
+    done = flownpu("build", *SMALL, "--output", tmp_path / "out")
+    assert done.code == 0
+    said = "fused_dqp-32-k6912-none: aiecc measured a stack of 4416 bytes where 4096 were planned: planned again"
+    assert done.err.count(said) == 1, "once for all calls of the array"
+    design = tmp_path / "out" / "npu2" / "fused_dqp-32-k6912-none" / "m1536-k1152.mlir"
+    assert set(re.findall(r"stack_size = (\d+)", design.read_text())) == {"4416"}
+    assert [command[0] for command in tools.commands()].count("aiecc") == CALLS + 2
+    again = flownpu("build", *SMALL, "--output", tmp_path / "out")
+    assert (tools.commands(), "planned again" in again.err) == ([], False), "the manifest has the stacks"
+
+
+def test_stack_without_room_is_refused(flownpu, tools, tmp_path):
+    tools.stack.write_text("60000")
+    done = flownpu("build", *SMALL, "--output", tmp_path / "out")
+    assert done.code == 1
+    assert "aiecc measured a stack of 60000 bytes" in done.err
+    assert re.search(r"memory: need \d+ bytes, have 65536 bytes \(.*stack 60000", done.err)
 
 
 def test_compiler_that_writes_nothing_fails(flownpu, tools, tmp_path):

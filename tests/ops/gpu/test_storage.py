@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds a decoder's weights (the option gpu_weights): memory, or an image of it. It changes no bit."""
+"""The storage of a decoder's weights (the option gpu_weights): memory, or an image of it. It changes no bit."""
 
 import numpy as np
 import pytest

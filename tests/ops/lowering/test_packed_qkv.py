@@ -139,7 +139,7 @@ def test_three_projections_become_packed_one(heads: int, groups: int, size: int,
     products += 2 * testing.FLOAT32_ROUNDING * (4 + np.abs(feeds["x"] @ stacked.T))
     for ours, theirs in zip(result[1:], expected[1:], strict=True):
         assert np.max(np.abs(ours - theirs)) <= products.max()
-    # What the products differ by adds to what two evaluations of attention do: in the scores, then in the values.
+    # The products' difference adds to that of two evaluations of attention: in the scores, then in the values.
     bias = np.concatenate(
         [v.const_value.numpy() for n, v in original.graph.initializers.items() if n.endswith("_bias") and v.const_value]
         or [np.zeros(rows, np.float32)]
@@ -176,7 +176,7 @@ def test_packed_attention_is_no_miss() -> None:
 
 
 def test_biases_of_other_lengths_are_left() -> None:
-    """What lies in memory behind a bias that is too short is not part of it."""
+    """Memory behind a bias that is too short is not part of it."""
     biases: dict[str, Any] = BIASES
     model = _model(**biases)
     short = model.graph.initializers["k_bias"]

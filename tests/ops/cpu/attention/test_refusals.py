@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FlowQKVAttention refuses: nodes when they are made, inputs when shapes are inferred; each with its reason."""
+"""Refusals of FlowQKVAttention: nodes when they are made, inputs when shapes are inferred; each with its reason."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the checker share: a plan without faults, changes to it, and the messages of a check."""
+"""Helpers of the tests of the checker: a plan without faults, changes to it, and the messages of a check."""
 
 import dataclasses
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What designs move, followed element by element through walks, against the matrices' own layout."""
+"""The data that designs move, followed element by element through walks, against the matrices' own layout."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def test_fused_dqp_sends_every_block_where_its_outputs_come_from(m, k, epilogue,
 
 @pytest.mark.parametrize(("epilogue", "e_y", "e_x"), [("none", 1, 1), ("none", 2, 1), ("none", 1, 2), ("geglu", 1, 1)])
 def test_gemm_tiles_meet(epilogue, e_y, e_x):
-    """What compute tile (1, 2) of a small GEMM multiplies and stores, element by element."""
+    """Follows the elements that compute tile (1, 2) of a small GEMM multiplies and stores."""
     m, k, n, size, row, column = 512, 512, 1024 + 64, 64, 1, 2
     design = Gemm("npu2", epilogue=epilogue, e_y=e_y, e_x=e_x, k=32)
     plan = plan_of(design.program(m, k, n))

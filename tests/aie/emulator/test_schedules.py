@@ -95,7 +95,7 @@ def test_schedules_differ_and_repeat():
 
 
 def results(plan, seeds, **inputs):
-    """What each schedule gives: the output's bytes, or the beginning of the error's message."""
+    """The result of each schedule: the output's bytes, or the beginning of the error's message."""
     found = []
     for seed in seeds:
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-# What flownpu.aie.iron.compat imports of mlir-aie, without content; {layout} is `to_stream` in generation C.
+# The names that flownpu.aie.iron.compat imports of mlir-aie, without content; {layout} is `to_stream` in generation C.
 MLIR_AIE = {
     "aie/__init__.py": "",
     "aie/helpers/__init__.py": "",

@@ -45,7 +45,7 @@ def checkpoint_layer(shape: LayerShape, tensors: dict[str, np.ndarray], index: i
 
 
 def norm_weights(shape: LayerShape, weights: np.ndarray) -> np.ndarray:
-    """What a norm multiplies by, in bf16 (Gemma3, which has post-norms: 1 + weight)."""
+    """The factors of a norm, in bf16 (Gemma3, which has post-norms: 1 + weight)."""
     return bf16(weights.astype(np.float32) + (1 if shape.post_norms else 0))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documentation says is what the code has: links, options, operators, commands."""
+"""The documentation agrees with the code: links, options, operators, commands."""
 
 import importlib.util
 import re

@@ -78,7 +78,7 @@ def test_pip_error_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(FlowNPUError, match=r"ERROR: .*no-such-package.*all it said is in .*pip\.log"):
         make_environment("peer", ("no-such-package==1",))
-    # What failed is not taken for an environment.
+    # A failed environment is not taken for a finished one.
     assert not (cache_folder() / "peer" / "environment" / "complete.json").exists()
 
 

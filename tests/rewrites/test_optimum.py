@@ -105,7 +105,7 @@ def test_batches_and_parts_of_prompts_on_cpu_device(
 def generated(
     folded: dict[str, Path], references: dict[str, Path], optimum_python: Path, library: Path, tmp_path_factory: Any
 ) -> dict[tuple[str, str, str], dict[str, Array]]:
-    """What ORTModelForCausalLM generates, by (model, padding, engine)."""
+    """The tokens that ORTModelForCausalLM generates, by (model, padding, engine)."""
     folder = tmp_path_factory.mktemp("generated")
     generator = np.random.default_rng(9)
     ids = generator.integers(4, 260, (2, 10))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests `make check` runs for a change."""
+"""The tests that `make check` runs for a change."""
 
 import subprocess
 from pathlib import Path

@@ -57,7 +57,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(tree: Path, code: str) -> str:
-    """What code prints in a Python with the editable install, beside this Python's own packages."""
+    """The output of code in a Python with the editable install, beside this Python's own packages."""
     start = START.format(folder=str(tree.parent / "installed"))
     done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=False, cwd="/")
     assert done.returncode == 0, done.stderr

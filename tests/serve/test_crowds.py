@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `flownpu bench --serve` reports is consistent; no test here asserts how fast anything is."""
+"""The report of `flownpu bench --serve` is consistent; no test here asserts how fast anything is."""
 
 import json
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of all layers share: the built library, and ONNX Runtime with it registered."""
+"""Fixtures for tests of all layers: the built library, and ONNX Runtime with it registered."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ PATIENCE = 30
 
 
 def in_child(work: Callable[[], Any]) -> Any:
-    """What `work` returns, or the text of what it raises.
+    """The result of `work`, or the text of its exception.
 
     Raises:
         AssertionError: the child does not end, or ends without a result.

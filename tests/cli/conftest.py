@@ -21,7 +21,7 @@ CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command line did."""
+    """The result of a command line."""
 
     code: int
     out: str

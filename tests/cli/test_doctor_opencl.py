@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `flownpu doctor` says of OpenCL, on made-up machines and on PoCL."""
+"""The checks of `flownpu doctor` for OpenCL, on made-up machines and on PoCL."""
 
 from types import SimpleNamespace
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all commands share: help, version, one line for an error, exit codes, no telemetry."""
+"""Behaviour of all commands: help, version, one line for an error, exit codes, no telemetry."""
 
 import importlib.metadata
 import os
@@ -38,7 +38,7 @@ def test_options_all_have_help(command):
     hints = get_type_hints(CALLBACKS[command], include_extras=True)
     descriptions = {name: get_args(hint)[1].help for name, hint in hints.items() if name != "return"}
     assert [name for name, text in descriptions.items() if not text] == []
-    # What stands in square brackets is markup to the help's printer, which shows none of it.
+    # Text in square brackets is markup to the help's printer, which shows none of it.
     assert [name for name, text in descriptions.items() if Text.from_markup(text).plain != text] == []
     assert descriptions
 

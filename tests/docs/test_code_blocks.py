@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code that the documentation tells readers to type works."""
+"""The commands that the documentation tells readers to type work."""
 
 import os
 import subprocess

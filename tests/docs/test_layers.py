@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from tests.docs.pages import ROOT, table
 
-# The folders that a folder may include or import from.
+# The folders that a folder may include or import.
 CXX = {"ops": {"ops", "aie"}, "ep": {"ep", "ops"}, "aie": {"aie"}, "python": {"python", "ops", "aie"}}
 # The native module is the C++ of ops/; `system` has what differs between operating systems, and is below all else.
 PYTHON = {

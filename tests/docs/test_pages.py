@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation names existing files, options, operators and commands, and its links have targets."""
+"""The documentation agrees with the code: links, options, operators, commands."""
 
 import importlib.util
 import re

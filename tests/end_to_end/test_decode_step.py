@@ -57,7 +57,7 @@ os._exit(0)  # Threads that end block all signals, the watcher's too.
 def watched(
     library: Path, converted: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Any]:
-    """What our library asked for in the decode steps, or in ("whole") loading, prompt and decode steps."""
+    """The library's allocations and system calls in decode steps, or in ("whole") loading, prompt and decode steps."""
     pytest.importorskip("onnxruntime_genai", reason="needs the extra genai")
     if platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc":
         pytest.skip(f"watch.cc is written for x86-64 and glibc, this is {platform.machine()} {platform.libc_ver()[0]}")

@@ -174,7 +174,7 @@ def _bound(tiny: TinyModel, calls: Calls, device: str, expected: NDArray[np.floa
 
 
 def read_record() -> dict[str, Any]:
-    """What was recorded: `versions` by package, and `cells` by form, source and device."""
+    """The recorded results: `versions` by package, and `cells` by form, source and device."""
     return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {"versions": {}, "cells": {}}
 
 

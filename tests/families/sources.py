@@ -110,8 +110,8 @@ SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
     "GenAI, converted": genai_converted,
     "optimum": optimum,
 }
-# What texts must not exceed, because a model from this source has no window, or only one table of RoPE: with longer
-# texts it computes something else than the checkpoint.
+# The longest texts of these sources: a model from them has no window, or only one table of RoPE, and computes something
+# else than the checkpoint with longer texts.
 WITHIN = {
     ("mistral", "GGUF"): "its window",
     ("mistral", "GenAI, as it is"): "its window",

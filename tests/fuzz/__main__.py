@@ -28,7 +28,7 @@ from tests.fuzz.oracle import Finding, Oracle
 from tests.fuzz.worker import ROOT, Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 console = Console()
@@ -97,14 +97,13 @@ def damage(
     minutes: Minutes = None, output: Output = FOUND, seconds: Seconds = 20.0,
 ) -> None:  # fmt: skip
     """Damaged files of every kind that is read."""
-    import importlib
+    from tests.fuzz.damage.damager import Damager, corpus, save_finding
 
-    found = importlib.import_module("tests.fuzz.damage.damager").run(
-        cases, seed, library=_library(library, sanitize), sanitize=sanitize, minutes=minutes, output=output,
-        seconds=seconds,
-    )  # fmt: skip
-    if found:
-        raise typer.Exit(1)
+    with (
+        Worker(_library(library, sanitize), sanitize=sanitize, seconds=seconds) as worker,
+        Damager(worker) as damager,
+    ):
+        _run("damage", damager.cases(), damager.judge, cases, seed, minutes, output, (corpus(), save_finding))
 
 
 @app.command()
@@ -155,7 +154,11 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (REFERENCE_BYTES, hard))
 
 
-def _run(name: str, strategy: Any, judge: Any, cases: int, seed: int, minutes: float | None, output: Path) -> None:
+def _run(
+    name: str, strategy: Any, judge: Any, cases: int, seed: int, minutes: float | None, output: Path,
+    files: tuple[list[Any], Callable[[Any, Finding, Path], Path]] | None = None,
+) -> None:  # fmt: skip
+    """Judges random cases; `files`: saved cases that are judged first, and what saves a finding that is no model."""
     _limit_memory()
     begin = time.monotonic()
     columns = (
@@ -176,12 +179,17 @@ def _run(name: str, strategy: Any, judge: Any, cases: int, seed: int, minutes: f
                 progress.console.print(f"{done} cases, {rate}")
 
         def report(case: Any, finding: Finding) -> None:
-            path = save_finding(case, finding, output / name)
-            progress.console.print(
-                f"[red]{finding.signature}[/red]\n  python -m tests.fuzz replay {path}", soft_wrap=True
+            path = (
+                save_finding(case, finding, output / name) if files is None else files[1](case, finding, output / name)
             )
+            how = f"python -m tests.fuzz replay {path}" if files is None else f"{case!r}\n  {path}"
+            progress.console.print(f"[red]{finding.signature}[/red]\n  {how}", soft_wrap=True)
 
         campaign = Campaign(strategy, judge, report, advance)
+        for case in files[0] if files else ():
+            if finding := judge(case).finding:
+                campaign.findings[finding.signature] += 1
+                report(case, finding)
         campaign.run(cases, seed, minutes)
     seconds = time.monotonic() - begin
     told = ", ".join(f"{category} {count}" for category, count in campaign.counts.most_common())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which outcomes of a case are right, and which are findings.
+"""Tells right outcomes of a case from findings.
 
 ONNX Runtime's CPU provider runs the model as it is, unoptimised; FlowNPU runs it with the case's options. Then
 

@@ -142,7 +142,7 @@ class Worker:
         self._output.close()
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What `package.module:function` returns for the arguments; it and they must be picklable.
+        """The result of `package.module:function` for the arguments; it and they must be picklable.
 
         Raises:
             Raised: the function raised.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Linux's driver amdxdna makes of an NPU's firmware: whether it starts the NPU, and what it logs if it does not.
+"""A model of Linux's driver amdxdna and an NPU's firmware: whether it starts the NPU, and what it logs if it does not.
 
 From drivers/accel/amdxdna, for the NPUs of XDNA2 (17f0): aie2_pci.c and npu4_regs.c of Linux 6.19 and 7. The firmware
 tells the version of its mailbox's protocol. A driver of Linux 6.19 takes protocol 6 from 6.12 on; one of Linux 7 takes
@@ -31,7 +31,7 @@ DEVELOPED = Firmware("255.0.5.35", (7, 3))
 
 
 def driver_log(firmware: Firmware | None, linux: str, place: str) -> str:
-    """What the driver logs if it does not start the NPU at a place on the bus; empty if it starts it.
+    """The driver's message if it does not start the NPU at a place on the bus; empty if it starts it.
 
     Args:
         firmware: that of the NPU; None: there is none.

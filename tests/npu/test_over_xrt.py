@@ -55,7 +55,7 @@ except npu.DeviceError as error:
 """
 
 
-# Which command installs XRT depends on the machine.
+# The command that installs XRT depends on the machine.
 INSTALL = "; `flownpu doctor` names the command that installs it here"
 NO_DRIVER = {"driver": False}
 NOT_STARTED = (
@@ -139,7 +139,7 @@ def test_xrt_and_sysfs_say_same_of_firmware(tmp_path: Path) -> None:
 
 
 def open_elsewhere(plugin: Path, **environment: str) -> str:
-    """What a process prints that runs on this machine itself, without the driver's double."""
+    """The output of a process that runs on this machine itself, without the driver's double."""
     done = subprocess.run(
         [sys.executable, "-c", OPEN, str(plugin)],
         # The environment keeps only what a sanitizer needs (Makefile).

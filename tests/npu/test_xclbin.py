@@ -31,7 +31,7 @@ def _without_a_sanitizer(monkeypatch):
 
 
 class Xclbin:
-    """What xclbinutil says of a file."""
+    """The description that xclbinutil gives of a file."""
 
     def __init__(self, file, folder):
         self._file, self._folder = Path(file).absolute(), folder

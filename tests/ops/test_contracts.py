@@ -58,7 +58,7 @@ def test_schema_ports_and_attributes_are_known_to_contract(contract: Any) -> Non
     inputs = [port for port in contract.inputs if port.name not in tensors]
     for schema in taken:
         assert set(schema.attributes) - attributes - tensors <= HISTORICAL, schema.since_version
-        # An input that a contract leaves out at the end is refused where a node has it.
+        # A node with inputs or outputs beyond the contract's is refused.
         variadic = any("Variadic" in str(port.option) for port in schema.inputs)
         assert variadic or len(inputs) >= min(len(schema.inputs), 1), schema.since_version
         for given, expected in zip(inputs, schema.inputs, strict=False):
@@ -77,7 +77,7 @@ def test_names_are_last_schemas(contract: Any) -> None:
 
 @pytest.mark.parametrize("contract", OTHERS, ids=lambda c: c.op_type)
 def test_types_are_schemas(contract: Any) -> None:
-    """A contract takes the types that the last schema allows, or fewer."""
+    """A contract takes what the last schema allows, or less."""
     last = next(s for s in versions(contract) if s.since_version == contract.last_version)
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in last.type_constraints}
     pairs = [*zip(contract.inputs, last.inputs, strict=False), *zip(contract.outputs, last.outputs, strict=False)]

@@ -39,7 +39,7 @@ def test_elements_are_off_by_half_scale() -> None:
     rows = quantise_rows(x)
     scale = rows[:, -4:].copy().view(np.float32)
     largest = np.abs(x).max(axis=-1, keepdims=True)
-    # Numbers too small for a scale are 0. float32 rounds max/127 and x/scale, 2^-24 of a code of 127 each.
+    # Numbers too small for a scale become 0. float32 rounds max/127 and x/scale, 2^-24 of a code of 127 each.
     bound = np.maximum(scale.astype(np.float64) * (0.5 + 127 * 2.0**-23), (scale == 0) * 127 * 2.0**-126)
     assert (np.abs(dequantise_rows(rows).astype(np.float64) - x) <= bound).all()
     assert (scale * 126.5 <= largest).all()

@@ -93,7 +93,7 @@ EXAMPLES: dict[str, Example] = {
 
 
 def _of_tomorrow(node: ir.Node) -> Iterator[tuple[str, Callable[[ir.Model, ir.Node], None]]]:
-    """An addition to a node, and the change that adds it: one that a later version of the operator might have."""
+    """Additions to a node, each with its change, that a later version of the operator might have."""
     yield "attribute", lambda _, node: node.attributes.add(ir.AttrInt64("of_tomorrow", 1))
 
     def add_input(model: ir.Model, node: ir.Node) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests that `make check` chooses for a change, and what its checks of style find."""
+"""The tests that `make check` runs for a change."""
 
 import re
 import subprocess

@@ -76,5 +76,5 @@ def test_make_environment_shows_the_error_of_pip(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(FlowNPUError, match=r"ERROR: .*no-such-package.*all it said is in .*pip\.log"):
         make_environment("peer", ("no-such-package==1",))
-    # A failure leaves no environment that a later call would take.
+    # A failed environment is not taken for a finished one.
     assert not (cache_folder() / "peer" / "environment" / "complete.json").exists()

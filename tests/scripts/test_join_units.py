@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which units of C++ are joined and compiled as one."""
+"""Units of C++ that are joined and compiled as one."""
 
 from pathlib import Path
 

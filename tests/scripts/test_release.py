@@ -90,7 +90,7 @@ extern "C" int caught(int x) {
   return 0;
 }
 extern "C" unsigned random_bits() { return std::random_device("default")(); }
-// Prints the result of a wait of 125 ms that nothing ends.
+// The result of a wait of 125 ms that nobody ends.
 extern "C" int expired() {
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   pthread_cond_t changed = PTHREAD_COND_INITIALIZER;

@@ -28,7 +28,7 @@ class Server:
     process: subprocess.Popen[str]
     address: str = ""
     said: list[str] = field(default_factory=list)
-    """What it wrote, line by line."""
+    """Its log, line by line."""
     _listening: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:

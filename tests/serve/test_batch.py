@@ -225,7 +225,7 @@ def test_devices_and_pipes_are_refused(run, source, tmp_path, kind):
 
 @pytest.mark.parametrize("rest", [b'{"id": "batch_r', b'{"id": "batch_req_0a", "custom_id"\0\0\0', b"\0\0\0\0"])
 def test_answers_before_cut_one_are_kept(tmp_path, rest):
-    """What a power cut leaves: part of a line, or zeros where the file system had not written yet."""
+    """The traces of a power cut: part of a line, or zeros where the file system had not written yet."""
     answer = b'{"id": "batch_req_0", "custom_id": "a", "response": {"body": {}}}\n'
     path = tmp_path / "out.jsonl"
     path.write_bytes(answer + rest)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients do wrong, and what they are told: the server goes on, and others get their answers.
+"""Mistakes of clients, and their errors: the server goes on, and others get their answers.
 
 Each fault has its status code and a message that says what is amiss.
 """

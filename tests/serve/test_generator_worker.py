@@ -62,7 +62,7 @@ class Asked:
 
 
 def fresh(model, text, tokens):
-    """What a generator that has seen nothing writes."""
+    """The text of a generator that has seen nothing."""
     return "".join(model.complete(model.tokens_of_text(text), tokens, GREEDY, Timing()))
 
 

@@ -161,7 +161,7 @@ def violated(schema, value):
     return [{str(step) for step in error.absolute_schema_path} for error in errors]
 
 
-# What `jsonschema` reads otherwise than drafts before 2020-12 or the OpenAPI specification mean it.
+# Keywords that `jsonschema` reads otherwise than drafts before 2020-12 or the OpenAPI specification mean it.
 NOT_JUDGED = {"draft 7's tuple", "draft 4's exclusive bound", "pattern of \\p"}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients send and what becomes of it, without a model: types of bodies, origins, keys, fields, refusals."""
+"""Requests and their validation, without a model: types of bodies, origins, keys, fields, refusals."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ BODIES = {
     "/api/embed": {"model": "other", "input": "hi"},
     "/api/show": {"model": "other"},
 }
-# What `curl -d` says, what a client without a header says, and what a web page may send without asking.
+# Content types of `curl -d`, of a client without a header, and of a web page that need not ask.
 KINDS = ["application/x-www-form-urlencoded", None, "text/plain", "multipart/form-data; boundary=x", "nonsense"]
 ORIGIN = "https://chat.example"
 APPLICATION = application(Service(ServerSettings({}, origins=(ORIGIN,))))

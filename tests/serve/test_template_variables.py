@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What requests set in the chat template, in each API; and prompts that take long to write while others ask."""
+"""Variables of the chat template that requests set, in each API; and prompts that take long while others ask."""
 
 import json
 import queue
@@ -52,7 +52,7 @@ def variables(text, **fields):
         (MISTRAL, {"enable_thinking": False}, {"reasoning_effort": "none"}),
         (BOTH, {"reasoning_effort": "low"}, {"enable_thinking": True, "reasoning_effort": "low"}),
         (BOTH, {"reasoning_effort": "none"}, {"enable_thinking": False}),
-        # What happens anyway.
+        # Wishes for what happens anyway.
         (ALWAYS, {"enable_thinking": True}, {}),
         (ALWAYS, {"reasoning_effort": "medium"}, {}),
         (NEVER, {"enable_thinking": False}, {}),

@@ -67,7 +67,7 @@ def write(topics):
 
 
 def read(text, calls, size=1):
-    """What a reader passes on, and the calls it finds, if the text comes in pieces of some size."""
+    """The text that a reader passes on, and the calls that it finds, if the text comes in pieces of some size."""
     reader = AnswerReader(calls)
     passed = "".join(reader.add(text[at : at + size]) for at in range(0, len(text), size))
     rest, found = reader.finish()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make windows` has built, and Wine to run it; where either is missing, the tests that need them are skipped."""
+"""The build of `make windows`, and Wine to run it; without either, the tests that need it are skipped."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND", "FIXTURE", "Installed", "here"]
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
-# What flownpu.exe does, which pip writes on Windows.
+# The code of flownpu.exe, which pip writes on Windows.
 COMMAND = "import sys; from flownpu.cli import main; sys.exit(main())"
 
 
@@ -30,14 +30,14 @@ class Installed:
         return self.wine.run(self.folder / "python.exe", *arguments, given=given)
 
     def flownpu(self, *arguments: str | Path, given: str = "") -> str:
-        """What a command prints; it must succeed."""
+        """The output of a command, which must succeed."""
         done = self.python("-c", COMMAND, *arguments, given=given)
         assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
         return done.stdout.replace("\r\n", "\n")
 
 
 def here(*arguments: str | Path) -> str:
-    """What a command of `flownpu` prints on this system; it must succeed."""
+    """The output of a command of `flownpu` on this system; it must succeed."""
     return subprocess.run(
         [sys.executable, "-c", COMMAND, *arguments], check=True, stdout=subprocess.PIPE, text=True
     ).stdout

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `flownpu doctor` says, on a simulated Windows, of libraries that do not load, and of devices."""
+"""The checks of `flownpu doctor`, on a simulated Windows, of libraries that do not load, and of devices."""
 
 import struct
 import sys

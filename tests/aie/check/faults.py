@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of the checker's tests: a plan without faults, changes to it, and the messages of a check."""
+"""Helpers of the tests of the checker: a plan without faults, changes to it, and the messages of a check."""
 
 import dataclasses
 

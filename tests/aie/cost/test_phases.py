@@ -223,7 +223,7 @@ def test_call_takes_at_least_time_of_busiest_part(design):
 @pytest.mark.parametrize(("m", "k", "n"), [(1024, 2560, 10240), (4096, 2560, 4096), (4096, 1152, 1536)])
 @pytest.mark.parametrize("epilogue", ["none", "geglu"])
 def test_gemm_plan_costs_what_tuner_predicts(m, k, n, epilogue):
-    """The count of the plan's streams, memory and kernels agrees to 12 % with the tuner's fitted equations.
+    """The cost counted from the plan's streams, memory and kernels agrees to 12 % with the tuner's fitted equations.
 
     The count has streams as slow as in decoding and ignores main memory's pages; the tuner's equations do neither.
     """

@@ -42,7 +42,7 @@ _FLAG = 5  # the word of attention's run-time parameters that says whether it is
 
 
 def caught(cases: Iterable[Case], mutant: Plan) -> str:
-    """The finder of a mutant: "checker", "emulator" (a deadlock, a bad access, leftovers), "numbers"; if none: ""."""
+    """The first to notice a mutant: "checker", "emulator" (deadlocks, bad accesses, leftovers), "numbers"; or ""."""
     if check(mutant):
         return "checker"
     for case in cases:

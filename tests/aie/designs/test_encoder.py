@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The designs' parts for an encoder of images: on the emulator against references, and with planted mistakes."""
+"""The designs of an encoder of images: on the emulator against references, and with planted mistakes."""
 
 import pytest
 

@@ -28,7 +28,7 @@ def xdna2_probes():
 
 
 def compile_snippet(name: str, architecture: str) -> str:
-    """The compiler's messages about tests/aie/host/refused/<name>; none if it compiles."""
+    """The compiler's messages about tests/aie/host/refused/<name>; nothing if it compiles."""
     command = [
         "g++",
         "-std=c++20",

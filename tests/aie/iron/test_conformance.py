@@ -31,7 +31,7 @@ DEVICES = pytest.mark.parametrize("device", [NPU1(), NPU2()], ids=lambda device:
 
 
 def run(program, functions=None, **buffers):
-    """Take a program through recorder and checker, printer, and emulator under a few schedules."""
+    """Takes a program through all stages: recorder and checker, printer, and emulator under a few schedules."""
     plan = plan_of(program)
     assert to_mlir(plan).count("aie.objectfifo @") == len(plan.array.fifos)
     results = [emulate(plan, seed=seed, functions=functions, **buffers) for seed in range(5)]

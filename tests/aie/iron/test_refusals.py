@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recorder's refusals: names, options, and actions of a core, a sequence or a fifo that no plan can hold."""
+"""Refusals of the recorder: names, options, and what a core, a sequence or a fifo cannot do in a plan."""
 
 # ruff: noqa: ARG001, ARG005  what a core or a sequence is given is its interface, used or not
 

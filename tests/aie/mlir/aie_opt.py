@@ -33,7 +33,7 @@ _OF_SEQUENCE = (
 
 
 def lowered(text):
-    """The output of aiecc's passes for MLIR text, and their warnings; an error fails the test."""
+    """The result of aiecc's passes on MLIR text, and their warnings; an error fails the test."""
     command = [AIE_OPT, f"--pass-pipeline=builtin.module({_OF_ARRAY},{_OF_SEQUENCE})"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The integers that a core's program computes, beside numpy."""
+"""A core's program computes with integers as numpy does."""
 
 import numpy as np
 import pytest

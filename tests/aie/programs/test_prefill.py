@@ -116,7 +116,7 @@ def in_place(place):
     ],
 )
 def test_chunks_and_token(rng, name, kind, turns):
-    """Every step's results, the cache, and a token that the decode layer computes from there.
+    """Compares the results of every step, the cache, and a token that the decode layer computes from there.
 
     `turns`: a prompt in two chunks of 64, the second not full, or two prompts, the first of which does not fill its
     chunk.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `flownpu bench` reports is consistent; no test here asserts how fast anything is."""
+"""The report of `flownpu bench` is consistent; no test here asserts how fast anything is."""
 
 import json
 import os

@@ -105,7 +105,7 @@ def test_kv_cache_that_cannot_rewind_is_filled_anew(language_model):
     say(conversation, "Tell me about loops.", 8)
 
     class WithoutRewind:
-        """What GenAI's generator does on a window-sized cache."""
+        """Behaves as GenAI's generator on a window-sized cache."""
 
         def __init__(self, generator):
             self.get_sequence = generator.get_sequence

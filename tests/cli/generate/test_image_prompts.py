@@ -117,7 +117,7 @@ def test_tokens_of_image_prompt_equal_transformers(language_model, pictures_chec
     )
     processor = Gemma3Processor(Gemma3ImageProcessorPil(size={"height": 128, "width": 128}), tokenizer)
     pictures = [Image.new("RGB", (3, 4)), Image.new("RGB", (5, 6))]
-    # What Gemma's chat template makes of a turn of two images and a text.
+    # The text of Gemma's chat template for a turn of two images and a text.
     prompt = turn(f"{IMAGE}{IMAGE}{QUESTION}")
     expected = processor(text=prompt, images=[pictures], add_special_tokens=False)["input_ids"][0]
     got = language_model.tokens_of_messages([{"role": "user", "content": place_images(QUESTION, 2)}])

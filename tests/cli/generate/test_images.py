@@ -301,7 +301,7 @@ print(json.dumps([done, peak() - before]))
 
 
 def measure(path, warm):
-    """What reading a file gives, and the bytes that it adds to the peak of a process that has read an image before."""
+    """The result of reading a file, and the bytes that it adds to a process's peak after an earlier image."""
     command = [sys.executable, "-c", MEASURE, str(path), str(warm)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
     return json.loads(done.stdout)

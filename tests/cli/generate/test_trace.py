@@ -22,7 +22,7 @@ def artifacts(model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs():
-    """What the command's one run on the emulator made: see `emulated`."""
+    """The results of the command's one run on the emulator: see `emulated`."""
     return []
 
 

@@ -347,7 +347,7 @@ def test_compiler_that_writes_nothing_fails(flownpu, tools, tmp_path):
 
 
 def test_interrupted_build_continues(flownpu, tools, tmp_path, monkeypatch):
-    """What was compiled before an error is not compiled again."""
+    """Files compiled before an error are not compiled again."""
     done = []
 
     def fail_at_the_third(self, mlir, instructions, pdi):

@@ -167,7 +167,7 @@ def without_products(monkeypatch):
 
 
 def compiled_by(tools, call, position, folder):
-    """What the stand-in makes of a call's program at a position, outside of a build."""
+    """The stand-in's words of a call's program at a position, outside of a build."""
     mlir, file = folder / "design.mlir", folder / "design.insts"
     mlir.write_text(to_mlir(call.plan(position)))
     subprocess.run([tools.aiecc, mlir, f"--npu-insts-name={file}"], check=True)

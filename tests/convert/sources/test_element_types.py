@@ -53,7 +53,7 @@ def _saved(model: onnx.ModelProto, folder: Path) -> Path:
 @pytest.mark.parametrize("elements", [6, 1030], ids=["in the graph", "in the data file"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_constants_of_type_without_rules_are_kept(dtype: str, elements: int, tmp_path: Path) -> None:
-    """What reads the constant is ONNX Runtime's; the product beside it is converted."""
+    """ONNX Runtime reads the constant; the product beside it is converted."""
     kind = helper.tensor_dtype_to_np_dtype(getattr(TensorProto, dtype))
     model = _model(numpy_helper.from_array((np.arange(elements) % 2).astype(np.float32).astype(kind), "c"))
     convert(_saved(model, tmp_path / "source"), tmp_path / "made")

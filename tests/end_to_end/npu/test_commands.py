@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CONTEXT = 64
-# What installs XRT and the firmware on the system that runs the tests, as regular expressions.
+# The commands that install XRT and the firmware on the system that runs the tests, as regular expressions.
 RUNTIME, FIRMWARE = (re.escape(getattr(release_of(Path("/")), what)) for what in ("runtime", "firmware"))
 # The library and the plugin that are tested come before the installed ones.
 FLOWNPU = """

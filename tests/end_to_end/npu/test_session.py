@@ -86,7 +86,7 @@ def conversations(
     plugin: Path, converted: Callable[..., Path], conversation_artifacts: dict[str, Path],
     held_out: Tokens, prompts: list[Tokens], tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:  # fmt: skip
-    """What conversation.py printed, by driver, and for the emulator."""
+    """The output of conversation.py, by driver, and for the emulator."""
     texts = json.dumps([held_out[:110], prompts[0], prompts[1]])
     found: dict[str, Any] = {}
     for name, driver in DRIVERS.items():
@@ -136,7 +136,7 @@ def test_repeated_sessions_leave_no_resources(
 
 
 def test_closed_sessions_leave_no_driver_resources(sessions: dict[str, Any]) -> None:
-    """What a hanging call uses is freed when the call has ended and the next session opens the device."""
+    """The memory of a hanging call is freed when the call has ended and the next session opens the device."""
     left = {name for name, found in sessions.items() if found["alive"] > 0}
     assert left <= {f"{name}, {place}" for name in ("hang", "lost") for place in PLACES}
     assert sessions["well again"]["alive"] == 0

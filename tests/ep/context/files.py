@@ -63,7 +63,7 @@ class ContextFile:
     compatibility: str | bytes
     nodes: list[Node]
     blobs: list[bytes] = field(default_factory=list)
-    # What the model's EPContext node has in its attribute `notes`, as a number.
+    # The attribute `notes` of the model's EPContext node, as a number.
     identity: int = 0
 
     def values(self) -> list[Value]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import re
 import tempfile
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from tests.fuzz.campaign import Campaign
 from tests.fuzz.damage.formats import damaged_file
 from tests.fuzz.oracle import Finding, Verdict
 from tests.fuzz.worker import Ended, Raised, Worker
@@ -221,40 +219,3 @@ def save(damage: Damage, said: str, folder: Path = CORPUS) -> Path:
     path = folder / f"{damage.kind}--{words}--{damage.file.replace('/', '+')}{'.gz' * large}"
     path.write_bytes(gzip.compress(damage.content, mtime=0) if large else damage.content)
     return path
-
-
-def run(
-    cases: int,
-    seed: int,
-    *,
-    library: Path | None = None,
-    sanitize: bool = False,
-    minutes: float | None = None,
-    output: Path | None = None,
-    seconds: float = 60.0,
-    kinds: list[str] | None = None,
-) -> int:
-    """Judges the corpus, then `cases` random cases; prints findings and counts. Returns the number of findings."""
-    with Worker(library, sanitize=sanitize, seconds=seconds) as worker, Damager(worker) as damager:
-
-        def report(damage: Damage, finding: Finding) -> None:
-            place = save_finding(damage, finding, output / "damage") if output is not None else ""
-            print(f"{finding.signature}\n  {damage!r}\n  {place}")
-
-        def advance(done: int) -> None:
-            if done % 500 == 0:
-                print(f"{done} cases, {time.monotonic() - begin:.0f} s, {len(campaign.findings)} findings", flush=True)
-
-        begin = time.monotonic()
-        campaign = Campaign(damager.cases(kinds), damager.judge, report, advance)
-        for damage in corpus():
-            verdict = damager.judge(damage)
-            if verdict.finding is not None:
-                campaign.findings[verdict.finding.signature] += 1
-                report(damage, verdict.finding)
-        campaign.run(cases, seed, minutes)
-    told = ", ".join(f"{category} {count}" for category, count in campaign.counts.most_common())
-    print(f"damage, seed {seed}: {campaign.cases} cases in {time.monotonic() - begin:.0f} s ({told})")
-    for signature, count in campaign.findings.most_common():
-        print(f"  {count} x {signature}")
-    return len(campaign.findings)

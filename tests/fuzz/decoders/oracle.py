@@ -160,7 +160,7 @@ class DecoderOracle:
         return Verdict(category)
 
     def _valid(self, case: DecoderCase, place: int, logits: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which rows of logits, bool [B, S or 1], are not those of padding."""
+        """A mask, bool [B, S or 1], of the rows of logits that are not those of padding."""
         valid = np.ones(logits.shape[:2], bool)
         if place == 0 and case.decoder.all_logits:
             valid = np.arange(logits.shape[1]) < np.array(case.lengths)[:, None]

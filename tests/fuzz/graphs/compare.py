@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of FlowNPU's elements are wrong: neither within their bounds nor (nearly) equal to ONNX Runtime's."""
+"""Finds FlowNPU's wrong elements: neither within their bounds nor (nearly) equal to ONNX Runtime's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAR = 4
 
 
 def outside(found: Array, expected: Array, known: Bounds | None) -> Array:
-    """Which elements are wrong; none without bounds."""
+    """A mask of the wrong elements; none without bounds."""
     if found.dtype == object:
         return np.asarray(found != expected, bool)
     if known is None or known.shape != found.shape:

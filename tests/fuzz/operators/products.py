@@ -62,7 +62,7 @@ def gemm(b: Builder) -> None:
 
 
 def optimised_gemm(b: Builder) -> None:
-    """Nodes that ONNX Runtime's optimiser makes one Gemm of: transposed operands, product, sum, transpose."""
+    """A graph that ONNX Runtime optimises to one Gemm: transposed operands, their product, a sum, its transpose."""
     x = b.operand("MatMul", least=2, most=2, fits=lambda v: v.type == FLOAT and v.rank == 2)
     if x.type != FLOAT or x.rank != 2:
         return

@@ -53,7 +53,7 @@ def _logits(node: Node, x: Bounds, experts: int, hidden: int) -> Bounds:
 
 
 def _route(logits: Bounds, taken: int, *, normalize: bool) -> tuple[Array, Bounds]:
-    """Which experts each row chooses, bool [rows, experts], and the weight of each expert if it is chosen."""
+    """The experts that each row chooses, bool [rows, experts], and the weight of each expert if it is chosen."""
     if logits.nan is not None or not (np.isfinite(logits.low).all() and np.isfinite(logits.high).all()):
         raise Unknown
     # An expert is chosen for sure if fewer than k others can be as good.

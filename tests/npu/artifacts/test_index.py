@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host finds in a folder of artifacts, and what it says where something is missing or damaged."""
+"""The host reads a folder of artifacts, and names missing and damaged files."""
 
 import re
 import struct

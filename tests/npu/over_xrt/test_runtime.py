@@ -35,7 +35,7 @@ ERROR, ABORT, TIMEOUT = 5, 6, 8
 HAS_OWN_MEMORY = "separate=1" in os.environ.get(xrt.SETTINGS, "")
 own_memory = pytest.mark.skipif(not HAS_OWN_MEMORY, reason="the array and the host share memory")
 
-# What holds of the emulated runtime holds of this one: the same tests, with another bench.
+# The tests of the emulated runtime hold for this one: the same functions, with another bench.
 test_later_call_of_dispatch_sees_earlier_results = own_memory(emulated.test_later_call_of_dispatch_sees_earlier_results)
 test_threads_share_array = emulated.test_threads_share_array
 test_input_not_moved_to_array_is_absent = own_memory(emulated.test_input_not_moved_to_array_is_absent)

@@ -320,7 +320,7 @@ def test_unfit_inputs_are_refused(session_of):
         r"seqlens_k \+ 1 between 4 and total_sequence_length = 5, got 6": lambda: session.run(
             hidden, 5, past, length=6
         ),
-        # What the graph computes from a mask that begins with 0, for a first prompt and for a step.
+        # The length that the graph computes from a mask that begins with 0, for a first prompt and for a step.
         r"between 4 and .* = 4, got -1: does attention_mask begin with 0\? Pad prompts on the right": lambda: (
             session.run(hidden, 4, past, length=-1)
         ),

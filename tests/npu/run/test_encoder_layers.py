@@ -45,7 +45,7 @@ def converted(checkpoint):
 
 @pytest.fixture(scope="module")
 def built(converted):
-    """What `flownpu build MODEL --for emulate` does."""
+    """The result of `flownpu build MODEL --for emulate`."""
     return build_artifacts(converted())
 
 

@@ -252,7 +252,7 @@ WINDOW, CAPACITY = 6, 10
 
 
 def window_sized(keys, total):
-    """What the operator's definition leaves of keys [total, G, d] in a cache of CAPACITY with a window of WINDOW."""
+    """The keys of [total, G, d] that the operator's definition keeps in a cache of CAPACITY and a window of WINDOW."""
     past = np.zeros((1, G, CAPACITY, D), np.float32)
     none = np.zeros((1, total, G * D))
     rows = keys.reshape(1, total, G * D).astype(float)

@@ -32,7 +32,7 @@ namespace {
 
 using xdna_driver::machine_root;
 
-// What XRT and FlowNPU look up about a device; all other paths stay as they are.
+// The paths that XRT and FlowNPU look up about a device; all other paths stay as they are.
 constexpr std::array<std::string_view, 7> kRedirected = {
     "/sys/bus/",  "/sys/module/amdxdna",  "/sys/class/accel", "/sys/devices/pci",
     "/dev/accel", "/lib/firmware/amdnpu", "/lib/modules"};

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels the C++ code finds that this processor runs, against what Linux says of it."""
+"""The instruction sets that the C++ code finds, against Linux's description of the processor."""
 
 import platform
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.ops.device import ISAS
 
 CPUINFO = Path("/proc/cpuinfo")
-# The features that the kernels of each instruction set need, by Linux's names.
+# Processor features that the kernels of each instruction set need, by Linux's names.
 NEEDS = {
     "x86_64": {
         "avx512": "avx512f avx512bw avx512vl avx512dq avx512vbmi avx512_vnni avx512_bf16",

@@ -21,7 +21,7 @@ def blocks_of(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def rounded(x: np.ndarray, activations: str, part: int = 32) -> np.ndarray:
-    """The numbers that the operator multiplies: bf16, or int8 with a scale for each `part` columns."""
+    """The activations by definition: bf16, or int8 with one scale for each `part` columns."""
     if activations == "bf16":
         return x.astype(ml_dtypes.bfloat16).astype(np.float64)
     scaled, step = steps_of(x, part)
@@ -41,7 +41,7 @@ def unite(groups: np.ndarray, columns: int) -> np.ndarray:
 
 
 def tie_error(x: np.ndarray, activations: str, part: int = 32) -> np.ndarray:
-    """The largest error of an activation: one int8 step, where it is so near the middle of two integers that rounding
+    """The error of an activation: one int8 step, where it is so near the middle of two integers that the rounding
     of the product x * 127 / max (up to 127, so half an ulp is 2^-18) decides between them."""
     if activations == "bf16":
         return np.zeros(x.shape)

@@ -44,7 +44,7 @@ def test_share_of_slow_thread_is_done_by_others() -> None:
     # Longer by far than it takes to wake a thread.
     lists = testing.ThreadPool(2).run(64, slow=0, milliseconds=500)
     assert sorted(chain(*lists)) == list(range(64))
-    # The thread with the slow task, most likely the caller at once, finds nothing left to do after it.
+    # The thread that has the slow task, most likely the caller, finds nothing left to do after it.
     assert next(done for done in lists if 0 in done)[-1] == 0
 
 

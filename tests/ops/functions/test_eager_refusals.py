@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refusals of the operators as functions on arrays: errors name function, argument, what was expected and given."""
+"""Refusals of the operators as functions on arrays: errors name function, argument, expected and given values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layer below kernels: the loader, errors, compiled kernels on disk."""
+"""The parts below kernels: the loader, errors, compiled kernels on disk."""
 
 import ctypes.util
 import os

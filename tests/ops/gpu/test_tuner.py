@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of several kernels is the fastest is measured once, and kept beside compiled kernels."""
+"""The fastest of several kernels is measured once, and kept beside compiled kernels."""
 
 import numpy as np
 import pytest

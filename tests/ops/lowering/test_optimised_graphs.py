@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs as ONNX Runtime's optimiser changes them: before the provider sees them, and in models that it saved.
+"""Graphs of ONNX Runtime's optimiser: before the provider sees them, and in models that it saved.
 
 Reference: ONNX Runtime's CPU provider on the graph as it was, not optimised. Sessions use the generic kernels, which
 round nothing.

@@ -176,7 +176,7 @@ def test_packed_attention_is_no_miss() -> None:
 
 
 def test_biases_of_other_lengths_are_left() -> None:
-    """A bias that is too short does not go on in the memory behind it."""
+    """Memory behind a bias that is too short is not part of it."""
     biases: dict[str, Any] = BIASES
     model = _model(**biases)
     short = model.graph.initializers["k_bias"]

@@ -154,7 +154,7 @@ LAYOUTS = {
 def test_bytes_are_those_of_file_s_rule(
     ep_devices: list[Any], tmp_path: Path, rows: int, columns: int, block: int, points: str
 ) -> None:
-    """`flownpu convert`, which packs with ops.q4nx, packs the same bytes as a session, which a compiled model keeps."""
+    """A session packs the bytes that `flownpu convert` packs with ops.q4nx; a compiled model keeps them."""
     rng = np.random.default_rng(rows)
     codes, scales = codes_of(rng, rows, columns, block)
     constants = {"codes": codes, "scales": scales}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each client of npm is asked to do, as scenario.py is for those of Python.
+// The tasks of each client of npm, as scenario.py is for those of Python.
 
 import { z } from "zod";
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each client of Python is asked to do; its script runs in the client's own environment and knows only this.
+"""The tasks of each client of Python; its script runs in the client's own environment and knows only this.
 
 A script's results are one JSON object on stdout, by the names of its scenarios.
 """
@@ -37,14 +37,14 @@ class Address(Strict):
 
 
 class Person(Strict):
-    """Who orders."""
+    """The person who orders."""
 
     name: Literal["Ada", "Grace"]
     home: Address
 
 
 class Item(Strict):
-    """What is ordered."""
+    """One thing of an order."""
 
     name: Literal["bread", "salt"]
     amount: int = Field(ge=1, le=9)
@@ -59,7 +59,7 @@ class Order(Strict):
 
 
 class Echo(Strict):
-    """What takes long to write, so that a client can leave in the middle of it."""
+    """An answer that takes long to write, so that a client can leave in the middle of it."""
 
     words: list[Literal["loop"]] = Field(min_length=150, max_length=200)
 

@@ -85,7 +85,7 @@ class Client:
     scenarios: tuple[str, ...]
 
     def command(self, folder: Path) -> list[str | Path] | None:
-        """What runs the script; scripts of npm are copied to a folder beside their packages. None: not installed."""
+        """The command of the script; scripts of npm are copied beside their packages. None: not installed."""
         if not self.script.endswith(".mjs"):
             python = sys.executable if self.suite is None else environments.python_of(self.suite)
             return None if python is None else [python, "-m", "tests.serve.clients.loopback", self.script]
@@ -167,7 +167,7 @@ def wait_for_change(server: Server, before: int) -> int:
 
 @pytest.fixture(scope="module")
 def written(server: Server) -> str:
-    """What the model writes, as the API's bytes have it."""
+    """The model's text, as the API's bytes have it."""
     body = {"model": "topics", "messages": [{"role": "user", "content": "Tell me about loops."}], "temperature": 0}
     with server.http() as http:
         answer = http.post("/v1/chat/completions", json=body | {"max_tokens": TOKENS}).json()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decode layer's data, followed byte by byte in plans of models: from blocks to outputs, from keys to tiles."""
+"""The decode layer's bytes, followed byte by byte in plans of models: from blocks to outputs, from keys to tiles."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def blocks_of(plan, column, first, size):
 
 
 def shared_rows(blocks, rows, weights, queues, start):
-    """The blocks that tiles take of the rows that they share: with n tiles, every n-th block in order is a tile's.
+    """The parts that tiles take of the rows that they share: with n tiles, every n-th block in order is a tile's.
 
     Yields, for each weight of each row, its number, and for each tile the numbers of the blocks that it takes and where
     they begin. At the end, blocks that the second of two neighbours was sent and nobody uses are dropped.

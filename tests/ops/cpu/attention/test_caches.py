@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The caches that FlowQKVAttention keeps: ragged batches, caches of a window, rewinds, empty calls."""
+"""The caches of FlowQKVAttention: ragged batches, caches of a window, rewinds, empty calls, positions of rows."""
 
 from __future__ import annotations
 

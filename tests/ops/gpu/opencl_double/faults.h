@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The faults of the double of OpenCL's loader, and when.
+// Failures of the double of OpenCL's loader, and their times.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@ from flownpu.aie.plan.limits import LIMITS
 from flownpu.model.shapes import SHAPES
 from flownpu.npu.catalogue import OPERATORS, catalogue
 from flownpu.npu.models import MODELS, projections
-from scripts import mlir_opt
+from scripts import tools
 from tests.aie.mlir.dialect import generic_form
 
 

@@ -185,7 +185,9 @@ def gated(activation: str = FAST_GELU) -> ir.Model:
         ),
     ],
 )
-def test_feed_forward_becomes_products(ep_devices: list[Any], tmp_path: Path, model: ir.Model, expected: dict[str, int]) -> None:
+def test_feed_forward_becomes_products(
+    ep_devices: list[Any], tmp_path: Path, model: ir.Model, expected: dict[str, int]
+) -> None:
     assert check(ep_devices, model, {"x": activations(1, 3, 96)}, tmp_path) == expected
 
 

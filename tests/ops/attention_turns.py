@@ -15,7 +15,7 @@ U = 2.0**-24  # unit roundoff of float32
 CACHE_U = {np.dtype(np.float32): U, np.dtype(BFLOAT16): 2.0**-8, np.dtype(np.float16): 2.0**-11}
 
 # Half an ulp of bf16, to which AVX-512 rounds queries and weights of prompts; and the relative error of its e^x.
-PAIRS_U, PAIRS_EXP = 2.0**-9, 2.7e-6
+PAIRS_EPSILON, PAIRS_EXP = 2.0**-9, 2.7e-6
 
 H, G, D = 4, 2, 16
 HEADS = {"num_heads": H, "kv_num_heads": G, "head_size": D}
@@ -225,8 +225,8 @@ class Turn:
         weights = (k.shape[1] + 16) * U
         uncached = self.attributes.get("causal") == 0 and not self.past
         if pairs and (uncached or (self.dtype == BFLOAT16 and self.new > 1)):
-            relative += PAIRS_U * (1 + uncached)
-            weights += 2 * (PAIRS_U + PAIRS_EXP) + PAIRS_U * uncached
+            relative += PAIRS_EPSILON * (1 + uncached)
+            weights += 2 * (PAIRS_EPSILON + PAIRS_EXP) + PAIRS_EPSILON * uncached
         return float((2 * relative * largest + weights) * np.abs(v).max())
 
 

@@ -55,6 +55,6 @@ def test_mlir_opt_parses_every_array(target):
             except ValueError:
                 assert target == "npu1"
     text = "\n// -----\n".join(texts.values())
-    command = [mlir_opt.find(), "--allow-unregistered-dialect", "--split-input-file", "-o", "/dev/null"]
+    command = [tools.find("mlir-opt"), "--allow-unregistered-dialect", "--split-input-file", "-o", "/dev/null"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flownpu.ops.contracts import defaults
+from flownpu import _native
+from flownpu.ops.contracts import contract_of, defaults, input_names
 from flownpu.ops.definitions import flow_qkv_attention
 from tests.fuzz.arrays import Array, limits
 from tests.fuzz.reference.bounds import Bounds, Unknown, rounded, unknown_where
@@ -18,21 +20,31 @@ if TYPE_CHECKING:
 FLOAT32 = 2.0**-24
 # Rounding of queries and weights in prompts on AVX-512 with a bf16 cache (docs/performance.md, Accuracy).
 BFLOAT16 = 2.0**-8
-FLOAT_INPUTS = (0, 1, 2, 3, 4, 7, 8, 10, 11, 12, 14)
+NAMES = input_names("FlowQKVAttention")
+FLOATS = {port.name for port in contract_of("FlowQKVAttention").inputs if "float" in port.types}
+# Inputs that must be known exactly.
+TABLES = {"cos_cache", "sin_cache", "q_norm_weight", "k_norm_weight", "head_sink"}
+OF_GROUP_QUERY_ATTENTION = next(
+    [port.name for port in contract.inputs]
+    for contract in _native.contracts()
+    if contract.op_type == "GroupQueryAttention"
+)
 
 
 def flow_attention(node: Node) -> list[Bounds | None]:
-    inputs: list[Bounds | None] = [node.optional(i) for i in range(15)]
-    attributes = defaults("FlowQKVAttention") | node.attributes
-    return attend(inputs, attributes)
+    inputs = {name: node.optional(i) for i, name in enumerate(NAMES)}
+    return attend(inputs, defaults("FlowQKVAttention") | node.attributes)
 
 
 def group_query_attention(node: Node) -> list[Bounds | None]:
-    """Bounds of com.microsoft GroupQueryAttention, whose inputs are brought into FlowQKVAttention's order."""
+    """Bounds of com.microsoft GroupQueryAttention, whose inputs and attributes mean what FlowQKVAttention's do."""
     attributes = node.attributes
     if node.outputs < 3:
         raise Unknown  # without outputs for keys and values, ONNX Runtime's kernel reads uninitialised memory
-    if node.has(12) or node.has(13) or attributes.get("qk_output", 0) or attributes.get("kv_cache_bit_width", 0):
+    by_name = {name: node.optional(i) for i, name in enumerate(OF_GROUP_QUERY_ATTENTION)}
+    if by_name["k_scale"] is not None or by_name["v_scale"] is not None:
+        raise Unknown
+    if attributes.get("qk_output", 0) or attributes.get("kv_cache_bit_width", 0):
         raise Unknown
     heads, groups = attributes["num_heads"], attributes["kv_num_heads"]
     width = node.input(0).shape[-1]
@@ -41,53 +53,55 @@ def group_query_attention(node: Node) -> list[Bounds | None]:
     given["head_size"] = width // (heads if node.has(1) else heads + 2 * groups)
     if not given["head_size"]:
         raise Unknown
-    inputs = [node.optional(i) for i in range(11)] + [node.optional(i) for i in (14, 15)] + [None, node.optional(11)]
-    if attributes.get("smooth_softmax", 0) and inputs[14] is None:
+    inputs = {name: by_name.get(name) for name in NAMES}
+    if attributes.get("smooth_softmax", 0) and inputs["head_sink"] is None:
         zeros = np.zeros(heads)
-        inputs[14] = Bounds(zeros, zeros, np.dtype(np.float32))
+        inputs["head_sink"] = Bounds(zeros, zeros, np.dtype(np.float32))
     if given["softcap"] < 0 or given["scale"] < 0:
         raise Unknown
     return [*attend(inputs, given), None]
 
 
-def attend(inputs: list[Bounds | None], attributes: dict[str, Any]) -> list[Bounds | None]:
-    """Bounds of output, present key and present value, from inputs in FlowQKVAttention's order."""
-    middles: list[Any] = []
+def attend(inputs: dict[str, Bounds | None], attributes: dict[str, Any]) -> list[Bounds | None]:
+    """Bounds of output, present key and present value, from FlowQKVAttention's inputs and attributes."""
+    middles: dict[str, Any] = dict.fromkeys(inputs)
     radius = 0.0
-    for place, value in enumerate(inputs):
+    for name, value in inputs.items():
         if value is None:
-            middles.append(None)
-        elif place in FLOAT_INPUTS:
-            middle, own = _finite(value)
-            if own > 0 and place in (7, 8, 11, 12, 14):
-                raise Unknown
-            radius = max(radius, own)
-            middles.append(middle.astype(value.dtype) if place in (3, 4) else middle)
-        else:
-            middles.append(value.exact())
-    rotated, normalised = attributes["do_rotary"], inputs[11] is not None
-    if normalised and radius > 0:
-        raise Unknown
-    if any(past is not None and past.shape[3] != attributes["head_size"] for past in middles[3:5]):
-        raise Unknown  # the operator's ONNX function takes such caches if they have no rows
-    if middles[13] is not None and middles[13].shape != middles[0].shape[:2]:
-        raise Unknown
-    _check_positions(middles, attributes)
-    lengths = middles[5]
-    first_prompt = middles[6] is None or int(middles[6].reshape(-1)[0]) == middles[0].shape[1]
-    if rotated and middles[9] is not None and first_prompt:
-        # For a first prompt ONNX Runtime reads only the first position of the first row.
-        if not middles[9].size:
+            continue
+        if name not in FLOATS:
+            middles[name] = value.exact()
+            continue
+        middle, own = _finite(value)
+        if own > 0 and name in TABLES:
             raise Unknown
-        counted = middles[9].reshape(-1)[0] + np.arange(middles[0].shape[1])
-        middles[9] = np.tile(counted, (len(middles[0]), 1))
-    output, key, present_value = flow_qkv_attention.reference(*middles, **attributes)
-    sizes = _sizes(middles, attributes)
-    past = inputs[3]
+        radius = max(radius, own)
+        middles[name] = middle.astype(value.dtype) if name.startswith("past_") else middle
+    given = SimpleNamespace(**middles)
+    if given.q_norm_weight is not None and radius > 0:
+        raise Unknown
+    if any(
+        past is not None and past.shape[3] != attributes["head_size"] for past in (given.past_key, given.past_value)
+    ):
+        raise Unknown  # the operator's ONNX function takes such caches if they have no rows
+    batch, tokens = given.query.shape[:2]
+    if given.bidirectional_blocks is not None and given.bidirectional_blocks.shape != (batch, tokens):
+        raise Unknown
+    _check_positions(given, attributes)
+    longest = given.total_sequence_length
+    first_prompt = longest is None or int(longest.reshape(-1)[0]) == tokens
+    if attributes["do_rotary"] and given.position_ids is not None and first_prompt:
+        # For a first prompt ONNX Runtime reads only the first position of the first row.
+        if not given.position_ids.size:
+            raise Unknown
+        counted = given.position_ids.reshape(-1)[0] + np.arange(tokens)
+        given.position_ids = np.tile(counted, (batch, 1))
+    output, key, present_value = flow_qkv_attention.reference(**vars(given), **attributes)
+    sizes = _sizes(given, attributes)
+    past = inputs["past_key"]
     dtype = np.dtype(np.float32) if past is None else past.dtype
     made = _bounds(output, key, present_value, sizes, radius, dtype, attributes)
-    batch, tokens = output.shape[:2]
-    totals = np.full(batch, tokens) if lengths is None else lengths.reshape(batch) + 1
+    totals = np.full(batch, tokens) if given.seqlens_k is None else given.seqlens_k.reshape(batch) + 1
     padding = np.arange(tokens) >= (totals if first_prompt else np.full(batch, tokens))[:, None]
     kept = np.arange(key.shape[2]) >= totals[:, None]
     unspecified = (padding[:, :, None], kept[:, None, :, None], kept[:, None, :, None])
@@ -104,43 +118,40 @@ def _finite(value: Bounds) -> tuple[Array, float]:
     return middle, float((value.high - value.low).max(initial=0)) / 2
 
 
-def _check_positions(middles: list[Any], attributes: dict[str, Any]) -> None:
-    batch, tokens = middles[0].shape[:2]
-    if middles[5] is not None:
-        totals = middles[5].reshape(-1) + 1
-        longest = int(middles[6].reshape(-1)[0])
-        capacity = 0 if middles[3] is None else middles[3].shape[2]
+def _check_positions(given: SimpleNamespace, attributes: dict[str, Any]) -> None:
+    batch, tokens = given.query.shape[:2]
+    if given.seqlens_k is not None:
+        totals = given.seqlens_k.reshape(-1) + 1
+        longest = int(given.total_sequence_length.reshape(-1)[0])
+        capacity = 0 if given.past_key is None else given.past_key.shape[2]
         first = longest == tokens
         if len(totals) != batch or totals.max(initial=0) > longest or totals.min(initial=1) < 1 or longest < tokens:
             raise Unknown
         if not first and (totals.min() < tokens or longest - tokens > capacity):
             raise Unknown
-    if (
-        attributes["do_rotary"]
-        and middles[9] is not None
-        and (middles[9].shape != (batch, tokens) or middles[9].min() < 0)
-    ):
+    ids = given.position_ids if attributes["do_rotary"] else None
+    if ids is not None and (ids.shape != (batch, tokens) or ids.min() < 0):
         raise Unknown
 
 
-def _sizes(middles: list[Any], attributes: dict[str, Any]) -> tuple[float, float, float]:
+def _sizes(given: SimpleNamespace, attributes: dict[str, Any]) -> tuple[float, float, float]:
     """The largest norms of a query and a key, and the largest value."""
     d, heads, groups = attributes["head_size"], attributes["num_heads"], attributes["kv_num_heads"]
-    by_head = middles[0].reshape(*middles[0].shape[:2], -1, d)
-    if middles[1] is None:
+    by_head = given.query.reshape(*given.query.shape[:2], -1, d)
+    if given.key is None:
         q, k, v = np.split(by_head, [heads, heads + groups], axis=2)
     else:
-        q, k, v = by_head, *(middles[i].reshape(*middles[i].shape[:2], -1, d) for i in (1, 2))
+        q, k, v = by_head, *(x.reshape(*x.shape[:2], -1, d) for x in (given.key, given.value))
 
     def norm(x: Array) -> float:
         return float(np.sqrt((np.asarray(x, np.float64) ** 2).sum(-1)).max(initial=0))
 
     query, key, value = norm(q), norm(k), float(np.abs(v).max(initial=0))
-    if middles[11] is not None:
-        query, key = (np.sqrt(d) * float(np.abs(middles[i]).max()) for i in (11, 12))
-    if middles[3] is not None:
-        key = max(key, norm(middles[3]))
-        value = max(value, float(np.abs(middles[4].astype(np.float64)).max(initial=0)))
+    if given.q_norm_weight is not None:
+        query, key = (np.sqrt(d) * float(np.abs(x).max()) for x in (given.q_norm_weight, given.k_norm_weight))
+    if given.past_key is not None:
+        key = max(key, norm(given.past_key))
+        value = max(value, float(np.abs(given.past_value.astype(np.float64)).max(initial=0)))
     return query, key, value
 
 

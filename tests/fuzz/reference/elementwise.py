@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -22,6 +23,7 @@ from tests.fuzz.reference.bounds import (
     unit,
     unknown_where,
 )
+from tests.fuzz.reference.moves import apply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -221,36 +223,19 @@ def truth(low: Array, high: Array) -> Bounds:
     return Bounds(low, low if (low == high).all() else high, np.dtype(np.bool_))
 
 
-def compare(
-    certain: Callable[[Bounds, Bounds], Array], possible: Callable[[Bounds, Bounds], Array]
-) -> Callable[[Node], Bounds]:
-    """Bounds of a comparison: `certain` is whether it holds for all numbers in the bounds, `possible` for some."""
-
-    def evaluate(node: Node) -> Bounds:
-        a, b = node.input(0), node.input(1)
-        low, high = certain(a, b), possible(a, b)
-        nan = joined_nan(a, b)
-        if nan is not None:
-            low, high = low & (nan == NEVER), high & (nan != ALWAYS)
-        return truth(low, high)
-
-    return evaluate
-
-
-def logic(function: Callable[[Array, Array], Array], *, falls: bool = False) -> Callable[[Node], Bounds]:
-    def evaluate(node: Node) -> Bounds:
-        a, b = node.input(0), node.input(1)
-        if not falls:
-            return truth(function(a.low, b.low), function(a.high, b.high))
-        made = truth(function(a.low, b.low), function(a.low, b.low))
-        return unknown_where(made, np.broadcast_to((a.low != a.high) | (b.low != b.high), made.shape))
-
-    return evaluate
-
-
-def logical_not(node: Node) -> Bounds:
-    x = node.input(0)
-    return truth(~x.high, ~x.low)
+def decided(node: Node) -> Bounds:
+    """Bounds of a comparison or of a logical operator, from its answers at all ends of its operands."""
+    values = [node.input(i) for i in range(node.count)]
+    ends = product(*((value.low,) if value.is_exact else (value.low, value.high) for value in values))
+    answers = [apply(node, choice)[0] for choice in ends]
+    low, high = np.logical_and.reduce(answers), np.logical_or.reduce(answers)
+    if node.op_type == "Equal":  # operands may also be equal between their ends
+        a, b = values
+        high = high | ((a.low <= b.high) & (b.low <= a.high))
+    nan = joined_nan(*values)
+    if nan is not None:
+        low, high = low & (nan == NEVER), high & (nan != ALWAYS)
+    return truth(low, high)
 
 
 def is_nan(node: Node) -> Bounds:
@@ -333,16 +318,9 @@ def _to_integer(x: Bounds, to: np.dtype[Any]) -> Bounds:
     return unknown_where(Bounds(first, first if x.is_exact else last, to), outside)
 
 
-_less = compare(lambda a, b: a.high < b.low, lambda a, b: a.low < b.high)
-_less_or_equal = compare(lambda a, b: a.high <= b.low, lambda a, b: a.low <= b.high)
-_greater = compare(lambda a, b: a.low > b.high, lambda a, b: a.high > b.low)
-_greater_or_equal = compare(lambda a, b: a.low >= b.high, lambda a, b: a.high >= b.low)
-_equal = compare(
-    lambda a, b: (a.low == a.high) & (b.low == b.high) & (a.low == b.low),
-    lambda a, b: (a.low <= b.high) & (b.low <= a.high),
-)
-
+_DECISIONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "And", "Or", "Xor", "Not")
 TABLE: Table = {
+    **{("", name): decided for name in _DECISIONS},
     ("", "Tanh"): unary(np.tanh, FUNCTION_UNITS),
     ("", "Sigmoid"): sigmoid,
     ("", "Exp"): unary(np.exp, FUNCTION_UNITS),
@@ -361,15 +339,6 @@ TABLE: Table = {
     ("", "Pow"): power,
     ("", "Max"): extreme(np.maximum),
     ("", "Min"): extreme(np.minimum),
-    ("", "Less"): _less,
-    ("", "LessOrEqual"): _less_or_equal,
-    ("", "Greater"): _greater,
-    ("", "GreaterOrEqual"): _greater_or_equal,
-    ("", "Equal"): _equal,
-    ("", "And"): logic(np.logical_and),
-    ("", "Or"): logic(np.logical_or),
-    ("", "Xor"): logic(np.logical_xor, falls=True),
-    ("", "Not"): logical_not,
     ("", "Where"): where,
     ("", "Cast"): cast,
     ("", "Abs"): absolute,

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import helper
-from onnx.reference import ReferenceEvaluator
 
 from tests.fuzz.arrays import is_float
 from tests.fuzz.reference.bounds import Bounds, Unknown, of, rounded
+from tests.one_node import by_reference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,19 +27,9 @@ MOST_NUMBERS = 1 << 20  # of a Range
 
 def apply(node: Node, arrays: Sequence[Array | None]) -> list[Array]:
     """The node's outputs for these inputs. Raises Unknown for inputs that onnx's implementation does not take."""
-    inputs = [f"input{i}" if array is not None else "" for i, array in enumerate(arrays)]
-    outputs = [f"output{i}" for i in range(node.outputs)]
     attributes = {name: value for name, value in node.attributes.items() if value != []}  # a scalar's perm
-    alone = helper.make_graph(
-        [helper.make_node(node.op_type, inputs, outputs, **attributes)],
-        "alone",
-        [helper.make_empty_tensor_value_info(name) for name in inputs if name],
-        [helper.make_empty_tensor_value_info(name) for name in outputs],
-    )
-    model = helper.make_model(alone, opset_imports=[helper.make_opsetid("", node.opset)])
-    feeds = {name: array for name, array in zip(inputs, arrays, strict=True) if array is not None}
     try:
-        return [np.asarray(array) for array in ReferenceEvaluator(model).run(None, feeds)]
+        return by_reference(node.op_type, arrays, node.outputs, opset=node.opset, **attributes)
     except Exception as error:
         raise Unknown from error
 

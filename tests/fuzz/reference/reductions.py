@@ -22,6 +22,7 @@ from tests.fuzz.reference.bounds import (
     unknown_where,
 )
 from tests.fuzz.reference.elementwise import FUNCTION_UNITS, product_of, sum_of
+from tests.fuzz.reference.moves import apply
 
 if TYPE_CHECKING:
     from tests.fuzz.reference.evaluate import Node, Table
@@ -137,19 +138,10 @@ def arg_max(node: Node) -> Bounds:
 
 
 def cum_sum(node: Node) -> Bounds:
-    x = node.input(0)
-    axis = node.integers(1)[0]
-    reverse, exclusive = node.attributes.get("reverse", 0), node.attributes.get("exclusive", 0)
+    x, axis = node.input(0), node.input(1).exact().reshape(-1)[0]  # ONNX's is a scalar, ONNX Runtime's also [1]
 
     def along(array: Array) -> Array:
-        array = np.flip(array, axis) if reverse else array
-        made = np.cumsum(array, axis=axis, dtype=array.dtype)
-        if exclusive:
-            made = np.roll(made, 1, axis)
-            first = [slice(None)] * made.ndim
-            first[axis] = slice(0, 1)
-            made[tuple(first)] = 0
-        return np.flip(made, axis) if reverse else made
+        return apply(node, [array, axis])[0]
 
     if not is_float(x.dtype):
         if not x.is_exact:

@@ -7,17 +7,15 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 import pytest
-from onnx.reference import ReferenceEvaluator
 
+from tests.one_node import by_reference
 from tests.ops import device
 from tests.ops.cpu.test_standard_operators import ort
 from tests.ops.device import NAMES
 
 RNG = np.random.default_rng(0)
 LOWEST, HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-OPSET = 21
 
 
 def array(*shape: int, dtype: Any = np.float32) -> np.ndarray:
@@ -33,26 +31,8 @@ def run(op_type: str, inputs: list[Any], **keywords: Any) -> list[Any]:
     return device.run(op_type, inputs, domain="", **keywords)
 
 
-def reference(op_type: str, inputs: list[np.ndarray | None], outputs: int = 1, **attributes: Any) -> list[np.ndarray]:
-    """onnx's own evaluation, by the specification's Python."""
-    names = ["" if x is None else f"x{i}" for i, x in enumerate(inputs)]
-    feeds = {name: x for name, x in zip(names, inputs, strict=True) if x is not None}
-    results = [f"y{i}" for i in range(outputs)]
-    node = onnx.helper.make_node(op_type, names, results, **attributes)
-    types = {name: onnx.helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in feeds.items()}
-    graph = onnx.helper.make_graph(
-        [node],
-        "one",
-        [onnx.helper.make_tensor_value_info(name, types[name], x.shape) for name, x in feeds.items()],
-        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.UNDEFINED, None) for name in results],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)])
-    found: Any = ReferenceEvaluator(model).run(None, feeds)
-    return list(found)
-
-
 def check(op_type: str, inputs: list[np.ndarray | None], outputs: int = 1, **attributes: Any) -> None:
-    expected = reference(op_type, inputs, outputs, **attributes)
+    expected = by_reference(op_type, inputs, outputs, **attributes)
     names = tuple(NAMES[x.dtype] for x in expected)
     found = run(op_type, inputs, outputs=names, **attributes)
     for ours, theirs in zip(found, expected, strict=True):

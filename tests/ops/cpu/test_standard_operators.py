@@ -5,68 +5,31 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 
-from tests.ops.device import ISAS, run
+from flownpu.ops.eager_call import DTYPES
+from tests.one_node import one_node
+from tests.ops.device import ISAS, NAMES, run
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 3, 37), dtype=np.float32)
 Y = RNG.standard_normal((2, 3, 37), dtype=np.float32)
 WEIGHT = RNG.standard_normal(37, dtype=np.float32)
-MASK = RNG.integers(0, 2, (3, 11))
-ONNX_TYPES = {
-    np.dtype(np.float32): onnx.TensorProto.FLOAT,
-    np.dtype(np.float16): onnx.TensorProto.FLOAT16,
-    np.dtype(ml_dtypes.bfloat16): onnx.TensorProto.BFLOAT16,
-    np.dtype(np.int64): onnx.TensorProto.INT64,
-    np.dtype(np.int32): onnx.TensorProto.INT32,
-}
-NAMES = {
-    "float": np.float32,
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "int64": np.int64,
-    "int32": np.int32,
-}
 
 
 def ort(op_type: str, inputs: list[np.ndarray], outputs: tuple[str, ...], domain: str, **attributes: Any) -> list[Any]:
-    names = [f"x{i}" for i in range(len(inputs))]
-    results = [f"y{i}" if name else "" for i, name in enumerate(outputs)]
-    node = onnx.helper.make_node(op_type, names, results, domain=domain, **attributes)
-    graph = onnx.helper.make_graph(
-        [node],
-        "one",
-        [
-            onnx.helper.make_tensor_value_info(n, ONNX_TYPES[x.dtype], x.shape)
-            for n, x in zip(names, inputs, strict=True)
-        ],
-        [
-            onnx.helper.make_tensor_value_info(result, ONNX_TYPES[np.dtype(NAMES[name])], None)
-            for result, name in zip(results, outputs, strict=True)
-            if name
-        ],
-    )
-    imports = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
-    model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
+    """The outputs of ONNX Runtime's kernel; types by their ONNX names, "" for an absent output."""
+    types = [DTYPES[name] if name else "" for name in outputs]
+    model, feeds = one_node(op_type, inputs, types, domain=domain, attributes=attributes)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, dict(zip(names, inputs, strict=True)))  # type: ignore[no-any-return]
+    return session.run(None, feeds)  # type: ignore[no-any-return]
 
 
 INTEGERS = np.array([[5, -3, 9], [2, 7, -8]], np.int64)
 EXACT: list[tuple[str, list[np.ndarray], dict[str, Any]]] = [
     *[(op, [X, Y], {}) for op in ("Add", "Sub", "Mul", "Div", "Min", "Max")],
-    *[(op, [X, np.array(1.5, np.float32)], {}) for op in ("Add", "Mul")],
-    *[(op, [np.array([1.5], np.float32), X], {}) for op in ("Sub", "Div")],
-    ("Add", [X, WEIGHT], {}),
-    ("Mul", [X, X[:, :1]], {}),
-    ("Sub", [X[:1], X[:, :, :1].copy()], {}),
-    *[(op, [INTEGERS, np.array([2, 3, -4])], {}) for op in ("Add", "Sub", "Mul", "Min", "Max")],
-    ("Sub", [INTEGERS.astype(np.int32), np.array(1, np.int32)], {}),
     ("Shape", [X], {}),
     ("Shape", [X], {"start": 1}),
     ("Shape", [X], {"start": -2, "end": -1}),
@@ -75,18 +38,13 @@ EXACT: list[tuple[str, list[np.ndarray], dict[str, Any]]] = [
     ("GatherND", [X, np.array([[[2]], [[0]]])], {"batch_dims": 1}),
     ("GatherND", [X, np.array([[1, 2], [0, -3]])], {}),
     ("Reshape", [X, np.array([0, -1])], {}),
-    ("Unsqueeze", [X, np.array([0, -1])], {}),
     ("Identity", [X], {}),
-    ("ReduceSum", [MASK, np.array([1])], {"keepdims": 1}),
-    ("ReduceSum", [MASK, np.array([-2])], {"keepdims": 0}),
-    ("ReduceSum", [MASK.astype(np.int32), np.array([0, 1])], {}),
 ]
-TYPE_NAMES = {np.dtype(dtype): name for name, dtype in NAMES.items()}
 
 
 @pytest.mark.parametrize(("op_type", "inputs", "attributes"), EXACT, ids=[f"{i}-{c[0]}" for i, c in enumerate(EXACT)])
 def test_exact_operators_equal_numpy(op_type: str, inputs: list[np.ndarray], attributes: dict[str, Any]) -> None:
-    name = "int64" if op_type == "Shape" else TYPE_NAMES[inputs[0].dtype]
+    name = "int64" if op_type == "Shape" else NAMES[inputs[0].dtype]
     (expected,) = ort(op_type, inputs, (name,), "", **attributes)
     (result,) = run(op_type, inputs, outputs=(name,), domain="", **attributes)
     np.testing.assert_array_equal(result, expected, strict=True)
@@ -94,7 +52,7 @@ def test_exact_operators_equal_numpy(op_type: str, inputs: list[np.ndarray], att
 
 @pytest.mark.parametrize(
     ("op_type", "domain", "attributes"),
-    [("Tanh", "", {}), ("Sigmoid", "", {}), ("Erf", "", {}), ("Gelu", "", {"approximate": "tanh"}), ("Gelu", "", {})],
+    [("Tanh", "", {}), ("Sigmoid", "", {}), ("Erf", "", {})],
 )
 def test_activations_equal_float64(op_type: str, domain: str, attributes: dict[str, Any]) -> None:
     x = np.linspace(-12, 12, 1001, dtype=np.float32)
@@ -135,4 +93,4 @@ def test_unfit_inputs_are_refused(
     op_type: str, inputs: list[np.ndarray], attributes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        run(op_type, inputs, outputs=(TYPE_NAMES[inputs[0].dtype],), domain="", **attributes)
+        run(op_type, inputs, outputs=(NAMES[inputs[0].dtype],), domain="", **attributes)

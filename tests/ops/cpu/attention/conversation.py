@@ -10,6 +10,7 @@ import numpy as np
 
 from flownpu.ops.definitions import flow_qkv_attention
 from flownpu.ops.definitions.int8_cache import dequantise_rows, quantise_rows
+from tests.ops.attention_turns import PAIRS_EPSILON, PAIRS_EXP
 from tests.ops.device import ISAS, Node
 
 EPSILON = 2.0**-24
@@ -21,10 +22,6 @@ CACHE_EPSILON = {"float": EPSILON, "bfloat16": 2.0**-8, "float16": 2.0**-11, "in
 WORDS_EPSILON = 0.5 / 32767
 H, G, D = 4, 2, 64
 SIZES = {"num_heads": H, "kv_num_heads": G, "head_size": D}
-# Where several queries look into a bf16 cache with AVX-512, queries and probabilities are rounded to bf16: half an ulp.
-PAIRS_EPSILON = 2.0**-9
-# There e^x is a polynomial with this relative error.
-PAIRS_EXP = 2.7e-6
 
 
 def multiplies_pairs(cache: str, isa: str) -> bool:

@@ -69,7 +69,9 @@ def tidy(files: list[Path]) -> str:
         sources = dict.fromkeys(Path(entry["file"]) for entry in entries if "nanobind" not in entry["file"])
         files = [file for file in sources if file.suffix in (".cc", ".cxx") and not file.name.startswith("cmake_pch")]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        outputs = list(pool.map(lambda file: complaints("clang-tidy", "-p", BUILD, "--quiet", *rules(file), file), files))
+        outputs = list(
+            pool.map(lambda file: complaints("clang-tidy", "-p", BUILD, "--quiet", *rules(file), file), files)
+        )
     # A finding in a header is reported for each unit that includes it; it is printed once.
     found = dict.fromkeys(finding for output in outputs for finding in FINDING.findall(output))
     return "".join(found) or next((output for output in outputs if output), "")

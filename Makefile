@@ -13,6 +13,7 @@ BUILD_TOOLS := $(shell sed -n 's/^ *"\(\(cmake\|nanobind\|ninja\|scikit-build-co
 TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 # Compiles the units of a folder together, in half the time. The builds of `pip install` and of the wheels do not.
 JOINED := --config-settings=cmake.define.FLOWNPU_JOIN_UNITS=ON
+WITHOUT_CXX := --config-settings=wheel.cmake=false --config-settings=wheel.py-api=py3
 
 export ORT_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -20,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test environment sanitizers tools tests check site lint mlir-opt xrt-headers xrt chromium client-suites sanitize fuzz
-.PHONY: clients figures wheels windows clean
+.PHONY: clients figures wheels windows clean demo-packages demo-wheel
 
 help:
 	@echo 'make demo      build FlowNPU, convert a small model and generate text with it: some minutes'
@@ -163,22 +164,32 @@ clean:
 	@test -n '$(PYTHON)' || { echo 'FlowNPU needs Python 3.11 or newer, and found none: install it, or say make PYTHON=/path/to/python'; exit 1; }
 	$(PYTHON) -m venv .venv || { rm -rf .venv; echo 'This Python cannot make environments: install its venv module (Debian, Ubuntu: apt install python3-venv)'; exit 1; }
 
-# These files say that something is installed; after an edit of the sources it is installed again.
-.venv/demo: $(SOURCES) | .venv
-	@$(BIN)/python scripts/progress.py 'Compiling FlowNPU and installing it with the packages that it needs into .venv' \
-		$(BIN)/pip install --verbose --config-settings=build-dir=build/demo $(JOINED) '.[genai,convert]'
-	@touch $@
-
 # Python compiles a module when it imports it. Tests import a tenth of all, whose compilation would take over a minute.
 INSTALL := $(BIN)/pip install --quiet --no-compile
+
+# .venv/demo and .venv/test say that FlowNPU is installed; after an edit of the sources it is installed again.
+.venv/demo: $(SOURCES) | .venv
+	+@$(MAKE) --no-print-directory --jobs 2 demo-packages demo-wheel
+	$(INSTALL) --no-deps --force-reinstall build/demo/wheel/*.whl
+	@touch $@
+
+# The packages that FlowNPU needs are installed while its C++ is compiled, with a FlowNPU that has no C++ yet.
+demo-packages: .venv/builder
+	@$(INSTALL) --no-build-isolation $(WITHOUT_CXX) '.[genai,convert]'
+
+demo-wheel: .venv/builder
+	@rm -rf build/demo/wheel
+	@$(TOOLS) python scripts/progress.py 'Compiling FlowNPU, and installing the packages that it needs into .venv' \
+		pip wheel --verbose --no-deps --no-build-isolation --wheel-dir build/demo/wheel \
+		--config-settings=build-dir=build/demo $(JOINED) .
 
 .venv/builder: pyproject.toml | .venv
 	$(INSTALL) $(BUILD_TOOLS)
 	touch $@
 
-# The packages that FlowNPU and its tests need are installed while the C++ is compiled, with a FlowNPU that has no C++ yet.
+# Likewise for the tests.
 .venv/needed: .venv/builder
-	$(INSTALL) --no-build-isolation --config-settings=wheel.cmake=false --config-settings=wheel.py-api=py3 '.[dev]'
+	$(INSTALL) --no-build-isolation $(WITHOUT_CXX) '.[dev]'
 	touch $@
 
 # One build makes what is installed and the modules through which tests call C++. It stays in build/testing, so that the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# `make demo` and `make test` are all a newcomer types; both make their environment in .venv.
+# `make demo` shows FlowNPU, `make test` tests it; both first make a Python environment in .venv.
 
 # The first Python on this machine that is new enough.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -8,44 +8,47 @@ BIN := .venv/bin
 SOURCES := $(shell find aie ep ops graph_rewrites python -name '*.cc' -o -name '*.h' -o -name '*.hpp' -o -name '*.py') CMakeLists.txt pyproject.toml
 TESTING_SOURCES := $(shell find tests -name '*.cc' -o -name '*.h') $(wildcard build/xrt/root)
 MODEL := out/gemma3-topics
-# What builds, at the versions that pyproject.toml names for releases: installing the rest must not exchange them meanwhile.
+# The build tools at the versions of releases, so that pip does not exchange them while they build.
 BUILD_TOOLS := $(shell sed -n 's/^ *"\(\(cmake\|nanobind\|ninja\|scikit-build-core\)==[^"]*\)",$$/\1/p' pyproject.toml | sort -u)
 TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
+# Compiles the units of a folder together, in half the time. The builds of `pip install` and of the wheels do not.
+JOINED := --config-settings=cmake.define.FLOWNPU_JOIN_UNITS=ON
+WITHOUT_CXX := --config-settings=wheel.cmake=false --config-settings=wheel.py-api=py3
 
 export ORT_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
-# The tests start hundreds of Pythons, which would each compile all that they import: half of what a command takes.
+# With this variable each of the hundreds of Pythons that the tests start would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test environment sanitizers tools tests check site lint mlir-opt xrt-headers xrt chromium client-suites sanitize fuzz
-.PHONY: clients figures clean
+.PHONY: clients figures wheels windows clean demo-packages demo-wheel
 
 help:
-	@echo 'make demo      build FlowNPU, convert the small model of this repository and generate text with it'
-	@echo 'make test      all checks and tests, as in CI'
-	@echo 'make check     the same of what differs from main, in minutes: its style, its types, the tests that look at it'
-	@echo 'make lint      the checks alone; FIX=1 mends what tools can mend, CHANGED=main looks at less'
-	@echo 'make site      the documentation as a site, in out/site'
-	@echo 'make sanitize  the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
-	@echo 'make clients   the server asked by clients that others wrote, which it installs: minutes'
-	@echo 'make fuzz      random graphs, decoders and damaged files, under the same; CASES=50000 SEED=1'
-	@echo 'make figures   the pictures of the README and of docs/npu.md, from the real output and the plans'
-	@echo 'make wheels    what is released, in dist: sources, and wheels for Linux of glibc 2.28 or newer'
-	@echo 'make windows   what is for Windows x64, in dist/windows; where there is Wine it must do under it what it does here'
-	@echo 'make clean     remove what make has made'
+	@echo 'make demo      build FlowNPU, convert a small model and generate text with it: some minutes'
+	@echo 'make test      run all checks and tests, as CI does'
+	@echo 'make check     check style, types and related tests of the files that differ from main (BASE=COMMIT: from a commit)'
+	@echo 'make lint      check style and types of all files, or of those that differ from a commit (CHANGED=main)'
+	@echo 'make site      build the documentation as a site in out/site'
+	@echo 'make sanitize  run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make clients   install third-party clients and try the server with them'
+	@echo 'make fuzz      try random graphs, decoders and damaged files under the sanitizers (CASES=50000 SEED=1)'
+	@echo 'make figures   draw the pictures of the README and of docs/npu.md'
+	@echo 'make wheels    build the sources and the wheels for Linux (glibc 2.28 or newer) in dist'
+	@echo 'make windows   build for Windows x64 in dist/windows, and try it where there is Wine'
+	@echo 'make clean     remove everything that make has made'
 
 demo: .venv/demo
 	$(BIN)/flownpu convert tests/fixtures/gemma3-topics $(MODEL) --force
 	$(BIN)/flownpu run $(MODEL) --no-chat-template --prompt 'The "for" statement is used to'
 
-# What takes one core for long (types, downloads, linking) runs beside what is compiled; tests have the machine for
-# themselves. It ends with how long each part took, and at the first that fails.
+# Long steps on one core (mypy, downloads, linking) run beside compilers; the tests have the machine for themselves.
+# It stops at the first part that fails, and at the end prints how long each part took.
 test:
 	@rm -f build/times
 	+@$(MAKE) --no-print-directory --jobs 2 part-environment
 	+@$(MAKE) --no-print-directory --jobs 3 --output-sync=recurse part-lint part-sanitizers part-tools
 	+@$(MAKE) --no-print-directory part-sanitize
-	+@$(MAKE) --no-print-directory part-tests
+	+@$(MAKE) --no-print-directory part-tests ONCE='$(SANITIZED_ONLY)'
 	@cat build/times
 
 part-%:
@@ -55,15 +58,16 @@ environment: .venv/test
 
 sanitizers: build/sanitize/built
 
-# One after the other: they are apt's, and npm's.
+# One after the other, since apt and npm lock their state.
 tools:
 	+@$(MAKE) --no-print-directory xrt
 	+@$(MAKE) --no-print-directory mlir-opt
 	+@$(MAKE) --no-print-directory chromium
 	+@$(MAKE) --no-print-directory client-suites
 
+# ONCE: arguments of pytest that leave out what `make test` has run in another build.
 tests: .venv/test
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL) $(ONCE)
 
 check: .venv/test
 	$(TOOLS) python -m scripts.check $(BASE)
@@ -71,8 +75,9 @@ check: .venv/test
 site: .venv/test
 	$(TOOLS) mkdocs build --strict --quiet
 
+# Formats files as well; the checks are those of .pre-commit-config.yaml.
 lint: .venv/test
-	$(BIN)/python scripts/lint.py $(if $(FIX),--fix) $(if $(CHANGED),--changed $(CHANGED))
+	$(TOOLS) pre-commit run $(if $(CHANGED),--files $$($(BIN)/python -m scripts.check --list $(CHANGED)),--all-files)
 
 # Tools for the tests, from Debian's packages (scripts/tools.py). Tests that need one are skipped where it cannot be had.
 mlir-opt xrt-headers xrt chromium: | .venv
@@ -89,32 +94,39 @@ clients: .venv/test
 	$(BIN)/python -m scripts.environments clients instructor npm-clients
 	$(BIN)/python -m pytest tests/serve/clients
 
-# Tests by their files, in as many processes as there are cores: a file's fixtures are made once. At most 4, of some GB each.
-# In the order of tests/conftest.py, not files of many tests first: those are the quick ones. A process that crashes is not
-# started again: pytest-xdist would run its file from the beginning, crash again, and at last wait for ever.
+# A process for each core, at most 4 (each needs some GB). A process gets whole files, so that fixtures are made once, in
+# the order of tests/conftest.py, which begins with the longest. pytest-xdist does not start a process again that crashes:
+# it would run the file from its beginning, crash again, and at last wait for ever.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-# What may show what only the sanitizers find, memory and undefined behaviour of C++; not the tests marked slow, which run
-# more of the same C++, nor those marked opencl, which run others' compilers. Of tests/aie those that each look at another
-# part of it: kernels, aie/host/, the emulator. The rest runs plans, which is Python, or the same C++ many times over.
+# Tests that run C++ in which the sanitizers can find faults of memory and undefined behaviour. Not those marked slow, which
+# repeat the same C++, or opencl, which run other projects' compilers. Of tests/aie, those of different parts: kernels,
+# aie/host/ and the emulator; the others test plans, which are Python, or run the same C++ many times.
 SANITIZED := tests/ops tests/npu tests/ep graph_rewrites $(addprefix tests/aie/,host kernels/test_equations.py kernels/test_attention.py \
 	kernels/test_decode_layer.py emulator/test_runs.py emulator/test_deadlocks.py iron/test_conformance.py)
-# What runs no C++ of ours, but for the quantiser of tests/ops/functions/test_q4nx.py: definitions in stock ONNX Runtime,
-# files in Python, the search for a loader, XRT's own tool.
+# Without the files that run almost no C++ of this project: definitions in stock ONNX Runtime, files in Python, the search
+# for OpenCL's loader, XRT's own tool.
 SANITIZED += $(addprefix --ignore tests/,ops/test_operator_definitions.py \
 	ops/test_moe_definition.py ops/test_int8_cache.py ops/functions/test_q4nx_file.py ops/functions/test_opencl_loader.py \
 	npu/test_xclbin.py)
-# What only asks the compiler.
+# Without the tests that only call the compiler.
 SANITIZED += $(addprefix --deselect tests/aie/host/test_host.py::,test_refuses_to_compile test_snippet_compiles_for_its_architecture)
 
-# The sanitizers' run time, and the C++ run time whose exceptions it watches, must be there before Python is; Python itself
-# is not free of leaks. graph_rewrites is there for flownpu._native. What a sanitizer says goes past pytest's capture of stderr.
+# Tests that `make test` runs in the sanitized build only: they compare no numbers of the CPU's kernels, whose released
+# instructions only the other build has, but what C++ matches, refuses, reads and plans; and the NPU's kernels, which have
+# the same bits in both builds (-ffp-contract=off) and which the tests of plans run in the other one.
+SANITIZED_ONLY := $(addprefix --ignore tests/,ops/lowering npu/match npu/artifacts ops/cpu/attention/test_refusals.py \
+	ops/cpu/attention/test_plan.py ops/cpu/test_thread_pool.py aie/kernels/test_equations.py aie/kernels/test_attention.py \
+	aie/emulator/test_runs.py aie/emulator/test_deadlocks.py)
+
+# The sanitizers' run-time library, and the C++ one whose exceptions it watches, must be loaded before Python. Python itself
+# leaks. graph_rewrites tests flownpu._native. A sanitizer's report is not captured by pytest.
 sanitize: build/sanitize/built
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 FLOWNPU_TESTING_DIR=build/sanitize \
 	$(BIN)/python -m pytest $(PARALLEL) --capture=sys -m "not slow and not opencl" --library build/sanitize/libflownpu_ep.so $(SANITIZED)
 
-# The same command runs the same cases. Decoders take ten times as long as graphs: there are a tenth as many.
+# The same command runs the same cases. A decoder takes ten times as long as a graph, so there are a tenth as many.
 CASES ?= 2000
 SEED ?= 1
 fuzz: build/sanitize/built
@@ -122,8 +134,8 @@ fuzz: build/sanitize/built
 	$(BIN)/python -m tests.fuzz damage --sanitize --cases $(CASES) --seed $(SEED)
 	$(BIN)/python -m tests.fuzz decoders --sanitize --cases $$(( $(CASES) / 10 )) --seed $(SEED)
 
-# All of it under the sanitizers, and with it the modules through which tests call C++. But for the NPU's kernels that
-# models call on the emulated array: those are the other build's. The kernels' own tests call sanitized ones.
+# Everything is sanitized, with the modules through which tests call C++. Only models on the emulated array call the other
+# build's NPU kernels; the kernels' own tests call sanitized ones.
 build/sanitize/built: .venv/test
 	$(TOOLS) cmake -S . -B build/sanitize -G Ninja -DFLOWNPU_TESTING=ON -DFLOWNPU_WERROR=ON -DFLOWNPU_SANITIZE=ON \
 		-DFLOWNPU_JOIN_UNITS=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
@@ -138,11 +150,9 @@ figures: .venv/test chromium
 	$(BIN)/flownpu convert tests/fixtures/gemma3-shapes out/gemma3-shapes --force
 	$(BIN)/python -m scripts.figures.chat_page out/gemma3-shapes
 
-.PHONY: wheels
 wheels: | .venv
 	$(BIN)/python -m scripts.release.wheels
 
-.PHONY: windows
 windows: .venv/test
 	$(BIN)/python -m scripts.release.windows
 	FLOWNPU_WINDOWS=1 $(BIN)/python -m pytest tests/windows
@@ -154,35 +164,42 @@ clean:
 	@test -n '$(PYTHON)' || { echo 'FlowNPU needs Python 3.11 or newer, and found none: install it, or say make PYTHON=/path/to/python'; exit 1; }
 	$(PYTHON) -m venv .venv || { rm -rf .venv; echo 'This Python cannot make environments: install its venv module (Debian, Ubuntu: apt install python3-venv)'; exit 1; }
 
-# Files that say what is installed; newer sources install again.
-.venv/demo: $(SOURCES) | .venv
-	@echo 'Building FlowNPU and installing what it needs into .venv: a few minutes, the first time'
-	$(BIN)/pip install --quiet '.[genai,convert]'
-	touch $@
-
-# Python compiles what it imports when it does: all of it, of which tests import a tenth, takes more than a minute.
+# Python compiles a module when it imports it. Tests import a tenth of all, whose compilation would take over a minute.
 INSTALL := $(BIN)/pip install --quiet --no-compile
 
+# .venv/demo and .venv/test say that FlowNPU is installed; after an edit of the sources it is installed again.
+.venv/demo: $(SOURCES) | .venv
+	+@$(MAKE) --no-print-directory --jobs 2 demo-packages demo-wheel
+	$(INSTALL) --no-deps --force-reinstall build/demo/wheel/*.whl
+	@touch $@
+
+# The packages that FlowNPU needs are installed while its C++ is compiled, with a FlowNPU that has no C++ yet.
+demo-packages: .venv/builder
+	@$(INSTALL) --no-build-isolation $(WITHOUT_CXX) '.[genai,convert]'
+
+demo-wheel: .venv/builder
+	@rm -rf build/demo/wheel
+	@$(TOOLS) python scripts/progress.py 'Compiling FlowNPU, and installing the packages that it needs into .venv' \
+		pip wheel --verbose --no-deps --no-build-isolation --wheel-dir build/demo/wheel \
+		--config-settings=build-dir=build/demo $(JOINED) .
+
 .venv/builder: pyproject.toml | .venv
-	@echo 'Building FlowNPU and installing what its tests need into .venv: a few minutes, the first time'
 	$(INSTALL) $(BUILD_TOOLS)
 	touch $@
 
-# What FlowNPU and its tests need, which is installed beside what is compiled; with it FlowNPU without its C++, until that
-# is there.
+# Likewise for the tests.
 .venv/needed: .venv/builder
-	$(INSTALL) --no-build-isolation --config-settings=wheel.cmake=false --config-settings=wheel.py-api=py3 '.[dev]'
+	$(INSTALL) --no-build-isolation $(WITHOUT_CXX) '.[dev]'
 	touch $@
 
-# One build makes what is installed and, beside it, the modules through which tests call C++; what builds stays in .venv,
-# so that the next build finds it where this one did and compiles what is new. Units are compiled together, as under the
-# sanitizers.
+# One build makes what is installed and the modules through which tests call C++. It stays in build/testing, so that the
+# next build compiles only what is new.
 WHEEL := build/testing/wheel
 $(WHEEL)/built: .venv/builder $(SOURCES) $(TESTING_SOURCES) | xrt-headers
 	rm -rf $(WHEEL)
-	$(TOOLS) pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(WHEEL) --config-settings=build-dir=build/testing \
-		--config-settings=cmake.define.FLOWNPU_TESTING=ON --config-settings=cmake.define.FLOWNPU_WERROR=ON \
-		--config-settings=cmake.define.FLOWNPU_JOIN_UNITS=ON .
+	$(TOOLS) python scripts/progress.py 'Compiling FlowNPU and the modules of its tests' \
+		pip wheel --verbose --no-deps --no-build-isolation --wheel-dir $(WHEEL) --config-settings=build-dir=build/testing \
+		--config-settings=cmake.define.FLOWNPU_TESTING=ON --config-settings=cmake.define.FLOWNPU_WERROR=ON $(JOINED) .
 	touch $@
 
 .venv/test: .venv/needed $(WHEEL)/built

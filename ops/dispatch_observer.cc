@@ -6,15 +6,15 @@
 namespace flownpu {
 namespace {
 
-thread_local DispatchObserver* current = nullptr;
+thread_local DispatchObserver* current_observer = nullptr;
 
 }  // namespace
 
-DispatchObserver* current_dispatch_observer() { return current; }
+DispatchObserver* current_dispatch_observer() { return current_observer; }
 
 ObservedDispatches::ObservedDispatches(DispatchObserver* observer)
-    : before_(std::exchange(current, observer)) {}
+    : before_(std::exchange(current_observer, observer)) {}
 
-ObservedDispatches::~ObservedDispatches() { current = before_; }
+ObservedDispatches::~ObservedDispatches() { current_observer = before_; }
 
 }  // namespace flownpu

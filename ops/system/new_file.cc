@@ -10,7 +10,9 @@ namespace {
 
 // Not the process's number: containers that share a folder have the same ones.
 std::filesystem::path unfinished_name(std::filesystem::path path) {
-  path += "." + std::to_string(std::random_device()()) + ".unfinished";
+  path += ".";
+  path += std::to_string(std::random_device()());
+  path += ".unfinished";
   return path;
 }
 

@@ -219,10 +219,10 @@ class _CoreCheck:
             self._add(f"arguments of {kernel.entry}", len(kernel.arguments), len(statement.arguments))
             return
         for place, (argument, kind) in enumerate(zip(statement.arguments, kernel.arguments, strict=True)):
-            given = self._type(argument, kernel.entry)
-            same = given is not None and (given.elements, given.dtype) == (kind.elements, kind.dtype)
-            if given is not None and (not same or bool(given.shape) != bool(kind.shape)):
-                self._add(f"argument {place} of {kernel.entry}", str(kind), str(given))
+            found = self._type(argument, kernel.entry)
+            same = found is not None and (found.elements, found.dtype) == (kind.elements, kind.dtype)
+            if found is not None and (not same or bool(found.shape) != bool(kind.shape)):
+                self._add(f"argument {place} of {kernel.entry}", str(kind), str(found))
 
     def _type(self, argument: object, entry: str) -> Type | None:
         if isinstance(argument, BufferArgument):

@@ -91,7 +91,7 @@ def _moved_in_a_pass(body: tuple[Statement, ...], parameters: tuple[tuple[tuple[
     return objects_moved(body, dict(parameters), {})
 
 
-class _Program(NamedTuple):
+class _CoreNames(NamedTuple):
     """The names in a core's program."""
 
     loaded: frozenset[str]  # the buffers that it loads run-time parameters from
@@ -100,9 +100,9 @@ class _Program(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _program(core: Core) -> _Program:
+def _core_names(core: Core) -> _CoreNames:
     every = core.statements
-    return _Program(
+    return _CoreNames(
         frozenset(statement.buffer for statement in every if isinstance(statement, Load)),
         tuple(statement for statement in every if isinstance(statement, BarrierWait)),
         tuple(dict.fromkeys((s.fifo, s.port) for s in every if isinstance(s, Release))),
@@ -129,7 +129,7 @@ class _Flow:
         self._host()
         open_cores: list[tuple[Core, Ends]] = []
         for core in self.array.cores:
-            waits = _program(core).waits
+            waits = _core_names(core).waits
             try:
                 if waits:
                     self._take(core, self._passes(core, waits[0]))
@@ -149,7 +149,7 @@ class _Flow:
 
     def _initial(self, core: Core) -> dict[tuple[str, int], int]:
         """The run-time parameters that a core loads, as they are before the call."""
-        loaded = _program(core).loaded
+        loaded = _core_names(core).loaded
         buffers = [buffer for buffer in self.array.buffers if buffer.name in loaded]
         return {(b.name, i): int(v) for b in buffers for i, v in enumerate(b.initial_value)}
 
@@ -165,7 +165,7 @@ class _Flow:
 
     def _passes(self, core: Core, wait: BarrierWait) -> Ends:
         """The objects that a core moves in all the passes that the sequence starts."""
-        parameters, loaded = self._initial(core), _program(core).loaded
+        parameters, loaded = self._initial(core), _core_names(core).loaded
         moved: Ends = Counter()
         passes = 0
         for step in self.starts:
@@ -180,7 +180,7 @@ class _Flow:
         return moved
 
     def _take(self, core: Core, moved: Ends, times: Fraction = Fraction(1)) -> None:
-        for end in _program(core).released:
+        for end in _core_names(core).released:
             name, port = end
             self.known[name, core.tile, port] = moved[end] * self.fifos[name].type.elements * times
 

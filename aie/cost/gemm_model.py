@@ -212,8 +212,8 @@ class _Megatile:
         cycles = tiling.accumulators * each
         if precision.staged:  # the stores: sums in, rounded values out
             passed = tiling.gates * precision.accumulator + precision.output
-            made = known[f"epilogue {tiling.epilogue}"] if tiling.epilogue != "none" else 0.0
-            cycles += tiling.e_y * tiling.e_x * tile * (passed / vector + made)
+            epilogue = known[f"epilogue {tiling.epilogue}"] if tiling.epilogue != "none" else 0.0
+            cycles += tiling.e_y * tiling.e_x * tile * (passed / vector + epilogue)
         # A core waits while its tiles leave; with a buffer of their own, for all but the last of them.
         waiting = tiling.e_y * tiling.e_x - precision.staged
         leaving = waiting * tile * precision.output / stream

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from flownpu.aie.iron.refused_names import Refused
 from flownpu.aie.plan.data import Dimension
 
 if TYPE_CHECKING:
@@ -102,8 +101,6 @@ class TensorAccessPattern:
             cut = cut.split(2 * dim, size)
         places = range(len(cut.sizes))
         return cut.permute([*places[::2], *places[1::2]])
-
-    partition = Refused("TensorAccessPattern.partition", "lists of patterns: take the parts by indices, or use tile")
 
     def repeat(self, count: int) -> TensorAccessPattern:
         """The whole walk `count` times."""

@@ -6,8 +6,7 @@ By default these are the recorder's: a design gives a plan, on any machine. With
 
 mlir-aie's Python API changed three times in a year. Designs use generation C: layouts are `TensorAccessPattern`s
 (`to_stream=`), transfers are methods of fifos' ends, `Program(device, runtime, workers=...)`. Another generation is
-refused here, rather than somewhere inside a design. Names of generation C that no design uses are here, too
-(refused_names.py); the recorder refuses their use by name.
+refused here, rather than somewhere inside a design.
 """
 
 from __future__ import annotations
@@ -15,10 +14,7 @@ from __future__ import annotations
 import inspect
 import os
 from functools import lru_cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from flownpu.aie.iron.refused_names import MODULES, REFUSED, Refused
 
 __all__ = [
     "NPU1", "NPU2", "AnyComputeTile", "AnyMemTile", "AnyShimTile", "Buffer", "ExternalFunction", "Kernel", "ObjectFifo",
@@ -99,15 +95,3 @@ def object_file(file: str) -> str:
     and an `ExternalFunction` for each entry would compile and link the whole source as many times.
     """
     return f"kernels/{file}.cc" if _CHOICE == "recorder" else f"{file}.o"
-
-
-def __getattr__(name: str) -> Any:
-    """Return a name of generation C that designs do not use: mlir-aie's own, or a `Refused` that says why not."""
-    if name not in REFUSED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _CHOICE == "recorder":
-        return Refused(name, REFUSED[name])
-    for module in map(import_module, MODULES):
-        if hasattr(module, name):
-            return getattr(module, name)
-    raise AttributeError(f"the installed mlir-aie has no {name} in any of {', '.join(MODULES)}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.iron.refused_names import Refused
 from flownpu.aie.iron.sequence import RuntimeData, Task, TaskGroup, current_sequence
 from flownpu.aie.iron.symbolic import CoreTrace, ElementReference, RecordingError, View, current_core
 from flownpu.aie.iron.types import AnyMemTile, Tile, own_tile, plan_type, refuse
@@ -24,8 +23,6 @@ class ObjectFifo:
 
     `depth` counts objects of `obj_type`; an end may have its own (`prod`, `cons`).
     """
-
-    set_iter_count = Refused("ObjectFifo.set_iter_count", "fifos that end: a core's loops say how much it moves")
 
     def __init__(
         self,

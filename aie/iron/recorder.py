@@ -2,8 +2,8 @@
 """Records an IRON program as a plan: the names of `aie.iron` (generation C) that our designs use, without mlir-aie.
 
 Each class has the constructor and the methods of its namesake in mlir-aie's python/iron, with the checks that IRON
-itself makes. What a plan cannot hold (packets, cascades, hand-written DMA programs, dynamic sequences) is refused by
-name, never ignored.
+itself makes. What a plan cannot hold (packets, cascades, hand-written DMA programs, dynamic sequences) is not here, and
+options for it are refused, never ignored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.iron.fifo import ObjectFifo, ObjectFifoHandle
-from flownpu.aie.iron.refused_names import Refused
 from flownpu.aie.iron.resolve import assemble
 from flownpu.aie.iron.runtime import Runtime
 from flownpu.aie.iron.sequence import RuntimeData, Task, TaskGroup
@@ -60,9 +59,6 @@ __all__ = [
 
 class Program:
     """A whole design (`aie.iron.Program`)."""
-
-    compose = Refused("Program.compose", "several configurations of an array: make a Program of each")
-    enable_trace = Refused("Program.enable_trace", "traces")
 
     def __init__(self, device: Device, rt: Runtime, workers: Sequence[Worker] | None = None, **options: Any) -> None:
         refuse("Program", options)

@@ -7,7 +7,6 @@ import inspect
 from typing import TYPE_CHECKING, Any, get_args
 
 from flownpu.aie.iron.fifo import ObjectFifoHandle
-from flownpu.aie.iron.refused_names import REFUSED, Refused
 from flownpu.aie.iron.sequence import RuntimeData, SequenceTrace
 from flownpu.aie.iron.symbolic import RecordingError
 from flownpu.aie.iron.types import flatten, plan_type, refuse
@@ -27,12 +26,6 @@ class Runtime:
     Raises:
         RecordingError: an argument is a bare type, whose value only a call would give.
     """
-
-    add_flow = Refused("Runtime.add_flow", REFUSED["Flow"])
-    add_lock = Refused("Runtime.add_lock", REFUSED["Lock"])
-    add_tile_dma = Refused("Runtime.add_tile_dma", REFUSED["TileDma"])
-    register_parameter = Refused("Runtime.register_parameter", REFUSED["ScratchpadParameter"])
-    call = Refused("Runtime.call", "sequences that call others: call the function")
 
     def __init__(
         self,

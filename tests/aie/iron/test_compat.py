@@ -33,7 +33,6 @@ MLIR_AIE = {
     "aie/iron/device.py": """
         class NPU1: pass
         class NPU2: pass
-        class NPU2Col4: pass
         class Tile: pass
         AnyComputeTile = AnyMemTile = AnyShimTile = None
     """,
@@ -71,17 +70,6 @@ def test_mlir_aie_of_generation_c(tmp_path):
     install(tmp_path, "to_stream")
     done = imported("mlir-aie", tmp_path, "print(c.ObjectFifo.__module__, c.range_.__module__, c.object_file('gemm'))")
     assert done.stdout.split() == ["aie.iron", "aie.iron.controlflow", "gemm.o"], done.stderr
-
-
-def test_names_of_mlir_aie_alone_are_refused_by_recorder(tmp_path):
-    """Where mlir-aie is chosen they come from the module of it that has them; the recorder refuses their use."""
-    install(tmp_path, "to_stream")
-    done = imported("mlir-aie", tmp_path, "print(c.NPU2Col4.__module__)")
-    assert done.stdout.split() == ["aie.iron.device"], done.stderr
-    done = imported("mlir-aie", tmp_path, "from flownpu.aie.iron.compat import CascadeFlow")
-    assert "cannot import name 'CascadeFlow'" in done.stderr
-    done = imported("recorder", tmp_path, "c.NPU2Col4()")
-    assert "[NPU2Col4] a plan does not hold a part of an NPU's columns: use NPU1 or NPU2" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@
 import numpy as np
 import pytest
 
-from flownpu.aie.iron import compat as iron_compat
 from flownpu.aie.iron.access_pattern import TensorAccessPattern
 from flownpu.aie.iron.compat import (
     NPU2,
@@ -20,7 +19,6 @@ from flownpu.aie.iron.compat import (
     Worker,
     range_,
 )
-from flownpu.aie.iron.refused_names import REFUSED
 from flownpu.aie.iron.symbolic import RecordingError
 from tests.aie.small_programs import KIND, idle, one_core, tensor
 
@@ -110,37 +108,9 @@ def test_options_at_their_defaults_are_taken():
     assert fifo.cons().forward(plio=False, pad_value=0).depth == 2
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_names_that_are_not_recorded_say_so(name):
-    """They can be imported; to call or subscript them, or to read an attribute, is refused by their names."""
-    refused = getattr(iron_compat, name)
-    for use in (lambda: refused(1, option=2), lambda: refused[np.int32], lambda: refused.something):
-        with pytest.raises(RecordingError, match=rf"\[{name}\] a plan does not hold .*: \w+"):
-            use()
-
-
 def test_unknown_name_is_refused():
     with pytest.raises(ImportError, match="cannot import name 'Worcker'"):
         from flownpu.aie.iron.compat import Worcker  # noqa: F401
-
-
-@pytest.mark.parametrize(
-    ("use", "name"),
-    [
-        (lambda: Program.compose([], entry=None), "Program.compose"),
-        (lambda: Program(NPU2(), Runtime(idle)).enable_trace(8192), "Program.enable_trace"),
-        (lambda: Runtime(idle).add_flow(None), "Runtime.add_flow"),
-        (lambda: Runtime(idle).add_lock(None), "Runtime.add_lock"),
-        (lambda: Runtime(idle).add_tile_dma(None), "Runtime.add_tile_dma"),
-        (lambda: Runtime(idle).register_parameter(None), "Runtime.register_parameter"),
-        (lambda: Runtime(idle).call(None), "Runtime.call"),
-        (lambda: ObjectFifo(KIND).set_iter_count(4), "ObjectFifo.set_iter_count"),
-        (lambda: TensorAccessPattern.full((8, 8)).partition(2), "TensorAccessPattern.partition"),
-    ],
-)
-def test_methods_that_are_not_recorded_say_so(use, name):
-    with pytest.raises(RecordingError, match=rf"\[{name}\] a plan does not hold "):
-        use()
 
 
 @pytest.mark.parametrize(

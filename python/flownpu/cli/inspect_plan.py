@@ -20,8 +20,6 @@ from flownpu.aie.plan.usage import TileUse, tile_uses
 from flownpu.cli.output import bytes_text, console, print_json, status
 from flownpu.errors import FlowNPUError
 
-__all__ = ["inspect_plan", "read_plan"]
-
 _STEPS = {
     "Transfer": "transfers",
     "Await": "awaits",

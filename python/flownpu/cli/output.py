@@ -14,19 +14,6 @@ from rich.control import Control
 from rich.progress import Progress, ProgressColumn
 from rich.segment import ControlType
 
-__all__ = [
-    "bytes_text",
-    "console",
-    "error_text",
-    "print_json",
-    "progress_bar",
-    "progress_console",
-    "read_all_bytes",
-    "seconds_text",
-    "status",
-    "waiting",
-]
-
 console = Console(highlight=False, soft_wrap=True)
 # Progress bars, which must not end in a file that a user redirects stdout to.
 progress_console = Console(stderr=True)

@@ -7,10 +7,11 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.manifest import rounded, sha256, write_manifest
+from flownpu.convert.manifest import rounded, write_manifest
 from flownpu.convert.model_writer import ModelOptions, output_bytes, write_model
 from flownpu.convert.output import output_folder
 from flownpu.convert.progress import Stage, silent
+from flownpu.model.integrity import sha256
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from flownpu.convert.progress import ProgressCallback
     from flownpu.convert.vision.pictures import Pictures
     from flownpu.convert.weights import WeightSource
-
-__all__ = ["PACKAGES", "limit_context", "make_decoder_folder"]
 
 # RoPE's angles are products with the position in float32, which holds whole numbers exactly up to here: 24 bits.
 _MOST_POSITIONS = 1 << 24

@@ -3,8 +3,6 @@
 
 from flownpu.errors import FlowNPUError
 
-__all__ = ["ConversionError"]
-
 
 class ConversionError(FlowNPUError):
     """The source cannot be converted, or the output cannot be written. Names the file or tensor, and what to do."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from flownpu.convert.progress import ProgressCallback
     from flownpu.convert.weights import BiasWeight, ProjectionWeight, RouterWeight
 
-__all__ = ["make_model"]
-
 # Most positions of the rotary tables by default: as many as benchmarks need. 131072 would take 268 MB for Gemma3-4B.
 _CONTEXT = 40960
 

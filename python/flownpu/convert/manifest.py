@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["rounded", "sha256", "write_manifest"]
-
 # Version of the manifest's own format.
 FORMAT = 1
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from flownpu.convert.progress import ProgressCallback
     from flownpu.convert.weights import WeightSource
 
-__all__ = ["ModelOptions", "output_bytes", "write_model", "write_tensors"]
-
 # Bytes to reserve for model.onnx, genai_config.json and the manifest: the deepest model's take less than half of this.
 _SMALL_FILES = 4 << 20
 

@@ -17,8 +17,6 @@ from flownpu.generate.speculative.choice import ChoiceModel
 from flownpu.generate.stop_texts import StopTexts
 from flownpu.generate.worker import Deliver, Failed, Finished, FinishReason, Piece, Request, Started
 
-__all__ = ["EngineWorker"]
-
 # Capacity of the buffer for a run's events: enough for one event from each of the most sequences that folders allow.
 _EVENTS = 256
 # GenAI's names for what LanguageModel calls search options.

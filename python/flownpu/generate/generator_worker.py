@@ -19,8 +19,6 @@ from flownpu.generate.worker import Deliver, Event, Failed, Finished, FinishReas
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["GeneratorWorker"]
-
 
 @dataclass(eq=False)
 class _Slot:

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from flownpu.errors import FlowNPUError
 from flownpu.generate.worker import Deliver, Finished, Request
 
-__all__ = ["RequestQueue"]
-
 
 class RequestQueue:
     """Passes requests, cancellations and the closing from any thread to the worker's.

@@ -11,23 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from flownpu.generate.guidance import Guidance
-from flownpu.generate.language_model import LanguageModel, Sampling, Tokens
+from flownpu.generate.language_model import LanguageModel, Sampling
+from flownpu.generate.tokenizer import Tokens
 
 if TYPE_CHECKING:
     from flownpu.generate.images import PreparedImage
-
-__all__ = [
-    "Deliver",
-    "Event",
-    "Failed",
-    "FinishReason",
-    "Finished",
-    "Likelihood",
-    "Piece",
-    "Request",
-    "Started",
-    "Worker",
-]
 
 FinishReason = Literal["stop", "length", "cancelled"]
 

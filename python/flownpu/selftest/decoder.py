@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     Rng = np.random.Generator
 
-__all__ = ["SHAPE", "decoder_stages"]
-
 SHAPE = LayerShape(256, 4, 2, 64, 512, "geglu", post_norms=True, qk_norm=True)
 _LAYERS = [Layer(64, 0), Layer(None, 1), Layer(40, 0)]
 _CONTEXT = 256

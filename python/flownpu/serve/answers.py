@@ -15,8 +15,6 @@ from flownpu.serve.processes.model_process import ModelProcess
 from flownpu.serve.processes.protocol import Question
 from flownpu.serve.settings import ServerSettings
 
-__all__ = ["Answers"]
-
 
 @dataclass(eq=False)
 class Answers:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from flownpu.convert.graph.data_file import DataFile
     from flownpu.convert.progress import ProgressCallback
 
-__all__ = ["EncoderSource", "stored_bytes", "write_weights"]
-
 # Codes are -127..127, the same number for both signs.
 _LARGEST_INT8 = 127
 # How many rows of a table of words are in memory at a time: 4 MB with 1024 columns.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from flownpu.convert.checkpoint import Checkpoint
     from flownpu.convert.dense.weights import EncoderWeight
 
-__all__ = ["TextEncoderCheckpoint"]
-
 
 class TextEncoderCheckpoint(EncoderCheckpoint):
     """Reads the values of `encoder_weight_plan`."""

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from flownpu.convert.dense.graph import GeluKind
 
-__all__ = ["TextEncoder"]
-
 
 @dataclass(frozen=True)
 class TextEncoder:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from flownpu.convert.dense.graph import GeluKind
 
-__all__ = ["ENCODERS", "EncoderFamily", "is_text_encoder", "read_encoder"]
-
 # Most layers that a configuration may ask for, since the plan of the weights lists each layer: more than any model has.
 _MOST_LAYERS = 4096
 _CLASSIFIER = "ForSequenceClassification"

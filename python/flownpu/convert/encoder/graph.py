@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from flownpu.convert.dense.weights import DenseFormat
     from flownpu.convert.encoder.description import TextEncoder
 
-__all__ = ["build_encoder_model"]
-
 
 def build_encoder_model(
     encoder: TextEncoder, tensors: Mapping[str, ir.TensorProtocol], dense_format: DenseFormat

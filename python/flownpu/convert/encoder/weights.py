@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from flownpu.convert.dense.weights import EncoderWeight
     from flownpu.convert.encoder.description import TextEncoder
 
-__all__ = ["HEADS", "POSITIONS", "TYPES", "WORDS", "encoder_weight_plan"]
-
 WORDS, POSITIONS, TYPES = (f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type"))
 # The two modules of each kind of head: BERT's first one belongs to the encoder, all others to the classifier.
 HEADS = {"pooler": ("pooler.dense", "classifier"), "dense": ("classifier.dense", "classifier.out_proj")}

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from flownpu.convert.decoder import Decoder
     from flownpu.convert.gguf.file import GgufFile
 
-__all__ = ["GgufWeights"]
-
 _Number = TypeVar("_Number", bound=np.generic)
 _GROUP = q4nx.GROUP
 # How many bytes of a block precede its codes.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from flownpu.convert.quantise import Carried
     from flownpu.convert.weights import Weight
 
-__all__ = ["CheckpointWeights"]
-
 # The prefixes of "embed_tokens.weight" in checkpoints: of a text model, of a model with a vision tower as saved by
 # transformers 4 and by transformers 5, and of a text model without an LM head, such as a model that embeds texts.
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")

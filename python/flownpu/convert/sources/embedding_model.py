@@ -21,7 +21,7 @@ from flownpu.convert.families import read_decoder
 from flownpu.convert.graph.data_file import DataFile
 from flownpu.convert.graph.file import DATA_FILE, GRAPH_FILE, SMALL_FILES
 from flownpu.convert.graph.hidden_states import build_hidden_states_model
-from flownpu.convert.manifest import rounded, sha256, write_manifest
+from flownpu.convert.manifest import rounded, write_manifest
 from flownpu.convert.model_writer import ModelOptions, output_bytes, write_tensors
 from flownpu.convert.output import check_output, output_folder
 from flownpu.convert.progress import Stage
@@ -29,14 +29,13 @@ from flownpu.convert.quantise import QuantizedWeights
 from flownpu.convert.sources.checkpoint_weights import CheckpointWeights
 from flownpu.convert.sources.sentence_files import has_modules, sentence_files
 from flownpu.convert.weights import weight_plan
+from flownpu.model.integrity import sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from flownpu.convert.request import Request
-
-__all__ = ["convert_embedding_model", "is_embedding_model"]
 
 _DEFAULT_FORMAT: DenseFormat = "bf16"
 

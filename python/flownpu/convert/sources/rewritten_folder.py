@@ -12,10 +12,11 @@ import onnx_ir as ir
 from flownpu import _native
 from flownpu.convert.graph.data_file import aligned
 from flownpu.convert.graph.file import SMALL_FILES, save_graph, tensors
-from flownpu.convert.manifest import sha256, write_manifest
+from flownpu.convert.manifest import write_manifest
 from flownpu.convert.output import output_folder
 from flownpu.convert.progress import Stage
 from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
+from flownpu.model.integrity import sha256
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from flownpu.convert.request import Request
     from flownpu.graph_rewrites import Report
-
-__all__ = ["make_rewritten_folder"]
 
 _PACKAGES = ("flownpu", "ml_dtypes", "numpy", "onnx", "onnx-ir", "onnxscript")
 

@@ -11,8 +11,6 @@ from flownpu.convert.errors import ConversionError
 if TYPE_CHECKING:
     from flownpu.convert.checkpoint import Checkpoint
 
-__all__ = ["VisionCheckpoint"]
-
 _TOWER = "vision_tower."
 # A tensor that every tower has, and the prefixes before and after `_TOWER` in different versions of transformers.
 _KNOWN = "embeddings.patch_embedding.weight"

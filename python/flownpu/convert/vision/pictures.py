@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from flownpu.convert.progress import ProgressCallback
     from flownpu.convert.vision.tower import VisionTower
 
-__all__ = ["Pictures", "read_pictures"]
-
 
 @dataclass(frozen=True)
 class Pictures:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from flownpu.convert.vision.tower import VisionTower
 
-__all__ = ["vision_weight_plan"]
-
 
 def vision_weight_plan(tower: VisionTower) -> list[EncoderWeight]:
     """The weights of a tower's graph, in order of use, by the initializers' names; sources have the checkpoint's."""

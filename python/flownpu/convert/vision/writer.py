@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from flownpu.convert.progress import ProgressCallback
     from flownpu.convert.vision.tower import VisionTower
 
-__all__ = ["vision_bytes", "write_vision"]
-
 
 def vision_bytes(tower: VisionTower, dense_format: DenseFormat) -> int:
     """How many bytes the tower's data file has, rounded up."""

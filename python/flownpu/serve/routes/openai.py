@@ -17,8 +17,6 @@ from flownpu.serve.routes.json_route import JsonRoute
 from flownpu.serve.service import Chat, Delta, End, Service, usage
 from flownpu.serve.streams import event_stream, unless_gone
 
-__all__ = ["chat_completion", "completion", "openai_routes"]
-
 
 def openai_routes(service: Service) -> APIRouter:
     """The routes to a server's models."""

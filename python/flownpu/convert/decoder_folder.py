@@ -10,8 +10,7 @@ from flownpu.convert.errors import ConversionError
 from flownpu.convert.manifest import rounded, write_manifest
 from flownpu.convert.model_writer import ModelOptions, output_bytes, write_model
 from flownpu.convert.output import output_folder
-from flownpu.convert.progress import Stage, silent
-from flownpu.model.integrity import sha256
+from flownpu.convert.progress import silent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,14 +69,10 @@ def make_decoder_folder(
         for name, contents in tokenizer.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(contents)
-        written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        counter = Stage(progress, "sum", written + sum(path.stat().st_size for path in files), "B")
-        sums = {
-            path.relative_to(files[0].parent).as_posix(): {"sha256": sha256(path, counter.advance)} for path in files
-        }
         write_manifest(
             folder,
-            source={**source, "files": sums},
+            source=source,
+            read={path.relative_to(files[0].parent).as_posix(): path for path in files},
             settings={
                 **options.as_dict(),
                 "context_length": decoder.context_length,
@@ -90,7 +85,7 @@ def make_decoder_folder(
                 **vision,
             },
             packages=packages,
-            advance=counter.advance,
+            progress=progress,
         )
 
 

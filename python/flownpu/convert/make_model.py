@@ -16,7 +16,7 @@ from flownpu.convert.families import read_decoder
 from flownpu.convert.manifest import write_manifest
 from flownpu.convert.model_writer import ModelOptions, output_bytes, write_model
 from flownpu.convert.output import output_folder
-from flownpu.convert.progress import Stage, silent
+from flownpu.convert.progress import silent
 from flownpu.convert.weights import BlockPart, NormWeight
 from flownpu.model.shapes import SHAPES
 from flownpu.ops import q4nx
@@ -168,7 +168,6 @@ def make_model(
     with output_folder(output, force=force, size=output_bytes(decoder, weights)) as folder:
         write_model(folder, decoder, weights, options, stage="draw", progress=progress)
         _write_byte_tokenizer(folder)
-        counter = Stage(progress, "sum", sum(path.stat().st_size for path in folder.iterdir()), "B")
         write_manifest(
             folder,
             source={
@@ -181,7 +180,7 @@ def make_model(
             settings={**options.as_dict(), "context_length": decoder.context_length},
             quantisation={"format": "q4nx"},
             packages=PACKAGES,
-            advance=counter.advance,
+            progress=progress,
         )
 
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from flownpu.cli import options
-from flownpu.cli.output import console, print_json, progress_bar
+from flownpu.cli.output import line, print_json, print_table, progress_bar
 from flownpu.errors import FlowNPUError, require
 
 if TYPE_CHECKING:
@@ -73,51 +72,47 @@ def verify(
 
 
 def _print(found: "Verification", first: "Stage | None") -> None:
-    _line(f"{found.model} against {found.source}: {found.tokens} tokens")
-    _line(
+    line(f"{found.model} against {found.source}: {found.tokens} tokens")
+    line(
         f"KL divergence {found.kl_mean:.2e} nats a token (largest {found.kl_largest:.2e}); same likeliest token after "
         f"{100 * found.top1_agreement:.1f} %; perplexity {found.model_perplexity:.3f}, source's "
         f"{found.source_perplexity:.3f}"
     )
-    table = Table(title="relative errors, %", title_justify="left")
-    for heading in ("stage", "own", "tolerance", "= weights", "+ roundings", "", "Q4NX", "whole run"):
-        table.add_column(heading, justify="right" if heading != "stage" else "left")
-    for stage in found.stages:
-        numbers = (stage.error, stage.tolerance, stage.from_weights, stage.from_roundings)
-        table.add_row(
-            stage.name,
-            *(f"{100 * number:.2f}" for number in numbers),
-            "diverges" if stage.diverges else "ok",
-            "" if stage.quantisation is None else f"{100 * stage.quantisation:.2f}",
-            f"{100 * stage.accumulated:.2f}",
-        )
-    console.print(table)
-    _line(
+    numbers = ("own", "tolerance", "= weights", "+ roundings", "", "Q4NX", "whole run")
+    print_table("relative errors, %", ["stage"], numbers, map(_row, found.stages))
+    line(
         "Own: each stage starts from the source's hidden states. Q4NX: what rounding its weights does to the source's "
         f"stage. Tolerance: {found.basis}."
     )
     if found.int8 is not None:
         _print_int8(found.int8)
     if first is None:
-        _line("Every stage is within its tolerance.")
+        line("Every stage is within its tolerance.")
     else:
-        _line(
+        line(
             f"{first.name} diverges first: its error is {100 * first.error:.2f} %, its tolerance "
             f"{100 * first.tolerance:.2f} %"
         )
         if all(stage.diverges for stage in found.stages):
-            _line("Every stage diverges: the two are not one model, or were quantised apart; take their checkpoint")
+            line("Every stage diverges: the two are not one model, or were quantised apart; take their checkpoint")
+
+
+def _row(stage: "Stage") -> tuple[str, ...]:
+    numbers = (stage.error, stage.tolerance, stage.from_weights, stage.from_roundings)
+    return (
+        stage.name,
+        *(f"{100 * number:.2f}" for number in numbers),
+        "diverges" if stage.diverges else "ok",
+        "" if stage.quantisation is None else f"{100 * stage.quantisation:.2f}",
+        f"{100 * stage.accumulated:.2f}",
+    )
 
 
 def _print_int8(cost: "Int8Cost") -> None:
     weights = "" if cost.weights_kl_mean is None else f"; its 4-bit weights, {cost.weights_kl_mean:.2e}"
-    _line(
+    line(
         f"int8 activations: KL divergence {cost.kl_mean:.2e} from those in bf16, same likeliest token after "
         f"{100 * cost.top1_agreement:.1f} %{weights}."
     )
     if cost.is_large:
-        _line("Run it with --activations bf16: int8 costs this model more than 4-bit weights do.")
-
-
-def _line(text: str) -> None:
-    console.print(text, markup=False)
+        line("Run it with --activations bf16: int8 costs this model more than 4-bit weights do.")

@@ -175,7 +175,7 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
   if (!claimed && !partitions.rejected.empty()) claim_to_fail(nodes, support);
 }
 
-// What Device::obstacle returns for the whole graph, if some nodes are not taken and the session
+// The result of Device::obstacle for the whole graph, if some nodes are not taken and the session
 // continues without them; else empty.
 std::string Ep::obstacle(const OrtGraph* graph, const std::vector<GraphNode>& nodes,
                          const Partitions& partitions) const {
@@ -233,7 +233,7 @@ std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* f
       placement_.on_host.push_back({item.node, item.op_type, item.reason});
     if (!partition.summary.empty()) placement_.lowered.push_back(partition.summary);
     if (!partition.why_whole.empty()) placement_.whole_prompts.push_back(partition.why_whole);
-    return std::make_unique<ComputeInfo>(api_, std::move(partition.program), std::move(elsewhere),
+    return std::make_unique<ComputeInfo>(api_, std::move(partition.plan), std::move(elsewhere),
                                          termination_);
   } catch (const Error& error) {
     // The CPU device took each node, but not all of them together: ORT's CPU provider runs them.

@@ -41,7 +41,7 @@ struct Counts {
   std::map<std::string, std::uint64_t> calls;
 };
 
-// Where an emulator gets its kernels from. Throws Error if there is no kernel of that name and with
+// A source of kernels. Throws Error if there is no kernel of that name and with
 // those parameters.
 using FindKernel = std::function<KernelCall(const KernelRecord&)>;
 // `table` must outlive what is returned.
@@ -63,8 +63,8 @@ class Emulator {
 
   [[nodiscard]] Counts counts() const;
   void reset_counts();
-  // What calls left behind that no call should: data under way, objects that no core took, cores in
-  // the middle of a pass. One text for each.
+  // Errors of calls that have ended: data that is still under way, objects that no core took, cores
+  // in the middle of a pass. One text for each.
   [[nodiscard]] std::vector<std::string> leftovers() const;
 
  private:

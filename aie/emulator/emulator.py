@@ -83,7 +83,7 @@ class Emulator:
         self._native.run(self.flat.flatten(sequence), spans, seed, settle, last)
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """What was moved and called since the beginning or `reset_counts`.
+        """Counts of moved words and of calls since the beginning or `reset_counts`.
 
         Returns:
             "words": 32-bit words by DMA channel; "calls": calls by kernel.
@@ -96,7 +96,7 @@ class Emulator:
         self._native.reset_counts()
 
     def leftovers(self) -> list[str]:
-        """What calls left behind that no call should: data under way, objects not taken, cores in mid-pass."""
+        """Errors of calls that have ended: data still under way, objects not taken, cores in the middle of a pass."""
         found: list[str] = self._native.leftovers()
         return found
 

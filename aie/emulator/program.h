@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the emulator runs: an array and its sequences in flat form, as aie/emulator/flatten.py
+// The program of the emulator: an array and its sequences in flat form, as aie/emulator/flatten.py
 // writes them and `read_array` and `read_sequence` read them. Distances are bytes.
 #pragma once
 

@@ -18,7 +18,7 @@ struct Parameter {
   bool is_written;
 };
 
-// What is passed for a parameter: a buffer's memory (`data`, `bytes`), or an int32 (`value`).
+// The argument for a parameter: a buffer's memory (`data`, `bytes`), or an int32 (`value`).
 struct Argument {
   void* data;
   std::size_t bytes;

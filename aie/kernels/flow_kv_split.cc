@@ -43,11 +43,11 @@ constexpr std::int32_t kFirstOutput = 2;  // the first part that is Y's
 static_assert(kPart == kMostRows, "maxima, sums and outputs are parts alike");
 
 // The run-time parameters' words (README.md); only this kernel uses those from `step` on.
-struct Words {
+struct Parameters {
   std::int32_t position, key_end, window, step, head, own_keys, own_values;
   float scale;
 
-  explicit Words(const std::int32_t* rtp) {
+  explicit Parameters(const std::int32_t* rtp) {
     const auto words = aie::load_v<at::kParameters>(rtp);
     position = words.get(1);
     key_end = words.get(3);
@@ -79,8 +79,8 @@ Float<kPart> times_power(const Float<kPart>& value, const Float<kPart>& power) {
   return multiply_by_power(Accumulator<kPart>(value), exact).to_vector<float>();
 }
 
-// Where the five keys and values of a head are that are taken at once. `object`: the head's key at
-// the first of their positions; `line`: elements from one position to the next.
+// The addresses of the five keys and values of a head that are taken at once. `object`: the head's
+// key at the first of their positions; `line`: elements from one position to the next.
 struct Places {
   const bfloat16 *keys[kKeys], *values[kKeys];
 
@@ -92,12 +92,12 @@ struct Places {
   }
 
   // The token's own key and value are taken from x. `key`: the first of the five positions.
-  void take_own(const bfloat16* x, const Words& words, std::int32_t key, std::int32_t kv_head,
-                std::int32_t d) {
+  void take_own(const bfloat16* x, const Parameters& parameters, std::int32_t key,
+                std::int32_t kv_head, std::int32_t d) {
     for (unsigned j = 0; j < kKeys; ++j) {
-      if (key + static_cast<std::int32_t>(j) != words.position) continue;
-      keys[j] = x + words.own_keys + kv_head * d;
-      values[j] = x + words.own_values + kv_head * d;
+      if (key + static_cast<std::int32_t>(j) != parameters.position) continue;
+      keys[j] = x + parameters.own_keys + kv_head * d;
+      values[j] = x + parameters.own_values + kv_head * d;
     }
   }
 };
@@ -164,17 +164,17 @@ void flow_kv_split(const std::uint8_t* __restrict block, const bfloat16* __restr
   using namespace flownpu;
   event0();
   round_to_nearest();
-  const Words words(rtp);
+  const Parameters parameters(rtp);
   const std::int32_t key = at::load_position(share);
   const auto* keys_and_values = reinterpret_cast<const bfloat16*>(block);
-  const std::int32_t kv_head = words.head + turn * heads;
+  const std::int32_t kv_head = parameters.head + turn * heads;
   const bfloat16* q = x + kv_head * rows * d;
   const auto lowest = aie::broadcast<float, kMostRows>(at::kLowest);
   const auto rounder = aie::broadcast<float, kMostRows>(kRounder);
   for (std::int32_t first = 0; (first + 1) * heads * d <= kHalf; first += kKeys) {
     const auto places = [&](std::int32_t head) {
       Places found(keys_and_values + (first * heads + head) * 2 * d, heads * 2 * d, d);
-      found.take_own(x, words, key + first, kv_head + head, d);
+      found.take_own(x, parameters, key + first, kv_head + head, d);
       return found;
     };
     Float<kMostRows> t[kKeys];
@@ -182,12 +182,12 @@ void flow_kv_split(const std::uint8_t* __restrict block, const bfloat16* __restr
     for (std::int32_t head = 0; head < heads; ++head) {
       scores(places(head), q, head * rows, rows, d, t);
     }
-    const auto factor = broadcast_parts<kMostRows>(words.scale);
+    const auto factor = broadcast_parts<kMostRows>(parameters.scale);
     for (unsigned j = 0; j < kKeys; ++j) t[j] = multiply(split(t[j]), factor).to_vector<float>();
     bool seen[kKeys];
     auto limited = aie::broadcast<float, kMostRows>(-1e6F);
     for (unsigned j = 0; j < kKeys; ++j) {
-      seen[j] = words.sees(key + first + static_cast<std::int32_t>(j));
+      seen[j] = parameters.sees(key + first + static_cast<std::int32_t>(j));
       if (!seen[j]) t[j] = lowest;
       limited = aie::max(limited, t[j]);
     }
@@ -219,7 +219,7 @@ void flow_kv_split(const std::uint8_t* __restrict block, const bfloat16* __restr
       }
     }
   }
-  at::store_position(share, key + words.step);
+  at::store_position(share, key + parameters.step);
   event1();
 }
 

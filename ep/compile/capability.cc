@@ -56,15 +56,15 @@ void join_readers(const std::vector<GraphNode>& nodes, std::vector<int>& levels)
 // along a path, and a path that goes from one of its nodes through a rejected node to a taken one
 // reaches a higher level.
 Partitions partition(const Device& device, const std::vector<GraphNode>& nodes) {
-  struct Made {
+  struct ProducedValue {
     int level;
     bool taken;
     const Node* node;
   };
-  std::unordered_map<std::string_view, Made> made;
+  std::unordered_map<std::string_view, ProducedValue> produced;
   const Producer producer = [&](std::string_view value) {
-    const auto found = made.find(value);
-    return found == made.end() || !found->second.taken ? nullptr : found->second.node;
+    const auto found = produced.find(value);
+    return found == produced.end() || !found->second.taken ? nullptr : found->second.node;
   };
   Partitions result;
   std::vector<int> levels(nodes.size(), kNotTaken);
@@ -76,15 +76,16 @@ Partitions partition(const Device& device, const std::vector<GraphNode>& nodes) 
     // kNotTaken: no taken node comes before it.
     int level = taken ? 0 : kNotTaken;
     const auto follow = [&](std::string_view value) {
-      const auto found = made.find(value);
-      if (found == made.end()) return;
+      const auto found = produced.find(value);
+      if (found == produced.end()) return;
       const int step = taken && !found->second.taken ? 1 : 0;
       level = std::max(level, found->second.level + step);
     };
     for (const Value& input : node.node.inputs) follow(input.name);
     for (const std::string& input : node.implicit_inputs) follow(input);
     for (const Value& output : node.node.outputs) {
-      if (!output.name.empty()) made.emplace(output.name, Made{level, taken, &node.node});
+      if (!output.name.empty())
+        produced.emplace(output.name, ProducedValue{level, taken, &node.node});
     }
 
     if (taken) {

@@ -69,29 +69,29 @@ CompiledPartition compile_partition(const std::shared_ptr<const Device>& device,
                                has_devices_own(lowered.nodes) && !has_devices_own(nodes);
   const auto on_cpu = [&] {
     const std::shared_ptr<const Device> cpu = make_cpu_device(options.device_options);
-    return std::make_unique<Program>(cpu, cpu->lower(std::move(nodes), lowering).nodes, inputs,
-                                     lowering.outputs);
+    return std::make_unique<ExecutionPlan>(cpu, cpu->lower(std::move(nodes), lowering).nodes,
+                                           inputs, lowering.outputs);
   };
-  std::unique_ptr<const Program> other;
+  std::unique_ptr<const ExecutionPlan> other;
   if (may_be_the_cpus && options.on_unsupported == OnUnsupported::kCpu) other = on_cpu();
-  std::unique_ptr<const Program> program;
+  std::unique_ptr<const ExecutionPlan> plan;
   std::vector<Lowered::OnHost> own = devices_own(lowered.nodes);
   try {
-    program = std::make_unique<Program>(device, std::move(lowered.nodes), inputs, lowering.outputs);
+    plan =
+        std::make_unique<ExecutionPlan>(device, std::move(lowered.nodes), inputs, lowering.outputs);
   } catch (const DeviceFailed& error) {
     if (!may_be_the_cpus) throw;
-    program = other == nullptr ? on_cpu() : std::move(other);
+    plan = other == nullptr ? on_cpu() : std::move(other);
     for (Lowered::OnHost& node : own) node.reason = error.what();
     lowered.on_host = std::move(own);
     lowered.summary.clear();
   }
   CompiledPartition compiled;
-  compiled.multiply_adds = program->multiply_adds();
-  compiled.why_whole = program->why_whole();
+  compiled.multiply_adds = plan->multiply_adds();
+  compiled.why_whole = plan->why_whole();
   compiled.on_host = std::move(lowered.on_host);
   compiled.summary = std::move(lowered.summary);
-  compiled.program =
-      std::make_unique<ResilientProgram>(device, std::move(program), std::move(other));
+  compiled.plan = std::make_unique<PlanWithFallback>(device, std::move(plan), std::move(other));
   return compiled;
 }
 

@@ -26,7 +26,7 @@ struct Placement {
   // FlowNPU's operators that the device does not take, and that ORT therefore replaced by their
   // definitions; the nodes of these are counted in `nodes`.
   std::vector<Left> inlined;
-  // For each partition that does not compute long prompts slice by slice (ep/program/schedule.h):
+  // For each partition that does not compute long prompts slice by slice (ep/partition/schedule.h):
   // the reason.
   std::vector<std::string> whole_prompts;
   // Operators that the device is meant to compute, but leaves to its host, and one text for each

@@ -14,8 +14,8 @@
 
 namespace flownpu {
 
-// What a session asks for with ORT's entries `ep.context_enable`, `ep.context_file_path` and
-// `ep.context_embed_mode`.
+// A session's settings of compiled models: ORT's entries `ep.context_enable`,
+// `ep.context_file_path` and `ep.context_embed_mode`.
 struct ContextRequest {
   bool enable = false;
   // Where the compiled model is written, or, without `enable`, was read; empty: where ORT's default

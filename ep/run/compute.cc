@@ -9,7 +9,7 @@
 namespace flownpu {
 namespace {
 
-class KernelContextIo final : public ProgramIo {
+class KernelContextIo final : public PlanIo {
  public:
   KernelContextIo(const Api& api, OrtKernelContext* context) : api_(api), context_(context) {}
 
@@ -45,11 +45,11 @@ class KernelContextIo final : public ProgramIo {
 
 }  // namespace
 
-// Everything that a run changes is in the program's workspaces: ORT's per-node state is not used.
-ComputeInfo::ComputeInfo(const Api& api, std::unique_ptr<ResilientProgram> program,
+// Everything that a run changes is in the plan's workspaces: ORT's per-node state is not used.
+ComputeInfo::ComputeInfo(const Api& api, std::unique_ptr<PlanWithFallback> plan,
                          std::unique_ptr<CpuProvider> elsewhere, Termination& termination)
     : api_(api),
-      program_(std::move(program)),
+      plan_(std::move(plan)),
       elsewhere_(std::move(elsewhere)),
       termination_(termination) {
   ort_version_supported = api.version();
@@ -73,11 +73,11 @@ void ComputeInfo::run(OrtKernelContext* context) const {
   const auto elsewhere = [&] {
     elsewhere_->run(context, observer == nullptr ? termination_.options() : nullptr);
   };
-  if (program_ == nullptr) return elsewhere();
+  if (plan_ == nullptr) return elsewhere();
   try {
     KernelContextIo io(api_, context);
     const Cancellable cancellable(observer == nullptr ? &termination_ : nullptr);
-    program_->run(io, observer);
+    plan_->run(io, observer);
   } catch (const Unsupported&) {
     if (elsewhere_ == nullptr) throw;
     elsewhere();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Profiling: adds every step of a program as an event to ORT's JSON profile (ORT 1.25 and later).
+// Profiling: adds every step of a partition as an event to ORT's JSON profile (ORT 1.25 and later).
 #pragma once
 
 #include <string>
 
 #include "ep/api.h"
-#include "ep/program/program.h"
+#include "ep/partition/execution_plan.h"
 
 namespace flownpu {
 

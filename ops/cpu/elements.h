@@ -47,10 +47,4 @@ bool is_nan(T x) {
   return false;
 }
 
-// Makes a step of class Made: the MakeStep for the lists of operators.
-template <typename Made>
-std::unique_ptr<Step> make(const Node& node, const Context& context) {
-  return std::make_unique<Made>(node, context);
-}
-
 }  // namespace flownpu::cpu

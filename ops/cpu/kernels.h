@@ -91,8 +91,9 @@ struct AttentionSweep {
   const CacheBlocks* blocks = nullptr;
   DataType cache_type = DataType::kFloat32;
   std::int64_t keys = 0;
-  // The position of key 0 in its sequence: attend_few cuts the keys at positions that are multiples
-  // of a chunk, so that a row gets the same bits beside other rows, which may see earlier keys.
+  // The position of key 0 in its sequence: attend_few_rows cuts the keys at positions that are
+  // multiples of a chunk, so that a row gets the same bits beside other rows, which may see earlier
+  // keys.
   std::int64_t position = 0;
   // A multiple of chunk_keys: no row sees a key before it. For attend_many.
   std::int64_t begin = 0;
@@ -128,8 +129,8 @@ using MatMulBlocks = void (*)(const Q4NXRows& weight, std::int64_t row_blocks,
 // the scales that 8-bit codes need (1 KB). 32 KB are the L1 data cache of a Zen 4 core.
 inline constexpr std::size_t kMatMulScratchBytes = 33 * 1024;
 
-// What a dense product multiplies: bf16 or int8 where the instruction set has dot products of them,
-// and f32, unrounded.
+// The type in which a dense product multiplies: bf16 or int8 where the instruction set has dot
+// products of them, and f32, unrounded.
 enum class DenseRounding : std::uint8_t { kFloat, kBFloat16, kInt8 };
 
 // A weight W[k, m] (transposed: [m, k]) as it lies in a model's file: f32, bf16, f16 or int8,
@@ -149,7 +150,7 @@ inline constexpr std::int64_t kDenseColumns = 32;
 
 enum class Activation : std::uint8_t { kNone, kGelu, kGeluTanh };
 
-// What is made of a product x W: y[rows, m] = activation(product + bias) + residual. Null: none.
+// The output of a product x W: y[rows, m] = activation(product + bias) + residual. Null: none.
 struct ProductEpilogue {
   const float* bias = nullptr;
   Activation activation = Activation::kNone;
@@ -184,8 +185,8 @@ struct Kernels {
   void (*finish_product)(const float* product, std::int64_t blocks, std::int64_t first,
                          std::int64_t count, std::int64_t column, const ProductEpilogue& epilogue);
 
-  // What products of many rows round to: kFloat where there are no dot products. `int8`: whether
-  // activations may be int8.
+  // The type to which products of many rows round: kFloat where there are no dot products. `int8`:
+  // whether activations may be int8.
   DenseRounding (*dense_rounding)(bool int8);
   // 32 columns of a dense weight, from column 32 * block on, in the order in which matmul_dense
   // reads them: dense_block_bytes(k) bytes, 64-byte aligned. Columns past the last are zero.
@@ -232,7 +233,7 @@ struct Kernels {
 
   // Attention with head elements in the lanes: for up to `few_rows` rows, where reading K and V
   // takes the time.
-  void (*attend_few)(const AttentionSweep& sweep);
+  void (*attend_few_rows)(const AttentionSweep& sweep);
   // Attention with query rows in the lanes, `block_rows` at a time: any number of rows. The bits of
   // a row's state depend on its query, on the keys that it sees and on chunk_keys alone, not on the
   // other rows, nor on `keys` and `begin`.

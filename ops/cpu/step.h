@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the steps of the CPU device share: the kernels of an instruction set, the pool, and the list
+// The context of all steps of the CPU device (kernels of an instruction set, threads), and the list
 // of operators.
 #pragma once
 
@@ -27,8 +27,14 @@ Context make_context(const DeviceOptions& options);
 // Makes the step of one node; throws Error with the reason if this device does not take it.
 using MakeStep = std::unique_ptr<Step> (*)(const Node& node, const Context& context);
 
-// What this device takes of an operator, and how it makes a step of it; `make` may refuse more,
-// with the reason.
+// The MakeStep of a class whose constructor takes the node and the context.
+template <typename StepClass>
+std::unique_ptr<Step> make(const Node& node, const Context& context) {
+  return std::make_unique<StepClass>(node, context);
+}
+
+// An operator on this device: the nodes that it takes, and how a step is made for one; `make` may
+// refuse further nodes, with the reason.
 struct Operator {
   Contract contract;
   MakeStep make;

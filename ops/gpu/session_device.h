@@ -30,7 +30,7 @@ class SessionDevice final : public layers::DeviceWithHost {
   // Throws Error for a tensor that stands for a KV cache that is gone.
   void restore(std::span<const Tensor> tensors) const override;
 
-  // What the OpenCL device was given to do so far; nothing if none was opened.
+  // The OpenCL device's counts so far; nothing if none was opened.
   std::optional<Counts> counts() const;
 
  private:

@@ -2,7 +2,7 @@
 // Slicing: how a long prompt is computed a few hundred tokens at a time, so that intermediate
 // values stay in the processor's caches and take little memory. A slice is a range of axis 1 of a
 // value [batch, tokens, ..]. A step says which of its inputs and outputs it takes and makes in
-// slices; ep/program/schedule.h finds the steps that may be run slice after slice.
+// slices; ep/partition/schedule.h finds the steps that may be run slice after slice.
 #pragma once
 
 #include <cstddef>

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from flownpu.convert import convert, decoder_folder
 from flownpu.convert.graph import data_file
-from flownpu.convert.model_writer import _SMALL_FILES
+from flownpu.convert.graph.file import SMALL_FILES
 from flownpu.convert.output import output_folder
 from flownpu.model.converted import ConvertedModel
 from flownpu.ops import q4nx
@@ -115,7 +115,7 @@ def test_layouts_and_values(case: str, tmp_path: Path, monkeypatch: pytest.Monke
         np.testing.assert_array_equal(q4nx.dequantize_codes(codes), stored.detach().numpy(), err_msg=part.name)
     # The space that conversion asked for on the disk.
     large = sum(path.stat().st_size for pattern in ("*.data", "*token*") for path in (tmp_path / "model").glob(pattern))
-    assert sizes == [large + _SMALL_FILES]
+    assert sizes == [large + SMALL_FILES]
 
 
 def test_symmetric_weight_equals_narrow_without_minima(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_unclosed_template_is_ended(text, said):
 
 def test_killed_renderer_is_started_again():
     own = template_process.TemplateProcess()
-    request = {"work": "render", "template": EVERY, "messages": [ASK], "tools": [], "given": {}}
+    request = {"work": "render", "template": EVERY, "messages": [ASK], "tools": [], "values": {}}
     expected = own.ask(**request)
     assert own._process is not None
     own._process.kill()

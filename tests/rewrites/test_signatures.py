@@ -178,7 +178,9 @@ def test_attention_keeps_all_inputs(rule: str, model: ir.Model) -> None:
     assert testing.apply(rule, model, []) == 1
     (after,) = (node for node in model.graph if node.op_type == "FlowQKVAttention")
     changed = [
-        name for name, old, new in zip(input_names("FlowQKVAttention"), before, after.inputs, strict=True) if new is not old
+        name
+        for name, old, new in zip(input_names("FlowQKVAttention"), before, after.inputs, strict=True)
+        if new is not old
     ]
     norms = ["q_norm_weight", "k_norm_weight"]
     assert changed == (["query", "key", *norms] if rule == "qk_norm" else ["query", "key", "value"])

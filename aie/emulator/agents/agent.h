@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What runs on the array at the same time, who is ready, and locks.
+// The agents that run on the array at the same time, the queue of those that are ready, and locks.
 #pragma once
 
 #include <cstdint>
@@ -26,11 +26,11 @@ class Agent {
   Agent& operator=(const Agent&) = delete;
   virtual ~Agent() = default;
 
-  // Goes on until it must wait, under a seed by one operation only; false: it waits, and whoever
-  // changes what it waits for wakes it.
+  // Continues until it must wait; with a seed, by one operation only. False: it waits, and is woken
+  // by the agent that changes what it waits for.
   virtual bool step() = 0;
   [[nodiscard]] virtual std::string name() const = 0;
-  // What it waits for now; only asked while it waits.
+  // The event that it waits for; only asked while it waits.
   [[nodiscard]] virtual Wait wait() const = 0;
 
  private:

@@ -79,8 +79,7 @@ void to_columns(const block_vector<bfp16ebs8, N * 8>& v, float* values) {
   }
 }
 
-// Replaces values by what blocks hold of them, as the core does before a product in block floating
-// point.
+// Rounds values to block floating point, as the core does before a product in that format.
 template <unsigned N>
 void through_blocks(float* values) {
   const rounding_mode mode = core_state.rounding;

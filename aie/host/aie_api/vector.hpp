@@ -162,8 +162,8 @@ inline float units_of(std::uint8_t exponent) {
              ? 0.0F
              : std::bit_cast<float>(static_cast<std::uint32_t>(scale_exponent) << 23);
 }
-// What a mantissa of 1 stands for: 2^(exponent - 133). Below 2^-126 it is a subnormal float, in
-// units of 2^-149.
+// The value of a mantissa of 1: 2^(exponent - 133). Below 2^-126 it is a subnormal float, in units
+// of 2^-149.
 inline float unit_of(std::uint8_t exponent) {
   const std::uint32_t e = exponent;
   return std::bit_cast<float>(e > 6 ? (e - 6) << 23 : 1u << (e + 16));
@@ -171,8 +171,8 @@ inline float unit_of(std::uint8_t exponent) {
 
 // Eight f32 as a block: the largest value's exponent, which is returned, and mantissas of 8 bits
 // (two's complement) in units of 2^(exponent - 127 - 6), so that the largest lies in [64, 128).
-// What the hardware does where rounding reaches 128 is not published; this saturates to 127, an
-// error of one unit at most.
+// It is not published how the hardware rounds a number to 128; this saturates to 127, an error of
+// one unit at most.
 inline std::uint8_t mantissas_of(const float* values, rounding_mode mode, Integers* mantissas) {
   Floats numbers[2];
   std::memcpy(numbers, values, sizeof(numbers));
@@ -217,7 +217,7 @@ inline void from_block(const bfp16ebs8& block, float* values) {
   for (int i = 0; i < 8; ++i) values[i] = static_cast<float>(block.mantissa[i]) * unit;
 }
 
-// Replaces eight values by what a block holds of them.
+// Rounds eight values to a block of block floating point.
 inline void through_block(float* values, rounding_mode mode) {
   Integers mantissas[2];
   const float unit = unit_of(mantissas_of(values, mode, mantissas));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What FlowQKV and FlowKV share: the steps of chunked attention (Gemma3 on NPU, section 3.1.3, eq.
-// 6-12) for a block of R rows, 8 (queries) or 4 (heads of one query), against one chunk of keys or
-// values.
+// The steps of chunked attention in FlowQKV and FlowKV (Gemma3 on NPU, section 3.1.3, eq. 6-12) for
+// a block of R rows, 8 (queries) or 4 (heads of one query), against one chunk of keys or values.
 //
 // Everything is in powers of 2: softmax(s) = 2^(t - max t) / sum, t = s scale log2(e), |t| < 10^6.
 // A chunk of keys raises the running maximum from m_left to m; F = 2^(t - m), the correction C =
@@ -108,7 +107,7 @@ auto combine_rows(const aie::vector<T, N>& tile, Combine combine) {
 
 inline std::int32_t limit_to_lanes(std::int32_t lane) { return lane < 0 ? 0 : lane > 8 ? 8 : lane; }
 
-// Which keys of the 8 at `key` the rows may see, as a mask of a sub-tile. `query` holds their
+// The mask of a sub-tile: whether a row sees a key of the 8 at `key`. `query` holds the rows'
 // positions.
 template <unsigned R>
 aie::mask<R * kSide> visible(const aie::vector<std::int32_t, R>& query, std::int32_t key,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of norms share: RMS normalisation of one row in registers, and a residual
+// Functions of all kernels of norms: RMS normalisation of one row in registers, and a residual
 // connection.
 #pragma once
 

@@ -101,7 +101,7 @@ PastMove FlowQKVAttention::past_move(const AttentionCall& call, std::int64_t bat
   const KeyValueRows to = cache_rows(call, batch, group);
   const std::int64_t bytes = (row.past - to.base) * call.row_bytes;
   if (bytes <= 0) return {to, nullptr, nullptr, 0};
-  // What earlier slices of the prompt left is in the present.
+  // The rows of the prompt's earlier slices are in the present.
   const bool later = call.first_token > 0;
   const std::int64_t from =
       ((batch * attributes_.kv_heads + group) * (later ? call.capacity : call.past_capacity) +

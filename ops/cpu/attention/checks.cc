@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What attention on the CPU refuses: nodes when they are prepared, and calls before anything is
-// written and anything but lengths and positions is read.
+// The checks of attention on the CPU. They refuse nodes when these are prepared, and calls before
+// anything is written, and before anything but lengths and positions is read.
 #include <algorithm>
 #include <array>
 #include <initializer_list>
@@ -26,7 +26,7 @@ constexpr std::array<std::pair<AttentionInput, AttentionInput>, 5> kPairs{{
 
 // Positions are counted in 32 bits by the kernels.
 constexpr std::int64_t kMostPositions = std::numeric_limits<std::int32_t>::max();
-// What a process can address on x86-64: 47 bits.
+// The size of a process's address space on x86-64: 47 bits.
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 47;
 
 std::string_view name_of(AttentionInput input) { return kAttentionPorts[input].name; }

@@ -23,7 +23,7 @@ const float* bias_row(const AttentionCall& call, std::int64_t batch, std::int64_
 
 }  // namespace
 
-// What a task computes: tokens [first_token, first_token + tokens) of the call, of which the first
+// The work of a task: tokens [first_token, first_token + tokens) of the call, of which the first
 // `valid` are not padding, for the heads of one group, over a part of the keys.
 struct FlowQKVAttention::Tile {
   std::int64_t batch;
@@ -64,7 +64,7 @@ void FlowQKVAttention::attend(const AttentionCall& call) const {
     sweep(call, tile, memory);
     if (plan.parts > 1 && was_last_part(call, task / plan.parts)) merge_parts(call, tile);
   };
-  // Tasks of few rows take equally long; in this order each thread reads one stretch of the cache.
+  // Tasks of few rows take equally long; in this order each thread reads one range of the cache.
   if (plan.few) return context_.pool->run(plan.tasks, compute);
   // Tasks of more rows take unequally long: a free thread takes the longest that is left.
   run_in_order(*context_.pool, plan.tasks, compute);
@@ -173,7 +173,7 @@ void FlowQKVAttention::sweep(const AttentionCall& call, const Tile& tile,
   sweep.numerator = memory.numerator;
   sweep.scratch = memory.kernel;
   if (call.plan.few) {
-    context_.kernels.attend_few(sweep);
+    context_.kernels.attend_few_rows(sweep);
   } else {
     context_.kernels.attend_many(sweep);
   }

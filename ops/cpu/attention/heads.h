@@ -36,7 +36,7 @@ struct AttentionAttributes {
   std::int64_t heads_per_group() const { return heads / kv_heads; }
 };
 
-// What all heads of queries, or of keys, have in common in one call.
+// The parameters of all heads of queries, or of keys, in one call.
 struct HeadPreparation {
   std::int64_t head_size;
   // QK-norm's weight, f32 [head_size]; null: none.

@@ -25,7 +25,7 @@ namespace {
 constexpr std::int64_t kChunkKeys = 128;
 static_assert(kChunkKeys % kAttentionKeyStep == 0);
 
-// What a task computes: tokens [first, first + tokens) of the call, of one sequence.
+// The work of a task: tokens [first, first + tokens) of the call, of one sequence.
 struct PagedTile {
   PagedSequence sequence;
   std::int64_t group;

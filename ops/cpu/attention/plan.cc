@@ -25,9 +25,9 @@ constexpr std::int64_t kLeastChunkKeys = 64;
 // idle for less time at the end, when too few are left to use all of the memory's bandwidth.
 constexpr std::int64_t kTasksPerThread = 4;
 constexpr std::int64_t kFewTasksPerThread = 8;
-// Calls of up to this many tokens are computed by attend_few, as a single token is, although keys
-// are then read once for each few_rows / (H / G) tokens. They are candidates for the next tokens,
-// whose logits must be those of single steps, and attend_many rounds queries and weights to
+// Calls of up to this many tokens are computed by attend_few_rows, as a single token is, although
+// keys are then read once for each few_rows / (H / G) tokens. They are candidates for the next
+// tokens, whose logits must be those of single steps, and attend_many rounds queries and weights to
 // bfloat16.
 constexpr std::int64_t kFewTokens = 4;
 // The fewest bytes of K and V in a part: 128 KB take a thread some 6 us to read at 20 GB/s, a few

@@ -35,7 +35,7 @@ struct AttentionMachine {
 };
 
 struct AttentionPlan {
-  // Whether attend_few takes the rows of a tile.
+  // Whether attend_few_rows takes the rows of a tile.
   bool few;
   std::int64_t tile_tokens;
   // Tiles of one KV head of one row of the batch.

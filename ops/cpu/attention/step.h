@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What FlowQKVAttention and FlowKVAttention share on the CPU.
+// The common base of FlowQKVAttention and FlowKVAttention on the CPU.
 //
 // A step runs in three parts: append keys and values to the cache (cache.cc); attend tile by tile
 // (flow_qkv_attention.cc), merging the parts of the keys if there are several
@@ -177,7 +177,7 @@ class FlowQKVAttention : public Step {
   // L(T) of the GroupQueryAttention documentation: how many tokens a window-sized cache holds after
   // T tokens.
   std::int64_t resident(std::int64_t total, std::int64_t capacity) const;
-  // What the whole prompt brings of a row of the batch, not only this slice.
+  // The tokens of the whole prompt, not only of this slice, in a row of the batch.
   AttentionRow prompt_row_of(const AttentionCall& call, std::int64_t batch) const;
   PastMove past_move(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
   void keep_past(const AttentionCall& call) const;

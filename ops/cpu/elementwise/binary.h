@@ -29,7 +29,7 @@ void combine(const Context& context, std::span<const Tensor> inputs, const Tenso
   });
 }
 
-// What all operators of two tensors share: the shape, and how a long prompt is cut.
+// The base of all operators of two tensors: the output's shape, and how a long prompt is cut.
 class Binary : public Step {
  public:
   Binary(const Node& node, const Context& context) : context_(context), name_(to_string(node)) {}

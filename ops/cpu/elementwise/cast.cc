@@ -14,7 +14,7 @@
 namespace flownpu::cpu {
 namespace {
 
-// The 16-bit formats, told apart from integers of that size.
+// The 16-bit formats, as types that differ from integers of that size.
 struct Half {
   std::uint16_t bits;
 };

@@ -111,7 +111,7 @@ class Transpose final : public Step {
   }
 
  private:
-  // Which axis of the input each axis of the output is; without `perm`, in reverse order.
+  // For each axis of the output the axis of the input that it is; without `perm`, in reverse order.
   std::array<int, Shape::kMaxRank> order(const Shape& shape) const {
     std::array<int, Shape::kMaxRank> order{};
     std::array<bool, Shape::kMaxRank> seen{};
@@ -156,7 +156,7 @@ class Transpose final : public Step {
     });
   }
 
-  // Where plane `index` begins in the input and in the output.
+  // The offsets at which plane `index` begins in the input and in the output.
   static std::pair<std::int64_t, std::int64_t> plane(const Axes& axes, int row_axis,
                                                      std::int64_t index) {
     std::int64_t source = 0;

@@ -13,7 +13,7 @@ namespace flownpu::cpu {
 
 namespace {
 
-// Where the operands of a product stand among a node's inputs; kAbsent: it has none.
+// The indices of a product's operands among a node's inputs; kAbsent: it has none.
 constexpr std::size_t kAbsent = 99;
 struct Operands {
   std::size_t scale = kAbsent;

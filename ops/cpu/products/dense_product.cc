@@ -42,7 +42,7 @@ MatMulPlan plan_dense(std::int64_t rows, std::int64_t row_bytes, std::int64_t bl
 
 }  // namespace
 
-// Where the rounded activations and the packed columns of a panel lie.
+// Memory of the rounded activations and of the packed columns of a panel.
 struct DenseProduct::Work {
   DenseRounding rounding = DenseRounding::kFloat;
   RoundedActivations activations;

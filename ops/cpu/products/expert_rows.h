@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows of activations go through which expert, and how that is cut into tasks.
+// Assigns rows of activations to experts, and cuts the work into tasks.
 #pragma once
 
 #include <cstddef>

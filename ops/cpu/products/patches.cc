@@ -190,11 +190,6 @@ class AveragePool final : public Step {
   Window window_;
 };
 
-template <typename Made>
-std::unique_ptr<Step> make(const Node& node, const Context& context) {
-  return std::make_unique<Made>(node, context);
-}
-
 constexpr Port kConv[] = {
     {.name = "X", .types = kFloat, .shape = "[N,C,?,?]"},
     {.name = "W", .types = kFloat, .shape = "[M,C,?,?]", .constant = true},

@@ -10,7 +10,7 @@
 namespace flownpu::cpu {
 
 // The most rows of activations that a task multiplies: unpacking 32 rows of the weight costs what
-// multiplying some 6 rows of activations costs, which is 2 % of 256; and a kernel's stretch of
+// multiplying some 6 rows of activations costs, which is 2 % of 256; and a kernel's range of
 // these rows (1 KB each) and the results of four rows of blocks fill 256 KB + 128 KB of an L2 of 1
 // MB.
 inline constexpr std::int64_t kTaskRows = 256;

@@ -154,7 +154,7 @@ class Q4NXMoE final : public Step {
     RoundedActivations taken;
     float* products;
     RoundedActivations inside;
-    // Rows of what experts answer, in the same order; null: they are not kept.
+    // The rows that experts compute, in the same order; null: they are not kept.
     float* answers;
   };
 
@@ -240,7 +240,8 @@ class Q4NXMoE final : public Step {
     });
   }
 
-  // The same for many rows: each task has some columns of Y, and goes through all groups.
+  // multiply_outwards and add_up for many rows: each task has some columns of Y, and goes through
+  // all groups.
   void multiply_and_add(const Q4NXRows& weight, std::int64_t rows, const Work& work,
                         float* y) const {
     const std::int64_t parts =

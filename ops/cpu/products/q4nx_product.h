@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What products with Q4NX weights share (Q4NXMatMul, Q4NXMoE): activations are rounded, and
+// The product with a Q4NX weight, for Q4NXMatMul and Q4NXMoE: activations are rounded, and
 // multiplied by rows of blocks; in gated products by those of the gate and those of the up
 // projection.
 #pragma once

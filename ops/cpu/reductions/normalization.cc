@@ -191,11 +191,6 @@ class SkipRmsNorm final : public Step {
   float epsilon_;
 };
 
-template <typename Made>
-std::unique_ptr<Step> make(const Node& node, const Context& context) {
-  return std::make_unique<Made>(node, context);
-}
-
 constexpr Port kLayerNorm[] = {{.name = "X", .types = kFloat, .shape = "[..,D]"},
                                {.name = "Scale", .types = kFloat},
                                {.name = "B", .types = kFloat, .presence = Presence::kOptional}};

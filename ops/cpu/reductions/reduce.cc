@@ -26,9 +26,9 @@ Shape reduced_shape(const Shape& shape, const AxisSet& axes, bool keep) {
   return reduced;
 }
 
-// What sums are added up in. Floats in double: n of them are off by at most n 2^-53 of the sum of
-// their magnitudes, and by the rounding of the result to float, so that even 2^29 are right to one
-// ulp of that. Integers in a type that holds the sum of as many as fit a memory.
+// The type of a running sum. It is double for floats: the sum of n is off by at most n 2^-53 of the
+// sum of their magnitudes, and by the rounding of the result to float, so that the sum of even 2^29
+// is right to one ulp. For integers it holds the sum of as many as fit in memory.
 __extension__ typedef __int128 LongInteger;
 template <typename T>
 using WideInteger = std::conditional_t<sizeof(T) < 8, std::int64_t, LongInteger>;

@@ -52,7 +52,7 @@ constexpr std::int64_t kWide = 4;  // elements of a unit
 // Work-items of merge_attention.
 constexpr std::int64_t kMergeLanes = 64;
 
-// What follows from a shape: the numbers that the kernel's text and its grid need.
+// Numbers that follow from a shape, for the kernel's text and its grid.
 struct Plan {
   std::int64_t width;     // elements of a unit
   std::int64_t units;     // of a head

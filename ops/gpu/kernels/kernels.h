@@ -39,8 +39,9 @@ struct ProductShape {
 // takes: more where a product has few rows, so that all compute units have work.
 std::vector<std::int64_t> teams_for(const ProductShape& shape, const DeviceFacts& facts);
 
-// What may hold a weight of so many bytes; first what is taken unless another was measured to be
-// faster. Throws Error if `wanted` is an image, and the device has none of that size.
+// The kinds of storage that can hold a weight of so many bytes; the first is taken unless another
+// was measured to be faster. Throws Error if `wanted` is an image, and the device has none of that
+// size.
 std::vector<Storage> storages_for(GpuWeights wanted, std::size_t bytes, const DeviceFacts& facts);
 
 // FusedDQP: y[t] = dequant(w) . x[t], where the weight is read anew for each row t. Arguments: x
@@ -123,7 +124,7 @@ struct HeadsShape {
   float epsilon = 0;
 };
 
-// What follows a packed QKV projection, for one sequence: queries and keys are normalised, if
+// The kernel after a packed QKV projection, for one sequence: queries and keys are normalised, if
 // `qk_norm`, and rotated; queries are scaled; keys and values are appended to a cache. Arguments:
 // packed [t, (heads + 2 kv_heads) head_size], cos and sin [p, head_size / 2], query [t, heads
 // head_size], key and value cache [kv_heads, capacity, head_size], then with qk_norm the weights

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of products share: descriptions of their tensors, and what is done with a
-// product.
+// Parts of all kernels of products: descriptions of their tensors, and the code behind a product.
 #pragma once
 
 #include <string>

@@ -69,7 +69,7 @@ class Generator {
     return *found;
   }
 
-  // `text` with every word that begins with `args.` replaced by what it stands for.
+  // `text` in which every word that begins with `args.` is replaced by the argument that it names.
   std::string rewrite(std::string_view text) const {
     std::string made;
     std::size_t done = 0;

@@ -58,8 +58,8 @@ enum class Element : std::uint8_t {
   kActivation,
 };
 enum class Access : std::uint8_t { kRead, kWrite };
-// What holds a tensor: memory, or an image of the same bytes (image.h). Only a Q4NX weight that is
-// read may be an image.
+// The storage of a tensor: memory, or an image of the same bytes (image.h). Only a Q4NX weight that
+// is read may be an image.
 enum class Storage : std::uint8_t { kBuffer, kImage };
 
 // A number, or the name of a parameter, for a size that is not known before the launch.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where elements of a logical tensor are in memory. Coordinates and places are expressions in text.
+// The places of a logical tensor's elements in memory. Coordinates and places are expressions in
+// text.
 #pragma once
 
 #include <string>

@@ -23,7 +23,7 @@ using Program = struct ProgramOfOpenCl*;
 using Kernel = struct KernelOfOpenCl*;
 using Event = struct EventOfOpenCl*;
 
-// What platforms, devices, programs, kernels and events are asked for (clGet...Info); types of
+// Names of properties of platforms, devices, programs, kernels and events (clGet...Info); types of
 // devices; flags and formats of queues, memory and images.
 inline constexpr UInt kPlatformVersion = 0x0901;
 inline constexpr UInt kPlatformName = 0x0902;

@@ -109,11 +109,11 @@ void Context::check_not_given_up() const {
                                         "with device = cpu if it comes again");
 }
 
-std::string Context::text_of(const Stretch& stretch) {
-  std::string first(stretch.first);
-  if (stretch.commands == 1) return first;
-  return "one of the " + std::to_string(stretch.commands) + " commands from " + first + " to " +
-         std::string(stretch.last);
+std::string Context::text_of(const CommandRange& range) {
+  std::string first(range.first);
+  if (range.commands == 1) return first;
+  return "one of the " + std::to_string(range.commands) + " commands from " + first + " to " +
+         std::string(range.last);
 }
 
 void Context::enqueued(std::string_view kernel) {
@@ -147,7 +147,7 @@ void Context::wait() {
   check(opencl().clFlush(queue_), "clFlush", text_of(marks_.back().before));
   cl::Int error = cl::kComplete;
   for (const Mark& one : marks_) {
-    check_cancelled();  // what was enqueued goes on; whoever comes next waits for it
+    check_cancelled();  // commands in the queue go on; the next wait is for them, too
     const std::optional<cl::Int> ended = end_of(one.event, limit_);
     if (!ended) give_up(one);
     if (error == cl::kComplete) error = *ended;

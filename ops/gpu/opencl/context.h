@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device that is in use: its queue, buffers in its memory, kernels, and counts of what it was
-// given to do.
+// A device that is in use: its queue, buffers in its memory, kernels, and counts of commands and
+// bytes.
 #pragma once
 
 #include <array>
@@ -91,7 +91,7 @@ struct KernelTime {
   std::int64_t begin_ns;
 };
 
-// What was done since the context was opened. `compiled`, `from_cache`: kernels.
+// Counts since the context was opened. `compiled`, `from_cache`: kernels.
 struct Counts {
   std::int64_t dispatches = 0;
   std::int64_t allocations = 0;
@@ -159,14 +159,14 @@ class Context {
 
  private:
   // The commands between two marks (progress.h).
-  struct Stretch {
+  struct CommandRange {
     std::string_view first;
     std::string_view last;
     std::int64_t commands = 0;
   };
   struct Mark {
     cl::Event event;
-    Stretch before;
+    CommandRange before;
   };
 
   // Throws as status.h's check does, and remembers that the device failed.
@@ -181,7 +181,7 @@ class Context {
   void keep(cl::Program program, const std::string& key);
   std::string build_log(cl::Program program) const;
   void collect();
-  static std::string text_of(const Stretch& stretch);
+  static std::string text_of(const CommandRange& range);
 
   struct Launched {
     std::string kernel;
@@ -200,7 +200,7 @@ class Context {
   std::vector<KernelTime> times_;
   Counts counts_;
   std::chrono::milliseconds limit_;
-  Stretch since_mark_;
+  CommandRange since_mark_;
   std::vector<Mark> marks_;  // not waited for yet
   std::vector<std::shared_ptr<const void>> owners_;
   bool failed_ = false;

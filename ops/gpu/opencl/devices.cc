@@ -10,8 +10,7 @@
 namespace flownpu::gpu {
 namespace {
 
-// What the loader returns if it finds no implementation at all; what a platform without devices
-// does.
+// Errors: of the loader if it finds no implementation at all, and of a platform without devices.
 constexpr cl::Int kPlatformNotFound = -1001;
 constexpr cl::Int kDeviceNotFound = -1;
 

@@ -48,7 +48,7 @@ struct DeviceFacts {
   }
   // "pthread-... (Portable Computing Language)".
   std::string title() const { return name + " (" + platform + ")"; }
-  // What a user had better know; empty if there is nothing.
+  // A warning for the user; empty if there is none.
   std::string warning() const {
     if (!is_software()) return "";
     return title() +

@@ -30,7 +30,7 @@ ObservedRun::~ObservedRun() {
   }
 }
 
-// What was moved to the device counts for the first kernel, what was moved back for the last.
+// Bytes that were moved to the device count for the first kernel, bytes moved back for the last.
 void ObservedRun::report() {
   const std::vector<KernelTime> times = context_.take_times();
   const Counts& after = context_.counts();

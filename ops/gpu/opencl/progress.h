@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far a queue has come, told by polling marks that lie between commands. OpenCL's own waits
+// The progress of a queue, found by polling marks that lie between commands. OpenCL's own waits
 // have no limit, so that a kernel that never ends would hold a thread for ever. Its callbacks run
 // when the driver's thread for them wakes up, on NVIDIA (580.159) every 6 ms: with three of these
 // waits a token took 19 ms, of which its kernels were 4.
@@ -20,7 +20,8 @@ inline constexpr std::int64_t kCommandsOfMark = 64;
 // Environment variable: seconds to wait for the commands before a mark.
 inline constexpr const char* kTimeVariable = "FLOWNPU_GPU_TIMEOUT";
 
-// That limit, else the device's default. Throws Error if the variable is not a number of seconds.
+// The limit that the variable sets, else the device's default. Throws Error if the variable is not
+// a number of seconds.
 std::chrono::milliseconds time_limit(const DeviceFacts& facts);
 
 // How the command of an event ended: kComplete or its error; nothing if it did not end within

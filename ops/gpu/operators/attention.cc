@@ -31,9 +31,9 @@ constexpr std::pair<AttentionInput, const char*> kRefused[] = {
 
 class Attention final : public cpu::FlowQKVAttention {
  public:
-  Attention(const Node& node, const Making& making)
-      : FlowQKVAttention(node, making.host_context),
-        context_(making.context),
+  Attention(const Node& node, const StepArguments& arguments)
+      : FlowQKVAttention(node, arguments.host_context),
+        context_(arguments.context),
         one_token_(node.op_type == kOneToken) {
     if (const std::string reason = refused_attention(node); !reason.empty())
       fail("[", attributes().name, "] ", reason, ": use device = cpu");
@@ -145,10 +145,10 @@ std::string refused_attention(const Node& node) {
   return "";
 }
 
-std::unique_ptr<Step> make_attention(const Node& node, Making making) {
+std::unique_ptr<Step> make_attention(const Node& node, StepArguments arguments) {
   return std::make_unique<cpu::CheckedStep>(
       node.op_type == kOneToken ? kFlowKVAttention : kFlowQKVAttention, to_string(node),
-      std::make_unique<Attention>(node, making));
+      std::make_unique<Attention>(node, arguments));
 }
 
 }  // namespace flownpu::gpu

@@ -39,8 +39,8 @@ DenseShape shape_of(const Node& node) {
 
 class DenseProduct final : public HostCheckedStep {
  public:
-  DenseProduct(const Node& node, Making making)
-      : HostCheckedStep(std::move(making)),
+  DenseProduct(const Node& node, StepArguments arguments)
+      : HostCheckedStep(std::move(arguments)),
         name_(to_string(node)),
         shape_(shape_of(node)),
         weight_(upload(context(), *node.input(kWeight))) {}
@@ -88,12 +88,12 @@ class DenseProduct final : public HostCheckedStep {
 
 }  // namespace
 
-std::unique_ptr<Step> make_dense_product(const Node& node, Making making) {
+std::unique_ptr<Step> make_dense_product(const Node& node, StepArguments arguments) {
   const Shape shape = node.input(kWeight)->shape.value_or(Shape{0, 0});
   if (shape.elements() == 0)
     fail("[", to_string(node), "] expected a weight with elements on device 'gpu', got ",
          to_string(shape), ": use device = cpu");
-  return std::make_unique<DenseProduct>(node, std::move(making));
+  return std::make_unique<DenseProduct>(node, std::move(arguments));
 }
 
 }  // namespace flownpu::gpu

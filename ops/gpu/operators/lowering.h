@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which nodes of a session's graph the device computes one by one: products and attention of graphs
-// without a KV cache, such as an encoder's. A decoder that cannot be computed as one node is left
-// to the host: for every token each of its products would have to wait until the one before it came
-// back.
+// Chooses the nodes of a session's graph that the device computes one by one: products and
+// attention of graphs without a KV cache, such as an encoder's. A decoder that cannot be computed
+// as one node is left to the host: for every token each of its products would have to wait until
+// the one before it came back.
 #pragma once
 
 #include <string>

@@ -30,8 +30,8 @@ Gating gating_of(const Node& node) {
 
 class Product final : public HostCheckedStep {
  public:
-  Product(const Node& node, Activations activations, GpuWeights weights, Making making)
-      : HostCheckedStep(std::move(making)),
+  Product(const Node& node, Activations activations, GpuWeights weights, StepArguments arguments)
+      : HostCheckedStep(std::move(arguments)),
         shape_{.rows = node.required_integer("M"),
                .columns = node.required_integer("K"),
                .layout = layout_of(*node.input(kProductWeight)),
@@ -87,8 +87,8 @@ class Product final : public HostCheckedStep {
 
 class Gather final : public HostCheckedStep {
  public:
-  Gather(const Node& node, Making making)
-      : HostCheckedStep(std::move(making)),
+  Gather(const Node& node, StepArguments arguments)
+      : HostCheckedStep(std::move(arguments)),
         rows_(node.required_integer("M")),
         columns_(node.required_integer("K")),
         layout_(layout_of(*node.input(0))),
@@ -129,14 +129,14 @@ class Gather final : public HostCheckedStep {
 
 }  // namespace
 
-std::unique_ptr<Step> make_product(const Node& node, Making making) {
-  const Activations activations = making.activations;
-  const GpuWeights weights = making.weights;
-  return std::make_unique<Product>(node, activations, weights, std::move(making));
+std::unique_ptr<Step> make_product(const Node& node, StepArguments arguments) {
+  const Activations activations = arguments.activations;
+  const GpuWeights weights = arguments.weights;
+  return std::make_unique<Product>(node, activations, weights, std::move(arguments));
 }
 
-std::unique_ptr<Step> make_gather(const Node& node, Making making) {
-  return std::make_unique<Gather>(node, std::move(making));
+std::unique_ptr<Step> make_gather(const Node& node, StepArguments arguments) {
+  return std::make_unique<Gather>(node, std::move(arguments));
 }
 
 }  // namespace flownpu::gpu

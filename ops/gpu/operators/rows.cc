@@ -17,8 +17,8 @@ std::int64_t rows_of(const Shape& shape) {
 
 class RmsNorm final : public HostCheckedStep {
  public:
-  RmsNorm(const Node& node, Making making)
-      : HostCheckedStep(std::move(making)),
+  RmsNorm(const Node& node, StepArguments arguments)
+      : HostCheckedStep(std::move(arguments)),
         has_skip_(node.op_type == "SkipSimplifiedLayerNormalization"),
         epsilon_(node.number("epsilon", 1e-5F)) {}
 
@@ -53,8 +53,8 @@ class RmsNorm final : public HostCheckedStep {
 // head size].
 class RotaryEmbedding final : public HostCheckedStep {
  public:
-  RotaryEmbedding(const Node& node, Making making)
-      : HostCheckedStep(std::move(making)),
+  RotaryEmbedding(const Node& node, StepArguments arguments)
+      : HostCheckedStep(std::move(arguments)),
         interleaved_(node.integer("interleaved", 0) != 0),
         heads_(node.integer("num_heads", 0)) {}
 
@@ -101,7 +101,7 @@ class RotaryEmbedding final : public HostCheckedStep {
 
 class ArgMax final : public HostCheckedStep {
  public:
-  explicit ArgMax(Making making) : HostCheckedStep(std::move(making)) {}
+  explicit ArgMax(StepArguments arguments) : HostCheckedStep(std::move(arguments)) {}
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
@@ -122,15 +122,15 @@ class ArgMax final : public HostCheckedStep {
 
 }  // namespace
 
-std::unique_ptr<Step> make_rms_norm(const Node& node, Making making) {
-  return std::make_unique<RmsNorm>(node, std::move(making));
+std::unique_ptr<Step> make_rms_norm(const Node& node, StepArguments arguments) {
+  return std::make_unique<RmsNorm>(node, std::move(arguments));
 }
 
-std::unique_ptr<Step> make_rotary_embedding(const Node& node, Making making) {
-  return std::make_unique<RotaryEmbedding>(node, std::move(making));
+std::unique_ptr<Step> make_rotary_embedding(const Node& node, StepArguments arguments) {
+  return std::make_unique<RotaryEmbedding>(node, std::move(arguments));
 }
 
-std::unique_ptr<Step> make_argmax(const Node& node, Making making) {
+std::unique_ptr<Step> make_argmax(const Node& node, StepArguments arguments) {
   const Value& x = *node.input(0);
   const std::int64_t axis = node.integer("axis", 0);
   const bool is_last = axis == -1 || (x.shape && axis == x.shape->rank() - 1);
@@ -138,7 +138,7 @@ std::unique_ptr<Step> make_argmax(const Node& node, Making making) {
     fail("[", to_string(node), "] expected float along the last axis, and the first of equals, ",
          "on device 'gpu': use device = cpu");
   }
-  return std::make_unique<ArgMax>(std::move(making));
+  return std::make_unique<ArgMax>(std::move(arguments));
 }
 
 }  // namespace flownpu::gpu

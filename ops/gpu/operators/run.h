@@ -56,7 +56,7 @@ class Run {
 // The element of the kernel language for values of this type, which are floats or int8. Throws
 // Error for other types.
 Element element_of(DataType type);
-// The same for a KV cache, where each int8 row has a scale.
+// The element for values of a KV cache, where each int8 row has a scale.
 Element element_of_cache(DataType type);
 
 // A constant's bytes in a buffer. Throws as check_bytes does.

@@ -16,8 +16,8 @@
 
 namespace flownpu::gpu {
 
-// What a step is made with, beside its node.
-struct Making {
+// The arguments of a step's constructor, beside its node.
+struct StepArguments {
   std::shared_ptr<Context> context;
   // The CPU device's step for the same node.
   std::unique_ptr<Step> host;
@@ -30,8 +30,8 @@ struct Making {
 // A step that lets the host's step infer shapes and refuse inputs.
 class HostCheckedStep : public Step {
  public:
-  explicit HostCheckedStep(Making making)
-      : context_(std::move(making.context)), host_(std::move(making.host)) {}
+  explicit HostCheckedStep(StepArguments arguments)
+      : context_(std::move(arguments.context)), host_(std::move(arguments.host)) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     host_->infer(inputs, outputs);
@@ -47,13 +47,13 @@ class HostCheckedStep : public Step {
 };
 
 // Each throws Error for a node that the device's kernels do not compute.
-std::unique_ptr<Step> make_product(const Node& node, Making making);
-std::unique_ptr<Step> make_dense_product(const Node& node, Making making);
-std::unique_ptr<Step> make_gather(const Node& node, Making making);
-std::unique_ptr<Step> make_rms_norm(const Node& node, Making making);
-std::unique_ptr<Step> make_rotary_embedding(const Node& node, Making making);
-std::unique_ptr<Step> make_argmax(const Node& node, Making making);
-std::unique_ptr<Step> make_attention(const Node& node, Making making);
+std::unique_ptr<Step> make_product(const Node& node, StepArguments arguments);
+std::unique_ptr<Step> make_dense_product(const Node& node, StepArguments arguments);
+std::unique_ptr<Step> make_gather(const Node& node, StepArguments arguments);
+std::unique_ptr<Step> make_rms_norm(const Node& node, StepArguments arguments);
+std::unique_ptr<Step> make_rotary_embedding(const Node& node, StepArguments arguments);
+std::unique_ptr<Step> make_argmax(const Node& node, StepArguments arguments);
+std::unique_ptr<Step> make_attention(const Node& node, StepArguments arguments);
 
 // Why the kernel does not compute an attention node; empty if it does.
 std::string refused_attention(const Node& node);
@@ -61,7 +61,7 @@ std::string refused_attention(const Node& node);
 // The operators that the device computes, and how their steps are made.
 struct Operator {
   std::string_view op_type;
-  std::unique_ptr<Step> (*make)(const Node& node, Making making);
+  std::unique_ptr<Step> (*make)(const Node& node, StepArguments arguments);
 };
 std::span<const Operator> operators();
 // Null if the device has none of this name.

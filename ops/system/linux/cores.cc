@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Describes processors by what Linux says in /sys/devices/system/cpu
+// Describes processors by Linux's files in /sys/devices/system/cpu
 // (Documentation/ABI/stable/sysfs-devices-system-cpu).
 #include <algorithm>
 #include <charconv>

@@ -25,7 +25,7 @@ struct NodeMask {
   }
 
   static constexpr int kBits = std::numeric_limits<std::uint64_t>::digits;
-  // The system calls ignore the last bit, so they are told one more.
+  // The system calls ignore the last bit of the length that they are given, so it is one more.
   static constexpr std::size_t kLength = kBits + 1;
   std::uint64_t bits = 0;
 };

@@ -49,7 +49,7 @@ def _flownpu(
     del debug, version  # `main` reads the first, and a callback has handled the second.
 
 
-# Where each command is, below this package: its module and its function.
+# The place of each command below this package: its module and its function.
 _COMMANDS = {
     "convert": "convert:convert",
     "export-q4nx": "export_q4nx:export_q4nx",

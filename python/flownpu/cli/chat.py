@@ -2,7 +2,6 @@
 """`flownpu chat`: a conversation in the terminal."""
 
 import contextlib
-import itertools
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flownpu.cli import options
-from flownpu.cli.output import read_all_bytes, status, waiting
-from flownpu.cli.run import placements, reading, summary
+from flownpu.cli.output import read_all_bytes, status
+from flownpu.cli.run import placements, print_answer, summary
 from flownpu.errors import FlowNPUError
 from flownpu.generate.conversation import Conversation
 from flownpu.generate.image_prompts import read_images
@@ -123,13 +122,7 @@ class _Talk:
         try:
             # Closed at once when interrupted, so that the conversation remembers what was said so far.
             with contextlib.closing(self.conversation.reply(text, timing, images)) as pieces:
-                with waiting(reading(images)):
-                    first = next(pieces, "")
-                for piece in itertools.chain([first], pieces):
-                    sys.stdout.write(piece)
-                    sys.stdout.flush()
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+                print_answer(pieces, images)
         except KeyboardInterrupt:
             status("\n(stopped)")
         except FlowNPUError as error:

@@ -35,10 +35,10 @@ def doctor(
     else:
         width = max(len(check.name) for check in checks)
         for check in checks:
-            console.print(f"{MARKS[check.status]} {check.name:{width}}  ", end="")
-            console.print(check.found, markup=False)
+            console.print(f"{MARKS[check.status]} {check.name:{width}}  ", end="", markup=True)
+            console.print(check.found)
             if check.remedy:
-                console.print(f"     {'':{width}}  mend it with: {check.remedy}", markup=False)
+                console.print(f"     {'':{width}}  mend it with: {check.remedy}")
         console.print("Something is broken." if broken else "All that is needed is there.")
     if broken:
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flownpu.cli import options
-from flownpu.cli.output import bytes_text, line, print_json, print_table, status
+from flownpu.cli.output import bytes_text, console, print_json, print_table, status
 from flownpu.errors import require
 from flownpu.machine import describe_threads
 
@@ -70,15 +70,17 @@ def _print(explanation: "Explanation") -> None:
         "genai": "int4 of ORT GenAI's builder; repacked when a session is made, or by `flownpu convert`",
         "plain": "a plain graph, for `flownpu convert`",
     }
-    line(f"{explanation.path}: {kinds[explanation.source]}")
+    console.print(f"{explanation.path}: {kinds[explanation.source]}")
     if explanation.other_graphs:
         others = ", ".join(explanation.other_graphs)
-        line(f"The model takes pictures; this is its decoder. Its other graphs, to explain by themselves: {others}")
-    line(explanation.placement.summary)
-    line(f"CPU threads, unless a session's option says otherwise: {describe_threads()}")
+        console.print(
+            f"The model takes pictures; this is its decoder. Its other graphs, to explain by themselves: {others}"
+        )
+    console.print(explanation.placement.summary)
+    console.print(f"CPU threads, unless a session's option says otherwise: {describe_threads()}")
     _print_nodes(explanation)
     for reason in dict.fromkeys(explanation.placement.whole_prompts):
-        line(f"Long prompts are computed at once: {reason}")
+        console.print(f"Long prompts are computed at once: {reason}")
     _print_attentions(explanation)
     _print_misses(explanation)
     _print_bytes(explanation)
@@ -138,7 +140,7 @@ def _print_misses(explanation: "Explanation") -> None:
     if explanation.source == "converted":
         return
     if not explanation.misses:
-        line("`flownpu convert` leaves nothing: every rule that nearly matched matched.")
+        console.print("`flownpu convert` leaves nothing: every rule that nearly matched matched.")
         return
     rows = [(miss.rule, _some(list(miss.nodes)), miss.reason) for miss in explanation.misses]
     print_table("left by `flownpu convert`", ("rule", "nodes", "why"), (), rows, "fold")
@@ -154,23 +156,25 @@ def _print_bytes(explanation: "Explanation") -> None:
     text = f"Weights: {kinds}"
     if explanation.source != "converted":
         text += f"; converted: {bytes_text(explanation.converted_weight_bytes)}"
-    line(text)
+    console.print(text)
     if explanation.kv_bytes_per_token:
-        line(f"KV cache: {bytes_text(1000 * explanation.kv_bytes_per_token)} for 1000 tokens, in all layers together")
+        console.print(
+            f"KV cache: {bytes_text(1000 * explanation.kv_bytes_per_token)} for 1000 tokens, in all layers together"
+        )
 
 
 def _print_speed(explanation: "Explanation") -> None:
     speed = explanation.speed
     after = "" if explanation.source == "converted" else " of the converted model"
-    line(f"NPU ({speed.npu.chip}) would take{after}: {speed.npu.text if speed.npu.takes else 'nothing'}")
+    console.print(f"NPU ({speed.npu.chip}) would take{after}: {speed.npu.text if speed.npu.takes else 'nothing'}")
     if not speed.npu.takes:
-        line(f"  for {speed.npu.text}")
+        console.print(f"  for {speed.npu.text}")
     for left in speed.npu.left_out:
-        line(f"  but not {left}")
+        console.print(f"  but not {left}")
     for program in speed.npu.programs:
         _print_program(program)
     if not speed.points or speed.read_bandwidth is None:
-        line("No tokens/s: the graph has no KV cache, so it decodes nothing.")
+        console.print("No tokens/s: the graph has no KV cache, so it decodes nothing.")
         return
     rows = []
     for point in speed.points:
@@ -180,7 +184,7 @@ def _print_speed(explanation: "Explanation") -> None:
         rows.append((str(point.context), cpu, npu, first))
     title = f"decoding, tokens/s: bounds and predictions, nothing was run{after and ','}{after}"
     print_table(title, ("context", "CPU, at most", "NPU, predicted", "NPU, first token"), (), rows, "fold")
-    line(
+    console.print(
         f"CPU: a step reads {bytes_text(speed.step_bytes)} of weights and its KV cache, at "
         f"{speed.read_bandwidth / 1e9:.1f} GB/s. NPU: the cost model's (docs/model.md), for {speed.npu.chip}."
     )
@@ -188,13 +192,13 @@ def _print_speed(explanation: "Explanation") -> None:
 
 def _print_program(program: "ProgramPrice") -> None:
     what = f"a chunk of {program.tokens} tokens" if program.kind == "prefill" else "a token"
-    line(
+    console.print(
         f"The program of {what} at position {program.position}: {program.steps} steps in {program.dispatches} "
         f"dispatches, {program.changes} changes of array, {program.instruction_words} instruction words, "
         f"{bytes_text(program.read_bytes)} read and {bytes_text(program.written_bytes)} written; predicted "
         f"{1e3 * program.total_seconds:.2f} ms:"
     )
-    line("  " + ", ".join(f"{name} {1e3 * value:.2f}" for name, value in program.seconds.items()))
+    console.print("  " + ", ".join(f"{name} {1e3 * value:.2f}" for name, value in program.seconds.items()))
     rows = [
         (str(call.steps), call.operator if call.array != "host" else f"{call.operator} (host)", call.name,
          str(call.instruction_words), bytes_text(call.read_bytes), bytes_text(call.written_bytes),

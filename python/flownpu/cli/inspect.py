@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from flownpu.cli import options
-from flownpu.cli.output import bytes_text, console, error_text, line, print_json, print_table
+from flownpu.cli.output import bytes_text, console, error_text, print_json, print_table
 from flownpu.errors import FlowNPUError
 from flownpu.model.integrity import damage
 from flownpu.model.summary import Summary, Value, summarize
@@ -53,11 +53,11 @@ def inspect(
     if as_json:
         print_json({**asdict(summary), "weight_bytes": summary.weight_bytes})
         return
-    line(summary.path)
+    console.print(summary.path)
     if summary.operators:
         print_table("operators", ["operator"], ["nodes"], [(k, str(n)) for k, n in summary.operators.items()])
         own = ", ".join(summary.functions) or "none"
-        line(f"Operators defined in the model, for an ONNX Runtime without FlowNPU: {own}")
+        console.print(f"Operators defined in the model, for an ONNX Runtime without FlowNPU: {own}")
         print_table("inputs", ["name", "type", "shape"], [], _rows(summary.inputs))
         print_table("outputs", ["name", "type", "shape"], [], _rows(summary.outputs))
     print_table("weights", ["type"], ["tensors", "elements", "bytes"], _weight_rows(summary))
@@ -65,7 +65,9 @@ def inspect(
         console.print(f"KV cache: {bytes_text(summary.kv_bytes_per_token)} a token in all layers together")
     if summary.other_graphs:
         others = ", ".join(summary.other_graphs)
-        line(f"The model takes pictures; this is its decoder. Its other graphs, to inspect by themselves: {others}")
+        console.print(
+            f"The model takes pictures; this is its decoder. Its other graphs, to inspect by themselves: {others}"
+        )
     if summary.manifest:
         _print_manifest(summary.manifest)
 
@@ -93,10 +95,10 @@ def _weight_rows(summary: Summary) -> list[tuple[str, ...]]:
 def _print_manifest(manifest: dict[str, Any]) -> None:
     """Prints the model's source, and the error of its weights."""
     source = manifest.get("source", {})
-    line(f"Made of: {source.get('name')} ({source.get('kind')}, {source.get('model_type')})")
+    console.print(f"Made of: {source.get('name')} ({source.get('kind')}, {source.get('model_type')})")
     for title in ("settings", "versions"):
         listed = ", ".join(f"{name} {value}" for name, value in manifest.get(title, {}).items())
-        line(f"{title.capitalize()}: {listed}")
+        console.print(f"{title.capitalize()}: {listed}")
     quantisation = manifest.get("quantisation", {})
     vision = quantisation.get("vision", {})
     for title, errors in (
@@ -104,4 +106,4 @@ def _print_manifest(manifest: dict[str, Any]) -> None:
         (f" of the vision tower's weights, {vision.get('format')}", vision.get("relative_error")),
     ):
         if errors:
-            line(error_text(f"Quantisation error{title}", errors))
+            console.print(error_text(f"Quantisation error{title}", errors))

@@ -15,7 +15,7 @@ from flownpu.aie.plan.drawing import draw, family
 from flownpu.aie.plan.limits import LIMITS
 from flownpu.aie.plan.resources import shared_memory
 from flownpu.aie.plan.usage import TileUse, tile_uses
-from flownpu.cli.output import bytes_text, console, line, print_json, print_table, status
+from flownpu.cli.output import bytes_text, console, print_json, print_table, status
 from flownpu.errors import FlowNPUError
 
 _STEPS = {
@@ -58,7 +58,7 @@ def inspect_plan(path: Path, *, as_json: bool, svg: Path | None) -> bool:
     plan = read_plan(path)
     limits = LIMITS[plan.array.target]
     violations = [str(violation) for violation in check(plan, limits)]
-    # Where not even the structure is right, nothing can be counted.
+    # In a plan whose structure is wrong, nothing can be counted.
     tiles = [] if check_structure(plan, limits) else tile_uses(plan, limits)
     if as_json:
         print_json(_document(path, plan, tiles, violations))
@@ -123,7 +123,7 @@ def _sequence(plan: Plan) -> dict[str, Any]:
 
 
 def _print(plan: Plan, tiles: list[TileUse], violations: list[str]) -> None:
-    line(f"Plan {plan.name} for {plan.array.target}")
+    console.print(f"Plan {plan.name} for {plan.array.target}")
     if tiles:
         _print_tiles(tiles)
     _print_fifos(plan, counted=bool(tiles))
@@ -133,7 +133,7 @@ def _print(plan: Plan, tiles: list[TileUse], violations: list[str]) -> None:
         return
     console.print(f"The checker finds {len(violations)} mistakes:")
     for violation in violations:
-        line(f"  {violation}")
+        console.print(f"  {violation}")
 
 
 def _print_tiles(tiles: list[TileUse]) -> None:
@@ -172,4 +172,4 @@ def _print_sequence(plan: Plan) -> None:
     print_table("host buffers", ("buffer", "type"), ("bytes",), rows)
     steps = ", ".join(f"{about['steps'].get(kind, 0)} {words}" for kind, words in _STEPS.items())
     moved = ", ".join(f"{bytes_text(count)} {way}" for way, count in about["bytes"].items())
-    line(f"Sequence {about['name']}: {steps}; {moved}")
+    console.print(f"Sequence {about['name']}: {steps}; {moved}")

@@ -104,7 +104,7 @@ class DecodingOptions:
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """Which provider runs a model, and how."""
+    """The provider that runs a model, and its settings."""
 
     provider: ProviderOption = "flownpu"
     device: DeviceOption = None

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rich.console import Console, OverflowMethod
+from rich.console import Console, OverflowMethod, RenderableType
 from rich.control import Control
 from rich.progress import Progress, ProgressColumn
 from rich.segment import ControlType
 from rich.table import Table
 
-console = Console(highlight=False, soft_wrap=True)
+# Brackets in a text are brackets: names of models and messages may have them.
+console = Console(highlight=False, soft_wrap=True, markup=False)
 # Progress bars, which must not end in a file that a user redirects stdout to.
 progress_console = Console(stderr=True)
 
@@ -40,16 +41,11 @@ def waiting(text: str) -> Iterator[None]:
             progress_console.control(Control((ControlType.ERASE_IN_LINE, 2)))
 
 
-def line(text: str) -> None:
-    """Prints a line of text as it is, square brackets included."""
-    console.print(text, markup=False)
-
-
 def print_table(
     title: str,
     left: Iterable[str],
     right: Iterable[str],
-    rows: Iterable[Iterable[str]],
+    rows: Iterable[Iterable[RenderableType]],
     overflow: OverflowMethod = "ellipsis",
 ) -> None:
     """Prints a table: the headings of columns of text, then those of columns of numbers; `overflow` is for text."""

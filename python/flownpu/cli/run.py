@@ -16,7 +16,7 @@ from flownpu.generate.tokenizer import Tokens
 from flownpu.generate.turns import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from flownpu.generate.images import PreparedImage
 
@@ -55,19 +55,12 @@ def run(
     tokens = _tokens(language_model, prompt, len(images), chat_template=not no_chat_template)
     timing = Timing()
     answer = language_model.complete(tokens, max_new_tokens, sampling.sampling(), timing, images)
-    with waiting(reading(images)):
-        first = next(answer, "")
-    pieces = []
-    for piece in itertools.chain([first], answer):
-        pieces.append(piece)
-        if not as_json:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
     if as_json:
-        print_json({"text": "".join(pieces), **_report(language_model, timing, max_new_tokens, images)})
+        with waiting(_reading(images)):
+            text = "".join(answer)
+        print_json({"text": text, **_report(language_model, timing, max_new_tokens, images)})
         return
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    print_answer(answer, images)
     status(summary(timing))
     for placement in placements(language_model):
         status(placement)
@@ -81,7 +74,16 @@ def placements(language_model: LanguageModel) -> list[str]:
     return [f"Images: {vision['summary']}", f"Text: {decoder['summary']}"]
 
 
-def reading(images: "Sequence[PreparedImage]") -> str:
+def print_answer(pieces: "Iterator[str]", images: "Sequence[PreparedImage]") -> None:
+    """Writes an answer to stdout piece by piece; shows that the prompt is being read until the first piece comes."""
+    with waiting(_reading(images)):
+        first = next(pieces, "")
+    for piece in itertools.chain([first], pieces, ["\n"]):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+
+def _reading(images: "Sequence[PreparedImage]") -> str:
     """The text that is shown until the first token comes."""
     return " ".join(
         ["Reading the prompt", *(["and"] if images else []), ", ".join(image.path.name for image in images)]

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from flownpu.aie.artifacts.folder import write_text
 from flownpu.aie.artifacts.toolchain import find_toolchain
 from flownpu.cli.build import Target, say_missing
-from flownpu.cli.output import line, print_json, print_table, progress_bar, status
+from flownpu.cli.output import console, print_json, print_table, progress_bar, status
 from flownpu.errors import FlowNPUError
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _write(document: dict[str, Any], folder: Path, as_json: str | None) -> bool:
 
 def _try_gpu(patterns: list[str], folder: Path, as_json: str | None) -> None:
     """Every kernel on the OpenCL device that `device="gpu"` means."""
-    from flownpu.selftest.gpu.trials import Devices, document, run_variant, variants  # noqa: PLC0415 other commands do without
+    from flownpu.selftest.gpu.trials import Devices, document, run_variant, variants  # noqa: PLC0415 as above
 
     try:
         devices = Devices()
@@ -134,22 +135,22 @@ def _try_gpu(patterns: list[str], folder: Path, as_json: str | None) -> None:
 
 def _show_gpu(device: "_native.GpuDevice", results: "list[KernelResult]", folder: Path) -> None:
     """The table of kernels, and what to do next."""
-    rows = []
+    rows: list[tuple[str | Text, ...]] = []
     for result in results:
         amounts = (result.read, result.operations)
         rates = (f"{each / result.seconds / 1e9:.2f}" if each and result.seconds else "" for each in amounts)
         rows.append((*_cells(result, result.seconds), *rates))
     numbers = ("error, of its bound", "us", "GB/s read", "GOP/s")
     print_table(device.description, ("kernel", "result"), numbers, rows)
-    line(f"{sum(result.passed for result in results)} of {len(results)} kernels passed.")
-    line(f"Decoders store activations as {device.stored_type()}.")
+    console.print(f"{sum(result.passed for result in results)} of {len(results)} kernels passed.")
+    console.print(f"Decoders store activations as {device.stored_type()}.")
     if device.cache_problem:
-        line(f"Compiled kernels are not kept: {device.cache_problem}")
+        console.print(f"Compiled kernels are not kept: {device.cache_problem}")
     path = folder / "report.json"
     if device.facts.kind == "cpu":
-        line(f"Report: {path}. A CPU computed: its times say nothing of a GPU's.")
+        console.print(f"Report: {path}. A CPU computed: its times say nothing of a GPU's.")
     else:
-        line(f"Please send {path}.")
+        console.print(f"Please send {path}.")
 
 
 class _Named(Protocol):
@@ -199,19 +200,19 @@ def _show(report: "SelftestReport", folder: Path) -> None:
         (_cells(result, result.seconds) for result in report.results),
     )
     passed = sum(result.passed for result in report.results)
-    line(f"{passed} of {len(report.results)} stages passed.")
+    console.print(f"{passed} of {len(report.results)} stages passed.")
     path = folder / "report.json"
     if emulated:
-        line(f"Report: {path}. Nothing of it was measured: time on the emulator means nothing.")
+        console.print(f"Report: {path}. Nothing of it was measured: time on the emulator means nothing.")
         return
     _show_measurements(report)
-    line(f"Please send {path}" + ("" if report.passed else f" and {folder / 'stages'}") + ".")
-    line(f"Next: flownpu predict gemma3-1b --measured {path}")
+    console.print(f"Please send {path}" + ("" if report.passed else f" and {folder / 'stages'}") + ".")
+    console.print(f"Next: flownpu predict gemma3-1b --measured {path}")
 
 
-def _cells(result: "Result", seconds: float | None) -> tuple[str, str, str, str]:
+def _cells(result: "Result", seconds: float | None) -> tuple[str, Text, str, str]:
     """A table's cells for a result: name, outcome, error, microseconds."""
-    outcome = f"[green]{result.outcome}[/]" if result.passed else f"[red]{result.outcome.upper()}[/]"
+    outcome = Text(result.outcome, "green") if result.passed else Text(result.outcome.upper(), "red")
     error = "" if result.share is None else "exact" if result.share == 0 else f"{result.share:.2f}"
     return result.name, outcome, error, "" if seconds is None else f"{seconds * _MICROSECONDS:.1f}"
 

@@ -37,8 +37,8 @@ def trace(
     """
     chosen = options.provider_options(device, activations, option)
     profile = record(model, prompt, max_new_tokens, chosen, threads)
-    made = make_trace(model, profile, _artifacts(model, profile.placement, chosen))
-    write_trace(made, output)
+    result = make_trace(model, profile, _artifacts(model, profile.placement, chosen))
+    write_trace(result, output)
     roof = read_bandwidth(threads)
     if as_json:
         print_json({
@@ -46,17 +46,17 @@ def trace(
             "placement": profile.placement,
             "machine": asdict(describe_machine()),
             "read_roof": roof,
-            "operators": [asdict(operator) | {"rate": operator.rate} for operator in made.operators],
-            "per_token": made.counts,
+            "operators": [asdict(operator) | {"rate": operator.rate} for operator in result.operators],
+            "per_token": result.counts,
         })  # fmt: skip
         return
-    _print(made, roof)
+    _print(result, roof)
     status(f"{output}: {bytes_text(output.stat().st_size)}. Open it at https://ui.perfetto.dev")
     status(profile.placement["summary"])
 
 
 def _artifacts(model: Path, placement: dict[str, object], chosen: dict[str, str]) -> Path | None:
-    """Where the device's compiled designs are; None for a device without any."""
+    """The folder of the device's compiled designs; None for a device without any."""
     name = str(placement["device"]).split(" ", maxsplit=1)[0]
     if name in ("cpu", "gpu"):
         return None
@@ -65,17 +65,17 @@ def _artifacts(model: Path, placement: dict[str, object], chosen: dict[str, str]
     return model / "artifacts" / ("emulate" if name == "emulate" else "npu2")
 
 
-def _print(made: Trace, roof: float) -> None:
+def _print(result: Trace, roof: float) -> None:
     print_table(
         "operators of decode steps, the NPU's calls, and what the host computes between them",
         ("operator", "where"),
         ("count", "time", "bytes", "GB/s", "of the roof"),
         ((each.operator, each.place, str(each.count), seconds_text(each.seconds), *_traffic(each, roof))
-         for each in made.operators),
+         for each in result.operators),
     )  # fmt: skip
     console.print(f"Main memory of this machine: {roof / 1e9:.1f} GB/s.")
-    if made.counts:
-        each = made.counts
+    if result.counts:
+        each = result.counts
         console.print(
             f"A token: {each['dispatches']:g} dispatches, {bytes_text(each['bytes_to_device'])} to the device, "
             f"{bytes_text(each['bytes_to_host'])} back, {bytes_text(each['word_bytes'])} of instructions."

@@ -9,7 +9,7 @@ import typer
 from rich.progress import TextColumn, TimeElapsedColumn
 
 from flownpu.cli import options
-from flownpu.cli.output import line, print_json, print_table, progress_bar
+from flownpu.cli.output import console, print_json, print_table, progress_bar
 from flownpu.errors import FlowNPUError, require
 
 if TYPE_CHECKING:
@@ -72,29 +72,31 @@ def verify(
 
 
 def _print(found: "Verification", first: "Stage | None") -> None:
-    line(f"{found.model} against {found.source}: {found.tokens} tokens")
-    line(
+    console.print(f"{found.model} against {found.source}: {found.tokens} tokens")
+    console.print(
         f"KL divergence {found.kl_mean:.2e} nats a token (largest {found.kl_largest:.2e}); same likeliest token after "
         f"{100 * found.top1_agreement:.1f} %; perplexity {found.model_perplexity:.3f}, source's "
         f"{found.source_perplexity:.3f}"
     )
     numbers = ("own", "tolerance", "= weights", "+ roundings", "", "Q4NX", "whole run")
     print_table("relative errors, %", ["stage"], numbers, map(_row, found.stages))
-    line(
+    console.print(
         "Own: each stage starts from the source's hidden states. Q4NX: what rounding its weights does to the source's "
         f"stage. Tolerance: {found.basis}."
     )
     if found.int8 is not None:
         _print_int8(found.int8)
     if first is None:
-        line("Every stage is within its tolerance.")
+        console.print("Every stage is within its tolerance.")
     else:
-        line(
+        console.print(
             f"{first.name} diverges first: its error is {100 * first.error:.2f} %, its tolerance "
             f"{100 * first.tolerance:.2f} %"
         )
         if all(stage.diverges for stage in found.stages):
-            line("Every stage diverges: the two are not one model, or were quantised apart; take their checkpoint")
+            console.print(
+                "Every stage diverges: the two are not one model, or were quantised apart; take their checkpoint"
+            )
 
 
 def _row(stage: "Stage") -> tuple[str, ...]:
@@ -110,9 +112,9 @@ def _row(stage: "Stage") -> tuple[str, ...]:
 
 def _print_int8(cost: "Int8Cost") -> None:
     weights = "" if cost.weights_kl_mean is None else f"; its 4-bit weights, {cost.weights_kl_mean:.2e}"
-    line(
+    console.print(
         f"int8 activations: KL divergence {cost.kl_mean:.2e} from those in bf16, same likeliest token after "
         f"{100 * cost.top1_agreement:.1f} %{weights}."
     )
     if cost.is_large:
-        line("Run it with --activations bf16: int8 costs this model more than 4-bit weights do.")
+        console.print("Run it with --activations bf16: int8 costs this model more than 4-bit weights do.")

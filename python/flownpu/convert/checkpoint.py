@@ -36,7 +36,7 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor is: its offset counts bytes from the file's beginning."""
+    """A tensor's place; the offset counts bytes from the file's beginning."""
 
     path: Path
     dtype: str

@@ -19,7 +19,7 @@ from flownpu.convert.genai_config import EMBEDDING_FILE, genai_config
 from flownpu.convert.graph.data_file import DataFile, aligned
 from flownpu.convert.graph.decoder import Logits, build_model, rotary_cache_names
 from flownpu.convert.graph.embedding import build_embedding_model
-from flownpu.convert.graph.file import DATA_FILE, GRAPH_FILE
+from flownpu.convert.graph.file import DATA_FILE, GRAPH_FILE, SMALL_FILES
 from flownpu.convert.graph.paged_decoder import build_paged_model
 from flownpu.convert.progress import Stage, silent
 from flownpu.convert.weights import ProjectionWeight, RouterWeight, embedding_table, weight_plan
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from flownpu.convert.progress import ProgressCallback
     from flownpu.convert.weights import WeightSource
 
-# Bytes to reserve for model.onnx, genai_config.json and the manifest: the deepest model's take less than half of this.
-_SMALL_FILES = 4 << 20
-
 
 @dataclass(frozen=True)
 class ModelOptions:
@@ -51,7 +48,7 @@ class ModelOptions:
     kv_dtype: str = "bf16"
     """The type of the KV cache: "bf16", "fp16", "fp32", or "int8" with a scale for each row."""
     logits: Logits = "last"
-    """Whose logits a run yields: those of each row's last token, or of all tokens."""
+    """The tokens whose logits a run yields: the last of each row, or all."""
     sliding_window_cache: bool = False
     """Layers with a window keep a cache of the window's size. Off by default, because with it GenAI refuses rewind_to
     once a token was evicted, and neither beams nor caches that grow work."""
@@ -88,7 +85,7 @@ def output_bytes(decoder: Decoder, weights: WeightSource) -> int:
         for w in weight_plan(decoder)
     )
     rows = (rotary.rows(decoder.context_length) for rotary in decoder.rotaries)
-    return size + sum(2 * aligned(4 * count * decoder.head_size // 2) for count in rows) + _SMALL_FILES
+    return size + sum(2 * aligned(4 * count * decoder.head_size // 2) for count in rows) + SMALL_FILES
 
 
 def write_model(

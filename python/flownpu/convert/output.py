@@ -61,7 +61,7 @@ def output_folder(output: Path, *, force: bool, size: int) -> Iterator[Path]:
     """
     check_output(output, force=force)
     output = Path(os.path.abspath(output))  # noqa: PTH100  (resolve() would follow a link that is the output itself)
-    made = [parent for parent in output.parents if not parent.exists()]
+    new_parents = [parent for parent in output.parents if not parent.exists()]
     stays = _stays(output)
     beside = output / "in" if stays else output  # temporary folders get names after this path, and lie beside it
     temporary: Path | None = None
@@ -79,7 +79,7 @@ def output_folder(output: Path, *, force: bool, size: int) -> Iterator[Path]:
     except BaseException as error:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
-        for parent in made:
+        for parent in new_parents:
             if parent.is_dir() and not any(parent.iterdir()):
                 parent.rmdir()
         if isinstance(error, OSError):

@@ -140,11 +140,11 @@ class QuantizedWeights:
             if low < high:
                 try:
                     rows = self._rows(source, low, high)
-                    made, exact = rows if isinstance(rows, Carried) else (q4nx.quantize(rows), rows)
+                    codes, exact = rows if isinstance(rows, Carried) else (q4nx.quantize(rows), rows)
                 except ValueError as error:
                     raise ConversionError(f"{self._tensors.source}: {name}: {error}") from error
-                quantized.append(made)
-                squared_error += _squares(q4nx.dequantize_codes(made) - exact)
+                quantized.append(codes)
+                squared_error += _squares(q4nx.dequantize_codes(codes) - exact)
                 squares += _squares(exact)
             start += source.rows
         stacked = q4nx.stack(*quantized)

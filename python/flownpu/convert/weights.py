@@ -163,7 +163,7 @@ class BlockPart(NamedTuple):
 
 
 class WeightSource(Protocol):
-    """Where the values of a decoder's weights come from."""
+    """A source of the values of a decoder's weights."""
 
     def layout(self, projection: ProjectionWeight) -> q4nx.Layout:
         """The layout of the projection's blocks: q4nx.NARROW, or q4nx.SYMMETRIC if the weight needs no minima."""

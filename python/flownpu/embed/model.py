@@ -69,9 +69,9 @@ class EmbeddingModel(TextModel):
                 dimensions.
         """
         prompt = self.pipeline.prompt(prompt_name)
-        rows = self.session.tokenizer.rows([prompt + text for text in texts])
+        rows = self.tokenizer.rows([prompt + text for text in texts])
         vectors: NDArray[np.float32] | None = None
-        for indices, hidden, lengths in self.session.run(rows, advance):
+        for indices, hidden, lengths in self.run(rows, advance):
             batch = self.pipeline.embeddings(hidden, lengths)
             if vectors is None:
                 vectors = np.empty((len(rows), self._kept(batch.shape[1], dimensions)), np.float32)

@@ -63,12 +63,12 @@ class Reranker(TextModel):
         Raises:
             FlowNPUError: a text is not UTF-8, or the model has several labels.
         """
-        rows = self.session.tokenizer.rows([(query, document) for document in documents])
+        rows = self.tokenizer.rows([(query, document) for document in documents])
         return self._scores(rows, advance)
 
     def _scores(self, rows: Sequence[TokenRow], advance: Callable[[int], None]) -> Scores:
         logits = np.empty(len(rows), np.float32)
-        for indices, output, _ in self.session.run(rows, advance):
+        for indices, output, _ in self.run(rows, advance):
             logits[indices] = self._logits(output)
         return Scores(logits, [len(row.ids) for row in rows], cut_rows(rows))
 
@@ -98,7 +98,7 @@ class GeneratingReranker(Reranker):
         Args, errors: as `Reranker.score`; FlowNPUError also if the tokenizer lacks the tokens "yes" and "no", or if
         the graph yields the logits of more than the last token.
         """
-        tokenizer = self.session.tokenizer
+        tokenizer = self.tokenizer
         asked = f"<Instruct>: {self.instruction}\n<Query>: {query}\n<Document>: "
         rows = tokenizer.framed_rows(_BEFORE, [asked + document for document in documents], _BEHIND)
         return self._scores(rows, advance)
@@ -109,7 +109,7 @@ class GeneratingReranker(Reranker):
                 f"{self.folder}: expected the logits of a row's last token, [{len(output)}, 1, words], got "
                 f"{list(output.shape)}: convert the model with --logits last"
             )
-        yes, no = (output[:, 0, self.session.tokenizer.token(answer)] for answer in ("yes", "no"))
+        yes, no = (output[:, 0, self.tokenizer.token(answer)] for answer in ("yes", "no"))
         return yes - no
 
 

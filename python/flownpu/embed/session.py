@@ -30,88 +30,11 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _CPU = "Every node runs on ONNX Runtime's own CPU provider."
 
 
-class TextSession:
-    """A tokenizer, and a graph with inputs `input_ids`, `attention_mask` and possibly `token_type_ids`.
-
-    A decoder's KV cache begins empty with each batch, and is not kept.
-
-    Args:
-        folder: a model folder with a graph and tokenizer.json.
-        outputs: names of outputs, in order of preference; the first that the graph has is computed.
-        provider: "flownpu", or "cpu" for ONNX Runtime's own CPU provider.
-        options: options of FlowNPU's provider by key, such as {"device": "cpu"}.
-        threads: threads of the CPU kernels; None leaves the number to the provider.
-
-    Attributes:
-        placement: one line that says which nodes run where.
-        load_seconds: how long opening the model took.
-
-    Raises:
-        FlowNPUError: the folder holds no such model, or FlowNPU's options are given to another provider.
-        MissingDependencyError: onnxruntime or tokenizers is not installed.
-        RuntimeError: ONNX Runtime or the provider refuses the model or an option; the message is theirs.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        outputs: Sequence[str],
-        *,
-        provider: str = "flownpu",
-        options: Mapping[str, str] | None = None,
-        threads: int | None = None,
-    ) -> None:
-        started = time.perf_counter()
-        path, settings = locate_graph(folder)
-        check_sizes(folder)
-        self.tokenizer = TextTokenizer(folder)
-        self._onnxruntime = require("onnxruntime", extra="embed", purpose="flownpu embed")
-        self._value = self._onnxruntime.OrtValue.ortvalue_from_numpy
-        self._session, self.placement = _open(path, provider, dict(options or {}), threads)
-        given = self._session.get_inputs()
-        self._inputs = [value.name for value in given if not value.name.startswith(PAST)]
-        self._past = [value for value in given if value.name.startswith(PAST)]
-        self._head_size = int(settings.get("decoder", {}).get("head_size", 0))
-        found = [value.name for value in self._session.get_outputs()]
-        self._output = next((name for name in outputs if name in found), "")
-        if not self._output or not set(self._inputs) <= set(_INPUTS):
-            raise FlowNPUError(
-                f"{path}: expected a graph of {', '.join(_INPUTS)} with an output {' or '.join(outputs)}, got "
-                f"{', '.join(self._inputs)} and {', '.join(found)}"
-            )
-        self.load_seconds = time.perf_counter() - started
-
-    def run(
-        self, rows: Sequence[TokenRow], advance: Callable[[int], None] = lambda _: None
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]]:
-        """Computes the graph's output for rows of tokens, in batches.
-
-        Args:
-            rows: rows of at least one token each.
-            advance: called after each batch with the number of its rows.
-
-        Yields:
-            For each batch of N rows: their indices in `rows` [N], the output [N, ...], their token counts [N].
-        """
-        for indices in batches([len(row.ids) for row in rows]):
-            batch = [rows[index] for index in indices]
-            lengths = np.array([len(row.ids) for row in batch], np.int64)
-            ids = padded([row.ids for row in batch], self.tokenizer.padding)
-            made = {
-                "input_ids": ids,
-                "attention_mask": (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64),
-                "token_type_ids": padded([row.types for row in batch], 0),
-            }
-            feeds = {name: self._value(made[name]) for name in self._inputs}
-            for value in self._past:
-                feeds[value.name] = empty_past(self._onnxruntime, value, batch=len(indices), head_size=self._head_size)
-            (output,) = self._session.run_with_ort_values([self._output], feeds)
-            yield indices, output.numpy(), lengths
-            advance(len(indices))
-
-
 class TextModel:
     """A model folder that is run on texts; subclasses have the methods that embed or score them.
+
+    The graph has the inputs `input_ids`, `attention_mask` and possibly `token_type_ids`. A decoder's KV cache begins
+    empty with each batch, and is not kept.
 
     Args:
         folder: a model folder that `flownpu convert` wrote.
@@ -143,12 +66,57 @@ class TextModel:
     ) -> None:
         self.folder = folder
         self.prepare()
-        self.session = TextSession(folder, self.outputs, provider=provider, options=options, threads=threads)
-        self.placement, self.load_seconds = self.session.placement, self.session.load_seconds
-        self.longest = self.session.tokenizer.longest
+        started = time.perf_counter()
+        path, settings = locate_graph(folder)
+        check_sizes(folder)
+        self.tokenizer = TextTokenizer(folder)
+        self.longest = self.tokenizer.longest
+        self._onnxruntime = require("onnxruntime", extra="embed", purpose="flownpu embed")
+        self._value = self._onnxruntime.OrtValue.ortvalue_from_numpy
+        self._session, self.placement = _open(path, provider, dict(options or {}), threads)
+        inputs = self._session.get_inputs()
+        self._inputs = [value.name for value in inputs if not value.name.startswith(PAST)]
+        self._past = [value for value in inputs if value.name.startswith(PAST)]
+        self._head_size = int(settings.get("decoder", {}).get("head_size", 0))
+        found = [value.name for value in self._session.get_outputs()]
+        self._output = next((name for name in self.outputs if name in found), "")
+        if not self._output or not set(self._inputs) <= set(_INPUTS):
+            raise FlowNPUError(
+                f"{path}: expected a graph of {', '.join(_INPUTS)} with an output {' or '.join(self.outputs)}, got "
+                f"{', '.join(self._inputs)} and {', '.join(found)}"
+            )
+        self.load_seconds = time.perf_counter() - started
 
     def prepare(self) -> None:
         """Reads the folder's other files before the graph is opened; a subclass overrides it."""
+
+    def run(
+        self, rows: Sequence[TokenRow], advance: Callable[[int], None] = lambda _: None
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]]:
+        """Computes the graph's output for rows of tokens, in batches.
+
+        Args:
+            rows: rows of at least one token each.
+            advance: called after each batch with the number of its rows.
+
+        Yields:
+            For each batch of N rows: their indices in `rows` [N], the output [N, ...], their token counts [N].
+        """
+        for indices in batches([len(row.ids) for row in rows]):
+            batch = [rows[index] for index in indices]
+            lengths = np.array([len(row.ids) for row in batch], np.int64)
+            ids = padded([row.ids for row in batch], self.tokenizer.padding)
+            inputs = {
+                "input_ids": ids,
+                "attention_mask": (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64),
+                "token_type_ids": padded([row.types for row in batch], 0),
+            }
+            feeds = {name: self._value(inputs[name]) for name in self._inputs}
+            for value in self._past:
+                feeds[value.name] = empty_past(self._onnxruntime, value, batch=len(indices), head_size=self._head_size)
+            (output,) = self._session.run_with_ort_values([self._output], feeds)
+            yield indices, output.numpy(), lengths
+            advance(len(indices))
 
 
 def cut_rows(rows: Sequence[TokenRow]) -> list[int]:
@@ -173,7 +141,7 @@ def _open(path: Path, provider: str, options: dict[str, str], threads: int | Non
     defaults = {"threads": str(threads)} if threads else {}
     with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
         report = Path(scratch) / "placement.json"
-        given = {**defaults, **options, "placement": str(report)}
-        providers = [(get_ep_name(), given)]
+        options = {**defaults, **options, "placement": str(report)}
+        providers = [(get_ep_name(), options)]
         session = onnxruntime.InferenceSession(str(path), session_options, providers=providers)
         return session, str(json.loads(report.read_text(encoding="utf-8"))["summary"])

@@ -77,11 +77,11 @@ class ChatTemplate:
             FlowNPUError: the template refuses the conversation, is none, or needs more time or memory than it may; or
                 there is no template.
         """
-        given = {**self.tokens, **variables}
+        values = {**self.tokens, **variables}
         if not (template := self.text(tools=bool(tools))):
             raise FlowNPUError(f"{self.folder} has no chat template, or an empty one, and conversations need one")
         try:
-            return str(_processes().ask("render", template=template, messages=messages, tools=tools, given=given))
+            return str(_processes().ask("render", template=template, messages=messages, tools=tools, values=values))
         except FlowNPUError as error:
             raise FlowNPUError(f"the model's chat template does not take this conversation: {error}") from error
 
@@ -99,7 +99,9 @@ def _variables(template: str) -> frozenset[str]:
 @functools.cache
 def _processes() -> Any:
     """The processes that render this one's templates."""
-    made = require("flownpu.generate.template_process", extra="genai", purpose="A chat template").TemplateProcesses()
+    processes = require(
+        "flownpu.generate.template_process", extra="genai", purpose="A chat template"
+    ).TemplateProcesses()
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=made.forget)
-    return made
+        os.register_at_fork(after_in_child=processes.forget)
+    return processes

@@ -190,11 +190,11 @@ class GeneratorWorker:
                 reason = "length"
             if reason is not None:
                 text += stops.rest()
-            given: tuple[tuple[Likelihood, ...], ...] = ()
+            likelihoods: tuple[tuple[Likelihood, ...], ...] = ()
             if logarithms is not None:
                 most = request.alternatives or 0
-                given = (self._likelihoods(logarithms, token, most, begins=answer.new_tokens == 1),)
-            yield Piece(text, 1, given)
+                likelihoods = (self._likelihoods(logarithms, token, most, begins=answer.new_tokens == 1),)
+            yield Piece(text, 1, likelihoods)
         yield answer.finished(reason)
 
     def _likelihoods(

@@ -69,13 +69,13 @@ class Sampling:
         own: dict[str, float | int | bool] = {} if self.penalties.repetition is None else {"repetition_penalty": 1.0}
         if self.is_greedy:
             return {"do_sample": False, **own}
-        given: dict[str, float | int | bool | None] = {
+        chosen: dict[str, float | int | bool | None] = {
             "temperature": self.temperature,
             "top_k": self.top_k,
             "top_p": None if self.top_p is None else max(self.top_p, LEAST_TOP_P),
             "random_seed": self.seed,
         }
-        options = {name: value for name, value in given.items() if value is not None}
+        options = {name: value for name, value in chosen.items() if value is not None}
         return {"do_sample": True, **options, **own} if options or self.penalties.min_p else own
 
 

@@ -97,17 +97,17 @@ def _now(pattern: str) -> str:
 
 @lru_cache(1)
 def _environment() -> sandbox.ImmutableSandboxedEnvironment:
-    made = sandbox.ImmutableSandboxedEnvironment(
+    environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols]
     )
-    made.filters["tojson"] = _to_json
-    made.globals |= {
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
         "raise_exception": _raise,
         "strftime_now": _now,
         "dict": _Dictionaries(),
         "namespace": _Namespace,
     }
-    return made
+    return environment
 
 
 @lru_cache(16)
@@ -129,7 +129,7 @@ def render(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Any],
-    given: Mapping[str, Any],
+    values: Mapping[str, Any],
     most: int,
 ) -> str:
     """A conversation as a template writes it, up to where the model's next reply begins.
@@ -138,7 +138,7 @@ def render(
         template: the template.
         messages: the turns as OpenAI's API has them, except that a call's arguments are an object.
         tools: descriptions of functions; empty: the template is given none.
-        given: the template's further variables: special tokens by name, and what the request sets.
+        values: the template's further variables: special tokens by name, and what the request sets.
         most: characters that the conversation may be long.
 
     Raises:
@@ -146,7 +146,7 @@ def render(
         OverflowError: the template writes more than `most` characters.
         Exception: whatever else the template's code raises.
     """
-    passed = {"documents": None, **given, "tools": list(tools) or None, "add_generation_prompt": True}
+    passed = {"documents": None, **values, "tools": list(tools) or None, "add_generation_prompt": True}
     turns = [_readable(template, turn, passed) for turn in messages]
     refused: list[Exception] = []
     for form in _forms(turns):

@@ -38,16 +38,16 @@ def template_variables(request: ChatRequest, template: ChatTemplate, *, tools: b
         ApiError: the template reads no such variable, cannot meet the wish, or is not a template; or two fields of the
             request contradict each other.
     """
-    given = dict(request.chat_template_kwargs or {})
+    variables = dict(request.chat_template_kwargs or {})
     switch = _switch(request)
-    if switch is None and not given:
+    if switch is None and not variables:
         return {}
     try:
         reads, text = template.variables(tools=tools), template.text(tools=tools)
     except FlowNPUError as error:
         raise invalid(str(error)) from error
     thinks = THINKS.search(text) is not None
-    for name, value in given.items():
+    for name, value in variables.items():
         place = f"chat_template_kwargs.{name}"
         if name in KEPT or name.endswith("_token"):
             raise invalid(f"{place}: the server sets {name} itself: leave it out", place)
@@ -62,7 +62,7 @@ def template_variables(request: ChatRequest, template: ChatTemplate, *, tools: b
             wish |= {} if switch else {EFFORT: "none"}
         if not wish:
             _check_happens_anyway(request, reads, switch=switch, thinks=thinks)
-    return wish | {name: value for name, value in given.items() if name in reads}
+    return wish | {name: value for name, value in variables.items() if name in reads}
 
 
 def has_switch(template: ChatTemplate) -> bool:

@@ -46,11 +46,11 @@ class CallFormat:
         key = "parameters" if knows and other else "arguments"
         return cls(knows, knows and BEGIN in template, key, in_system and not knows, short_ids)
 
-    def call_id(self, given: str) -> str:
+    def call_id(self, name: str) -> str:
         """The id of a call in the form that the template takes; a call and its result get the same."""
-        if not self.short_ids or re.fullmatch("[a-zA-Z0-9]{9}", given):
-            return given
-        return hashlib.sha256(given.encode()).hexdigest()[:9]
+        if not self.short_ids or re.fullmatch("[a-zA-Z0-9]{9}", name):
+            return name
+        return hashlib.sha256(name.encode()).hexdigest()[:9]
 
     def instruction(self, tools: Sequence[Function]) -> str:
         """The instruction for a model whose chat template does not describe tools."""

@@ -15,20 +15,20 @@
 #include <algorithm>
 
 #include "ops/cpu/kernels.h"
-#include "ops/cpu/kernels/attention/few_scores.h"
+#include "ops/cpu/kernels/attention/few_row_scores.h"
 #include "ops/cpu/kernels/vector.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
 template <typename Type>
-class FewRows : FewScores {
+class FewRows : FewRowScores {
   using Element = typename Type::Element;
   static constexpr int kLineElements = kCacheLine / sizeof(Element);
 
  public:
   explicit FewRows(const AttentionSweep& sweep)
-      : FewScores(sweep, sizeof(Element)),
+      : FewRowScores(sweep, sizeof(Element)),
         keys_(static_cast<const Element*>(sweep.key)),
         values_(static_cast<const Element*>(sweep.value)),
         soon_(few_keys().soon_bytes / static_cast<std::int64_t>(sizeof(Element))) {}

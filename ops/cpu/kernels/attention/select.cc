@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "ops/cpu/kernels/attention/few_int8.h"
+#include "ops/cpu/kernels/attention/few_rows_int8.h"
 #include "ops/cpu/kernels/attention/float.h"
 #include "ops/cpu/kernels/attention/flow_kv_attention.h"
 #include "ops/cpu/kernels/attention/flow_qkv_attention.h"
 #include "ops/cpu/kernels/tables.h"
 #if defined(__AVX512BF16__)
 #include "ops/cpu/kernels/attention/avx512.h"
-#include "ops/cpu/kernels/attention/few_pairs_avx512.h"
+#include "ops/cpu/kernels/attention/few_rows_bf16_avx512.h"
 #endif
 
 namespace flownpu::cpu::FLOWNPU_ISA {
@@ -23,7 +23,7 @@ void sweep_few(const AttentionSweep& sweep) {
     case DataType::kFloat16:
       return FewRows<Half>(sweep).run();
     case DataType::kInt8:
-      return FewInt8(sweep).run();
+      return FewRowsInt8(sweep).run();
     default:
       return FewRows<Float>(sweep).run();
   }
@@ -72,8 +72,8 @@ auto with_arithmetic([[maybe_unused]] std::int64_t head_size, DataType cache_typ
 
 void sweep_many(const AttentionSweep& sweep) {
 #if defined(__AVX512BF16__)
-  if (sweep.cache_type == DataType::kBFloat16 && FewPairs::takes(sweep))
-    return FewPairs(sweep).run();
+  if (sweep.cache_type == DataType::kBFloat16 && FewRowsBFloat16::takes(sweep))
+    return FewRowsBFloat16(sweep).run();
 #endif
   with_arithmetic(sweep.head_size, sweep.cache_type, [&]<typename Arithmetic>() {
     with_vectors<Arithmetic>(sweep.rows,
@@ -118,7 +118,7 @@ void attend_alone_where_not_finite(const AttentionSweep& sweep) {
   }
 }
 
-void attend_few(const AttentionSweep& sweep) {
+void attend_few_rows(const AttentionSweep& sweep) {
   sweep_few(sweep);
   attend_alone_where_not_finite(sweep);
 }
@@ -147,7 +147,7 @@ std::int64_t attention_element(std::int64_t head_size, DataType cache_type) {
 }  // namespace
 
 void fill_attention(Kernels& kernels) {
-  kernels.attend_few = attend_few;
+  kernels.attend_few_rows = attend_few_rows;
   kernels.attend_many = attend_many;
   kernels.attention_scratch = attention_scratch;
   kernels.attention_element = attention_element;

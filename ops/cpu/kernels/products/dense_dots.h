@@ -10,9 +10,9 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Columns whose products are added up in f32; stretches of them are added up in double. So a
-// product goes through no more than kDotStretch / kLanes + kLanes additions in f32.
-constexpr std::int64_t kDotStretch = 2048;
+// Columns whose products are added up in f32; ranges of them are added up in double. So a
+// product goes through no more than kDotRange / kLanes + kLanes additions in f32.
+constexpr std::int64_t kDotRange = 2048;
 // Rows of the weight that a vector of activations is multiplied by: as many chains of fused
 // multiply-adds as hide their latency of 4 cycles.
 constexpr int kDotRows = 4;
@@ -20,8 +20,8 @@ constexpr int kDotRows = 4;
 template <typename Type, int COUNT>
 void dots_of(const float* x, const typename Type::Element* rows, std::int64_t k, float* out) {
   double total[COUNT] = {};
-  for (std::int64_t start = 0; start < k; start += kDotStretch) {
-    const std::int64_t end = std::min(start + kDotStretch, k);
+  for (std::int64_t start = 0; start < k; start += kDotRange) {
+    const std::int64_t end = std::min(start + kDotRange, k);
     Vector sum[COUNT];
     for (int r = 0; r < COUNT; ++r) sum[r] = Vector{};
     std::int64_t i = start;

@@ -108,13 +108,13 @@ inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std
     const std::int64_t blocks = std::min(kByteParts, k_blocks - b);
     const std::int64_t groups =
         std::min(blocks * kGroupsPerPart, a.filled_groups - b * kGroupsPerPart);
-    const ByteStretch stretch{packed + b * kBytePartBytes, parameters + b, b, blocks, groups};
-    // What follows in memory: codes of more of k, or of the next columns.
-    StretchFetch fetch(stretch.codes + blocks * kBytePartBytes, kByteParts * kBytePartBytes,
-                       q4nx::ceil_div(count, kTile) * kByteParts);
+    const BytePartRange range{packed + b * kBytePartBytes, parameters + b, b, blocks, groups};
+    // The codes that follow in memory: those of more of k, or of the next columns.
+    RangeFetch fetch(range.codes + blocks * kBytePartBytes, kByteParts * kBytePartBytes,
+                     q4nx::ceil_div(count, kTile) * kByteParts);
     for (std::int64_t row = 0; row < count; row += kTile) {
       with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
-        tile_int8<COUNT>(stretch, a, first + row, fetch, out + row * kDenseColumns);
+        tile_int8<COUNT>(range, a, first + row, fetch, out + row * kDenseColumns);
       });
     }
   }
@@ -127,7 +127,7 @@ constexpr int kBFloat16Rows = 12;
 constexpr std::int64_t kPairBytes = 2 * 64;
 // Groups of 32 of k whose packed columns are 32 KB, for L1 (the scratch of other products is as
 // large).
-constexpr std::int64_t kBFloat16Stretch = 32 * 1024 / (kPairBytes * q4nx::kGroup / 2);
+constexpr std::int64_t kBFloat16Range = 32 * 1024 / (kPairBytes * q4nx::kGroup / 2);
 
 inline std::int64_t bf16_block_bytes(std::int64_t k) {
   return q4nx::ceil_div(k, q4nx::kGroup) * q4nx::kGroup / 2 * kPairBytes;
@@ -179,11 +179,11 @@ void tile_dense_bf16(const std::byte* packed, const RoundedActivations& a, std::
 
 inline void dense_bf16(const std::byte* packed, const RoundedActivations& a, std::int64_t first,
                        std::int64_t count, float* out) {
-  for (std::int64_t group = 0; group < a.filled_groups; group += kBFloat16Stretch) {
-    const std::int64_t groups = std::min(kBFloat16Stretch, a.filled_groups - group);
+  for (std::int64_t group = 0; group < a.filled_groups; group += kBFloat16Range) {
+    const std::int64_t groups = std::min(kBFloat16Range, a.filled_groups - group);
     constexpr std::int64_t kPackedBytes = q4nx::kGroup / 2 * kPairBytes;
-    StretchFetch fetch(packed + (group + groups) * kPackedBytes, kBFloat16Stretch * kPackedBytes,
-                       q4nx::ceil_div(count, kBFloat16Rows));
+    RangeFetch fetch(packed + (group + groups) * kPackedBytes, kBFloat16Range * kPackedBytes,
+                     q4nx::ceil_div(count, kBFloat16Rows));
     for (std::int64_t row = 0; row < count; row += kBFloat16Rows) {
       fetch.step();
       with_count<kBFloat16Rows>(std::min<std::int64_t>(kBFloat16Rows, count - row),

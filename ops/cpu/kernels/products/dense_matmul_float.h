@@ -2,9 +2,9 @@
 // DenseMatMul in f32, with any instruction set: used where there are no dot products of bf16 or
 // int8, and for products of a few rows, which are not worth rounding a weight for.
 //
-// Packed: [k][32 columns] f32. Dataflow, for each stretch of k whose columns fill the L1 data
+// Packed: [k][32 columns] f32. Dataflow, for each range of k whose columns fill the L1 data
 // cache: tiles of kFloatRows rows of activations by two vectors of columns, accumulated in
-// registers, which are added to `out` after each stretch: one running sum over a long k would have
+// registers, which are added to `out` after each range: one running sum over a long k would have
 // a larger error than sums over some hundred that are added up.
 #pragma once
 
@@ -86,7 +86,7 @@ constexpr int kFloatRows = kRegisters == 32 ? 12 : 6;
 constexpr int kColumnVectors = 2;
 constexpr std::int64_t kTileColumns = static_cast<std::int64_t>(kColumnVectors) * kLanes;
 // 32 KB of packed columns.
-constexpr std::int64_t kFloatStretch = 256;
+constexpr std::int64_t kFloatRange = 256;
 
 // COUNT rows of activations times rows k .. end of two vectors of packed columns; out += product.
 template <int COUNT>
@@ -120,8 +120,8 @@ inline void dense_float(const std::byte* packed, const RoundedActivations& a, st
                         std::int64_t count, float* out) {
   const auto* columns = reinterpret_cast<const float*>(packed);
   const auto* x = static_cast<const float*>(a.values) + first * a.padded_k;
-  for (std::int64_t k = 0; k < a.padded_k; k += kFloatStretch) {
-    const std::int64_t end = std::min(k + kFloatStretch, a.padded_k);
+  for (std::int64_t k = 0; k < a.padded_k; k += kFloatRange) {
+    const std::int64_t end = std::min(k + kFloatRange, a.padded_k);
     for (std::int64_t row = 0; row < count; row += kFloatRows) {
       with_count<kFloatRows>(std::min<std::int64_t>(kFloatRows, count - row), [&]<int COUNT>() {
         for (std::int64_t c = 0; c < kDenseColumns; c += kTileColumns) {

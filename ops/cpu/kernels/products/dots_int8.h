@@ -5,15 +5,15 @@
 #pragma once
 
 #include "ops/cpu/kernels/products/fused_dqp.h"
-#include "ops/cpu/kernels/products/stretch.h"
+#include "ops/cpu/kernels/products/group_range.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-inline void unpack_int8(const Stretch& stretch, std::byte* unpacked) {
+inline void unpack_int8(const GroupRange& range, std::byte* unpacked) {
   for (int strip = 0; strip < kStrips; ++strip) {
-    for (std::int64_t g = 0; g < stretch.groups; ++g) {
-      const std::uint8_t* codes = stretch.weight.codes(stretch.first_group + g, strip);
+    for (std::int64_t g = 0; g < range.groups; ++g) {
+      const std::uint8_t* codes = range.weight.codes(range.first_group + g, strip);
       for (int quad = 0; quad < kGroup / 4; ++quad) {
         store_codes(byte_codes(codes + quad * 4 * q4nx::kColumnBytes), unpacked);
         unpacked += 64;
@@ -22,12 +22,12 @@ inline void unpack_int8(const Stretch& stretch, std::byte* unpacked) {
   }
 }
 
-// COUNT rows of activations from `row` times a stretch of one strip; `out` begins at the strip's
+// COUNT rows of activations from `row` times a range of one strip; `out` begins at the strip's
 // rows.
 template <int COUNT>
-void tile_int8(const Stretch& stretch, const std::byte* unpacked, int strip,
+void tile_int8(const GroupRange& range, const std::byte* unpacked, int strip,
                const RoundedActivations& a, std::int64_t row, float* out) {
-  const std::int64_t first = stretch.first_group;
+  const std::int64_t first = range.first_group;
   const auto* x = static_cast<const std::int8_t*>(a.values) + row * a.padded_k + first * kGroup;
   const float* scales = a.scales + row * a.groups + first;
   const float* sums = a.sums + row * a.groups + first;
@@ -35,7 +35,7 @@ void tile_int8(const Stretch& stretch, const std::byte* unpacked, int strip,
   if (first > 0) {
     for (int r = 0; r < COUNT; ++r) total[r] = load_rows(out + r * q4nx::kBlockRows);
   }
-  for (std::int64_t g = 0; g < stretch.groups; ++g, ++scales, ++sums) {
+  for (std::int64_t g = 0; g < range.groups; ++g, ++scales, ++sums) {
     // Fully unrolled, GCC orders the loop's additions so that their operands do not fit 16
     // registers: a quarter of the speed.
     IntegerRows dot[COUNT];
@@ -44,7 +44,7 @@ void tile_int8(const Stretch& stretch, const std::byte* unpacked, int strip,
       const ByteCodes codes = load_codes(unpacked);
       for (int r = 0; r < COUNT; ++r) dot_int8(dot[r], codes, x + r * a.padded_k);
     }
-    const auto [scale, minimum] = load_parameters(stretch.weight, first + g, strip);
+    const auto [scale, minimum] = load_parameters(range.weight, first + g, strip);
     for (int r = 0; r < COUNT; ++r) {
       add_group(total[r], dot[r], scales[r * a.groups], scale, minimum, sums[r * a.groups]);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of 32 columns of a product: bias, activation, residual, and their place in y.
+// Stores 32 columns of a product: adds the bias, applies the activation, adds the residual.
 #include <algorithm>
 #include <cstdint>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Q4NXMatMul in AVX-512: codes are unpacked once for many rows of activations.
 //
-// Dataflow, for each stretch of columns whose unpacked codes fill the scratch (32 KB, L1), and each
-// of the rows of blocks (so that a stretch of activations is read again while L2 has it): unpack 32
+// Dataflow, for each range of columns whose unpacked codes fill the scratch (32 KB, L1), and each
+// of the rows of blocks (so that a range of activations is read again while L2 has it): unpack 32
 // rows of codes to bf16 pairs, then for each tile of up to kTile rows of activations: the totals
 // come from `out`, each group's dots are accumulated in registers and scaled into them, and they go
 // back to `out`. The order of operations for one result of bf16 activations is that of FusedDQP, so
@@ -14,6 +14,7 @@
 #include <algorithm>
 
 #include "ops/cpu/kernels/products/fused_dqp_avx512.h"
+#include "ops/cpu/kernels/products/group_range.h"
 #include "ops/cpu/kernels/products/panels/multiply.h"
 #include "ops/cpu/kernels/products/panels/round.h"
 #include "ops/cpu/kernels/products/q4nx_matmul_int8_avx512.h"
@@ -43,24 +44,17 @@ inline void unpack_bf16(const Q4NXRows& weight, std::int64_t first_group, std::i
   }
 }
 
-// Groups of columns of a row of blocks whose codes are unpacked together.
-struct Stretch {
-  Q4NXRows weight;
-  std::int64_t first_group;
-  std::int64_t groups;
-};
-
 template <int COUNT>
-void tile_bf16(const Stretch& stretch, const std::byte* tile, const RoundedActivations& a,
+void tile_bf16(const GroupRange& range, const std::byte* tile, const RoundedActivations& a,
                std::int64_t row, float* out) {
   const auto* x = static_cast<const std::uint16_t*>(a.values) + row * a.padded_k +
-                  stretch.first_group * q4nx::kGroup;
+                  range.first_group * q4nx::kGroup;
   const float* sums = a.sums + row * a.groups;
   Rows total[COUNT];
-  if (stretch.first_group > 0) {
+  if (range.first_group > 0) {
     for (int r = 0; r < COUNT; ++r) total[r] = load_rows(out + r * q4nx::kBlockRows);
   }
-  for (std::int64_t g = 0; g < stretch.groups; ++g) {
+  for (std::int64_t g = 0; g < range.groups; ++g) {
     Rows dot[COUNT];
     for (int pair = 0; pair < q4nx::kGroup / 2; ++pair, tile += 128, x += 2) {
       const __m512i even = _mm512_load_si512(tile);
@@ -69,9 +63,9 @@ void tile_bf16(const Stretch& stretch, const std::byte* tile, const RoundedActiv
         dot_bf16(dot[r], even, odd, broadcast_activations(x + r * a.padded_k));
       }
     }
-    const auto [scale, minimum] = load_parameters(stretch.weight, stretch.first_group + g);
+    const auto [scale, minimum] = load_parameters(range.weight, range.first_group + g);
     for (int r = 0; r < COUNT; ++r) {
-      add_group(total[r], dot[r], scale, minimum, sums + r * a.groups + stretch.first_group + g);
+      add_group(total[r], dot[r], scale, minimum, sums + r * a.groups + range.first_group + g);
     }
   }
   for (int r = 0; r < COUNT; ++r) store_rows(total[r], out + r * q4nx::kBlockRows);
@@ -108,13 +102,13 @@ inline void matmul_bf16(const Q4NXRows& weight, std::int64_t row_blocks,
   const std::int64_t tiles = q4nx::ceil_div(count, kTile);
   for (std::int64_t group = 0; group < a.filled_groups; group += kGroups) {
     for (std::int64_t block = 0; block < row_blocks; ++block) {
-      const Stretch stretch{weight.from(block), group, std::min(kGroups, a.filled_groups - group)};
-      unpack_bf16(stretch.weight, group, stretch.groups, scratch);
+      const GroupRange range{weight.from(block), group, std::min(kGroups, a.filled_groups - group)};
+      unpack_bf16(range.weight, group, range.groups, scratch);
       float* y = out + block * count * q4nx::kBlockRows;
       for (std::int64_t tile = 0; tile < tiles; ++tile) {
         const std::int64_t begin = count * tile / tiles;
         with_count<kTile>(count * (tile + 1) / tiles - begin, [&]<int COUNT>() {
-          tile_bf16<COUNT>(stretch, scratch, a, first + begin, y + begin * q4nx::kBlockRows);
+          tile_bf16<COUNT>(range, scratch, a, first + begin, y + begin * q4nx::kBlockRows);
         });
       }
     }
@@ -132,16 +126,16 @@ inline Int8Order int8_order(std::int64_t rows) {
                                   : Int8Order::kParts;
 }
 
-// Rounds weights to 8 bits and calls multiply(stretch, fetch, out[count][32]) for each stretch of
-// each row of blocks; `fetch` fetches the next stretch in `steps` steps.
+// Rounds weights to 8 bits and calls multiply(range, fetch, out[count][32]) for each range of
+// each row of blocks; `fetch` fetches the next range in `steps` steps.
 template <typename Multiply>
-void for_each_stretch(const Q4NXRows& weight, std::int64_t row_blocks, const RoundedActivations& a,
-                      std::int64_t count, std::int64_t steps, std::byte* scratch, float* out,
-                      const Multiply& multiply) {
+void for_each_range(const Q4NXRows& weight, std::int64_t row_blocks, const RoundedActivations& a,
+                    std::int64_t count, std::int64_t steps, std::byte* scratch, float* out,
+                    const Multiply& multiply) {
   const std::int64_t parts = a.groups / kGroupsPerPart;
-  // After this stretch comes that of the next row of blocks, or the next columns of all rows; after
+  // After this range comes that of the next row of blocks, or the next columns of all rows; after
   // the last one, most likely the rows of blocks that follow.
-  const auto next_stretch = [&](std::int64_t part, std::int64_t block) {
+  const auto next_range = [&](std::int64_t part, std::int64_t block) {
     if (++block == row_blocks) {
       part += kByteParts;
       block = part < parts ? 0 : row_blocks;
@@ -150,12 +144,12 @@ void for_each_stretch(const Q4NXRows& weight, std::int64_t row_blocks, const Rou
     const Q4NXRows row = weight.from(block);
     const std::int64_t end = std::min((part + kByteParts) * kGroupsPerPart, weight.stored_groups);
     const std::uint8_t* start = row.scales(part * kGroupsPerPart);
-    return StretchFetch(start, row.scales(end) - start, steps);
+    return RangeFetch(start, row.scales(end) - start, steps);
   };
   for (std::int64_t part = 0; part < parts; part += kByteParts) {
     for (std::int64_t block = 0; block < row_blocks; ++block) {
-      const ByteStretch stretch = unpack_int8(weight.from(block), part, a, scratch);
-      multiply(stretch, next_stretch(part, block), out + block * count * q4nx::kBlockRows);
+      const BytePartRange range = unpack_int8(weight.from(block), part, a, scratch);
+      multiply(range, next_range(part, block), out + block * count * q4nx::kBlockRows);
     }
   }
 }
@@ -163,12 +157,12 @@ void for_each_stretch(const Q4NXRows& weight, std::int64_t row_blocks, const Rou
 inline void multiply_bytes(const Q4NXRows& weight, std::int64_t row_blocks,
                            const RoundedActivations& a, std::int64_t first, std::int64_t count,
                            std::byte* scratch, float* out) {
-  for_each_stretch(
+  for_each_range(
       weight, row_blocks, a, count, q4nx::ceil_div(count, kTile) * kByteParts, scratch, out,
-      [&](const ByteStretch& stretch, StretchFetch fetch, float* y) {
+      [&](const BytePartRange& range, RangeFetch fetch, float* y) {
         for (std::int64_t row = 0; row < count; row += kTile, y += kTile * q4nx::kBlockRows) {
           with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
-            tile_int8<COUNT>(stretch, a, first + row, fetch, y);
+            tile_int8<COUNT>(range, a, first + row, fetch, y);
           });
         }
       });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Q4NXMatMul in AVX2 + FMA or in NEON: codes are unpacked once for many rows of activations.
 //
-// Dataflow, for each stretch of columns whose unpacked codes fill half of an L1 data cache: unpack
+// Dataflow, for each range of columns whose unpacked codes fill half of an L1 data cache: unpack
 // 32 rows of codes; then for each tile of rows of activations and each strip: the totals come from
 // `out`, each group's dots are accumulated in registers and scaled into them, and they go back. The
 // order of operations for one result is that of FusedDQP, so it does not depend on the number of
@@ -27,10 +27,10 @@ static_assert(kUnpackedBytes <= static_cast<std::int64_t>(kMatMulScratchBytes));
 constexpr std::int64_t kInt8Groups = kUnpackedBytes / (q4nx::kBlockRows * kGroup);
 constexpr std::int64_t kBFloat16Groups = kInt8Groups / static_cast<int>(sizeof(float));
 
-inline void unpack_float(const Stretch& stretch, float* unpacked) {
+inline void unpack_float(const GroupRange& range, float* unpacked) {
   for (int strip = 0; strip < kStrips; ++strip) {
-    for (std::int64_t g = 0; g < stretch.groups; ++g) {
-      const std::uint8_t* codes = stretch.weight.codes(stretch.first_group + g, strip);
+    for (std::int64_t g = 0; g < range.groups; ++g) {
+      const std::uint8_t* codes = range.weight.codes(range.first_group + g, strip);
       for (int column = 0; column < kGroup; ++column) {
         store_codes(float_codes(codes + column * q4nx::kColumnBytes), unpacked);
         unpacked += 16;
@@ -39,25 +39,25 @@ inline void unpack_float(const Stretch& stretch, float* unpacked) {
   }
 }
 
-// COUNT rows of activations from `row` times a stretch of one strip; `out` begins at the strip's
-// rows, and `x` has the activations in f32, [COUNT][columns of the stretch].
+// COUNT rows of activations from `row` times a range of one strip; `out` begins at the strip's
+// rows, and `x` has the activations in f32, [COUNT][columns of the range].
 template <int COUNT>
-void tile_float(const Stretch& stretch, const float* unpacked, int strip,
+void tile_float(const GroupRange& range, const float* unpacked, int strip,
                 const RoundedActivations& a, std::int64_t row, const float* x, float* out) {
-  const std::int64_t first = stretch.first_group;
-  const std::int64_t columns = stretch.groups * kGroup;
+  const std::int64_t first = range.first_group;
+  const std::int64_t columns = range.groups * kGroup;
   const float* sums = a.sums + row * a.groups + first;
   Rows total[COUNT];
   if (first > 0) {
     for (int r = 0; r < COUNT; ++r) total[r] = load_rows(out + r * q4nx::kBlockRows);
   }
-  for (std::int64_t g = 0; g < stretch.groups; ++g, ++sums) {
+  for (std::int64_t g = 0; g < range.groups; ++g, ++sums) {
     Rows dot[COUNT];
     for (int column = 0; column < kGroup; ++column, unpacked += 16, ++x) {
       const Rows codes = load_codes(unpacked);
       for (int r = 0; r < COUNT; ++r) dot_float(dot[r], codes, x + r * columns);
     }
-    const auto [scale, minimum] = load_parameters(stretch.weight, first + g, strip);
+    const auto [scale, minimum] = load_parameters(range.weight, first + g, strip);
     for (int r = 0; r < COUNT; ++r) {
       add_group(total[r], dot[r], scale, minimum, sums[r * a.groups]);
     }
@@ -75,13 +75,13 @@ inline void matmul_int8(const Q4NXRows& weight, const RoundedActivations& a, std
     });
   }
   for (std::int64_t group = 0; group < a.filled_groups; group += kInt8Groups) {
-    const Stretch stretch{weight, group, std::min(kInt8Groups, a.filled_groups - group)};
-    unpack_int8(stretch, scratch);
+    const GroupRange range{weight, group, std::min(kInt8Groups, a.filled_groups - group)};
+    unpack_int8(range, scratch);
     for (std::int64_t row = 0; row < count; row += kTileInt8) {
       with_count<kTileInt8>(std::min<std::int64_t>(kTileInt8, count - row), [&]<int COUNT>() {
         for (int strip = 0; strip < kStrips; ++strip) {
-          tile_int8<COUNT>(stretch, scratch + strip * stretch.groups * kGroup * kStripRows, strip,
-                           a, first + row, out + row * q4nx::kBlockRows + strip * kStripRows);
+          tile_int8<COUNT>(range, scratch + strip * range.groups * kGroup * kStripRows, strip, a,
+                           first + row, out + row * q4nx::kBlockRows + strip * kStripRows);
         }
       });
     }
@@ -99,16 +99,16 @@ inline void matmul_bf16(const Q4NXRows& weight, const RoundedActivations& a, std
   }
   auto* unpacked = reinterpret_cast<float*>(scratch);
   for (std::int64_t group = 0; group < a.filled_groups; group += kBFloat16Groups) {
-    const Stretch stretch{weight, group, std::min(kBFloat16Groups, a.filled_groups - group)};
-    const std::int64_t columns = stretch.groups * kGroup;
-    unpack_float(stretch, unpacked);
+    const GroupRange range{weight, group, std::min(kBFloat16Groups, a.filled_groups - group)};
+    const std::int64_t columns = range.groups * kGroup;
+    unpack_float(range, unpacked);
     for (std::int64_t row = 0; row < count; row += kTileBFloat16) {
       with_count<kTileBFloat16>(
           std::min<std::int64_t>(kTileBFloat16, count - row), [&]<int COUNT>() {
             alignas(32) float x[COUNT * kBFloat16Groups * kGroup];
             widen(a, first + row, COUNT, group * kGroup, columns, x);
             for (int strip = 0; strip < kStrips; ++strip) {
-              tile_float<COUNT>(stretch, unpacked + strip * columns * kStripRows, strip, a,
+              tile_float<COUNT>(range, unpacked + strip * columns * kStripRows, strip, a,
                                 first + row, x, out + row * q4nx::kBlockRows + strip * kStripRows);
             }
           });

@@ -11,7 +11,7 @@
 // Activations have one scale for each 256 columns too, so that a part is one sum of integers.
 // (With a scale for each 32, prompts of a 1B model were read some 5 % slower.)
 //
-// Dataflow, for each stretch of columns whose 8-bit codes fill the scratch: round 32 rows, then for
+// Dataflow, for each range of columns whose 8-bit codes fill the scratch: round 32 rows, then for
 // each tile of kTile rows of activations and each part of columns: its dots in int32, in
 // registers, times both scales, plus minimum times the activations' sum, into `out`. Scratch: codes
 // [column / 4][even rows, odd rows][16 lanes of 4 columns], then for each part scales and minima
@@ -34,7 +34,7 @@ constexpr std::int64_t kBytePartBytes = q4nx::kBlockRows * kPartColumns;
 constexpr std::int64_t kByteParts = kMatMulScratchBytes / (kBytePartBytes + 4 * 64);
 
 // Parts of 8-bit codes of 32 rows x 256 columns, with scale and minimum of each.
-struct ByteStretch {
+struct BytePartRange {
   const std::byte* codes;
   const Parameters* parameters;
   std::int64_t first_part;
@@ -120,7 +120,7 @@ template <typename RowsAt>
   }
 }
 
-// What 8-bit codes of each row have to span: its weights' lowest to highest over `groups` groups of
+// The range of the 8-bit codes of each row: its lowest and highest weight in `groups` groups of
 // columns.
 inline ByteRange byte_range(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups) {
   const auto largest_codes = [&](const Parameters& p) -> Rows {
@@ -175,9 +175,9 @@ inline Parameters unpack_part(const Q4NXRows& weight, std::int64_t first_group, 
   return range.parameters;
 }
 
-// The stretch of kByteParts parts (fewer at the end of the row) from `first_part` on.
-inline ByteStretch unpack_int8(const Q4NXRows& weight, std::int64_t first_part,
-                               const RoundedActivations& a, std::byte* scratch) {
+// The range of kByteParts parts (fewer at the end of the row) from `first_part` on.
+inline BytePartRange unpack_int8(const Q4NXRows& weight, std::int64_t first_part,
+                                 const RoundedActivations& a, std::byte* scratch) {
   const std::int64_t count = std::min(kByteParts, a.groups / kGroupsPerPart - first_part);
   const std::int64_t first_group = first_part * kGroupsPerPart;
   const std::int64_t groups = std::min(count * kGroupsPerPart, a.filled_groups - first_group);
@@ -191,14 +191,14 @@ inline ByteStretch unpack_int8(const Q4NXRows& weight, std::int64_t first_part,
   return {scratch, parameters, first_part, count, groups};
 }
 
-// Fetches the stretch of blocks that is multiplied next while another one is multiplied, a part in
+// Fetches the range of blocks that is multiplied next while another one is multiplied, a part in
 // each of `steps` steps: all at once would be more than the core can ask for. (With 33 rows,
 // fetching 24 lines at each tile took 12 % longer on a Granite Rapids than 6 at each of its parts
 // of columns.) Fetches into L2, because L1 is full.
-class StretchFetch {
+class RangeFetch {
  public:
-  StretchFetch(const void* stretch, std::int64_t bytes, std::int64_t steps)
-      : next_(static_cast<const char*>(stretch)), end_(next_ + bytes) {
+  RangeFetch(const void* range, std::int64_t bytes, std::int64_t steps)
+      : next_(static_cast<const char*>(range)), end_(next_ + bytes) {
     step_ = q4nx::ceil_div(bytes / kLine, steps) * kLine;
   }
 
@@ -271,18 +271,18 @@ struct PartResults {
 };
 
 template <int COUNT>
-void tile_int8(const ByteStretch& stretch, const RoundedActivations& a, std::int64_t row,
-               StretchFetch& fetch, float* out) {
-  for (std::int64_t p = 0; p < stretch.parts; ++p) {
+void tile_int8(const BytePartRange& range, const RoundedActivations& a, std::int64_t row,
+               RangeFetch& fetch, float* out) {
+  for (std::int64_t p = 0; p < range.parts; ++p) {
     fetch.step();
-    const std::int64_t part = stretch.first_part + p;
+    const std::int64_t part = range.first_part + p;
     IntegerRows dot[COUNT];
     dot_part<COUNT>(
-        stretch.codes + p * kBytePartBytes,
-        std::min(kGroupsPerPart, stretch.groups - p * kGroupsPerPart),
+        range.codes + p * kBytePartBytes,
+        std::min(kGroupsPerPart, range.groups - p * kGroupsPerPart),
         static_cast<const std::int8_t*>(a.values) + row * a.padded_k + part * kPartColumns,
         a.padded_k, dot);
-    const PartResults results(stretch.parameters[p], a, row, part);
+    const PartResults results(range.parameters[p], a, row, part);
     for (int r = 0; r < COUNT; ++r) results.add(dot[r], r, out + r * q4nx::kBlockRows);
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What roundings of activations share: groups of 32 columns, and the scales of int8.
+// Functions for rounding activations: groups of 32 columns, and the scales of int8.
 #pragma once
 
 #include <algorithm>

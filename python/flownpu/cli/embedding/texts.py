@@ -17,14 +17,14 @@ Texts = Annotated[
 ]
 
 
-def read_texts(given: list[str] | None) -> list[str]:
+def read_texts(texts: list[str] | None) -> list[str]:
     """The texts of the command line, or the lines of stdin.
 
     Raises:
         FlowNPUError: there is none.
     """
-    if given:
-        return given
+    if texts:
+        return texts
     if sys.stdin.isatty():
         raise typer.BadParameter('expected "some text" ..., or a text on each line of stdin', param_hint="TEXT")
     read_all_bytes()

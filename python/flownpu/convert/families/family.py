@@ -20,7 +20,7 @@ class Power(NamedTuple):
 
 
 class Biases(NamedTuple):
-    """Which projections have a bias: True, False, or the name of the setting that says so."""
+    """Whether each projection has a bias: True, False, or the name of the setting that says so."""
 
     qkv: bool | str = "attention_bias"
     output: bool | str = "attention_bias"
@@ -71,7 +71,7 @@ class Family:
     activations: Mapping[str, str] = field(default_factory=dict)
     """Values of that setting that mean another activation in this family, with its usual name."""
     norms: Literal["before", "around", "after"] = "before"
-    """Where norms are: before attention and feed-forward; after them, before their outputs are added; or both
+    """The places of norms: before attention and feed-forward; after them, before their outputs are added; or both
     ("around")."""
     norm_offset: float = 0.0
     """A number that is added to a checkpoint's norm weights."""
@@ -85,7 +85,7 @@ class Family:
     neutral: Mapping[str, Any] = field(default_factory=dict)
     """Settings that FlowNPU does not support, and the values with which they change nothing."""
     windows: Literal["none", "all", "listed", "behind"] = "none"
-    """Which layers have a window: none; all, if the configuration has a window; those that layer_types lists; or, if
+    """The layers with a window: none; all, if the configuration has a window; those that layer_types lists; or, if
     use_sliding_window is set, those after the first max_window_layers ("behind")."""
     period: int | Power | None = None
     """Without layer_types, every `period`-th layer sees all tokens; a Power names the setting with that number."""

@@ -41,12 +41,12 @@ class Tokens:
         return next((file.tokens(key) for file in self._files if key in file), ())
 
 
-def read_family(family: Family, given: Settings, tokens: Tokens, *, embeds: bool = False) -> Decoder:
+def read_family(family: Family, settings: Settings, tokens: Tokens, *, embeds: bool = False) -> Decoder:
     """The decoder that a configuration of that family describes.
 
     Args:
         family: the family.
-        given: the configuration.
+        settings: the configuration.
         tokens: where token ids are looked for.
         embeds: whether the model embeds texts: only then may it be bidirectional.
 
@@ -54,23 +54,23 @@ def read_family(family: Family, given: Settings, tokens: Tokens, *, embeds: bool
         ConversionError: it asks for something that cannot be converted, or a setting has a value of another type.
     """
     if family.inner is not None:
-        if family.inner not in given:
+        if family.inner not in settings:
             raise ConversionError(
-                f"{given.where}: model_type {family.model_type} needs a {family.inner}, and there is none"
+                f"{settings.where}: model_type {family.model_type} needs a {family.inner}, and there is none"
             )
-        given = given.section(family.inner)
-        tokens = tokens.then(given)
-    bidirectional = given.flag("use_bidirectional_attention")
+        settings = settings.section(family.inner)
+        tokens = tokens.then(settings)
+    bidirectional = settings.flag("use_bidirectional_attention")
     if bidirectional and not embeds:
         raise ConversionError(
-            f"{given.where}: use_bidirectional_attention is set; only causal decoders can be converted"
+            f"{settings.where}: use_bidirectional_attention is set; only causal decoders can be converted"
         )
-    _check_neutral(family, given)
+    _check_neutral(family, settings)
     # A soft cap or a window that is null in the file means none: the family's default is for files without the setting.
     none = {
-        key for key in (family.attention_softcap, family.logit_softcap, "sliding_window") if given.is_null(str(key))
+        key for key in (family.attention_softcap, family.logit_softcap, "sliding_window") if settings.is_null(str(key))
     }
-    config = given.with_defaults({key: value for key, value in family.defaults.items() if key not in none})
+    config = settings.with_defaults({key: value for key, value in family.defaults.items() if key not in none})
     tokens = tokens.then(config)
     heads, kv_heads, head_size = _head_sizes(config)
     config = config.with_defaults({"head_dim": head_size})
@@ -114,12 +114,12 @@ def read_family(family: Family, given: Settings, tokens: Tokens, *, embeds: bool
     )
 
 
-def _check_neutral(family: Family, given: Settings) -> None:
+def _check_neutral(family: Family, settings: Settings) -> None:
     """Raises ConversionError if an unsupported setting would change the model."""
     for key, neutral in family.neutral.items():
-        if key in given and (value := given.value(key)) != neutral:
+        if key in settings and (value := settings.value(key)) != neutral:
             raise ConversionError(
-                f"{given.where}: {key} is {value!r}, and only models that have {neutral!r} there can be converted"
+                f"{settings.where}: {key} is {value!r}, and only models that have {neutral!r} there can be converted"
             )
 
 
@@ -149,12 +149,12 @@ def _head_sizes(config: Settings) -> tuple[int, int, int]:
 
 
 def _gating(family: Family, config: Settings) -> str:
-    given = config.text(family.activation, "silu")
-    gating = _GATINGS.get(family.activations.get(given, given))
+    activation = config.text(family.activation, "silu")
+    gating = _GATINGS.get(family.activations.get(activation, activation))
     if gating is None:
         raise ConversionError(
-            f'{config.where}: expected {family.activation} gelu_pytorch_tanh or silu, got "{given}", which cannot be '
-            "converted"
+            f'{config.where}: expected {family.activation} gelu_pytorch_tanh or silu, got "{activation}", which '
+            "cannot be converted"
         )
     return gating
 

@@ -29,7 +29,7 @@ _NEUTRAL = {
     "attention.max_alibi_bias": 0.0,
 }
 
-# The same for mixtures of experts. The gating function 1 is softmax.
+# Such settings of mixtures of experts. The gating function 1 is softmax.
 _NEUTRAL_EXPERTS = {"expert_gating_func": 1, "expert_shared_count": 0, "expert_shared_feed_forward_length": 0}
 
 # How many layers the Gemmas of 27B parameters have. Their attention is scaled by 1 / sqrt(hidden size / heads), that of
@@ -186,14 +186,14 @@ class _Settings:
 
     def _local_layers(self, count: int, period: int) -> list[bool]:
         """For each layer whether it has a window: all but the last of each period have one, or an array says."""
-        given = self.value("attention.sliding_window_pattern", period)
-        if not isinstance(given, np.ndarray):
-            return [(i + 1) % int(given) != 0 for i in range(count)]
-        if given.size != count:
+        pattern = self.value("attention.sliding_window_pattern", period)
+        if not isinstance(pattern, np.ndarray):
+            return [(i + 1) % int(pattern) != 0 for i in range(count)]
+        if pattern.size != count:
             raise ConversionError(
-                f"{self.file.path}: expected attention.sliding_window_pattern for {count} layers, got {given.size}"
+                f"{self.file.path}: expected attention.sliding_window_pattern for {count} layers, got {pattern.size}"
             )
-        return [bool(local) for local in given]
+        return [bool(local) for local in pattern]
 
     def _rope_scaling(self) -> dict[str, Any] | None:
         kind = self.value("rope.scaling.type", "none")

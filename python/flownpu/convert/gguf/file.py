@@ -50,7 +50,7 @@ _DEFAULT_ALIGNMENT = 32
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Where a tensor is and how it is stored."""
+    """A tensor's place and form in the file."""
 
     shape: tuple[int, ...]
     """The slowest-varying axis first, as in numpy."""

@@ -180,8 +180,8 @@ class _Tokenizer:
         return self.tokens[int(index)]
 
     def _unknown(self) -> str | None:
-        given = self.special("unknown")
-        return given or next((t for t, kind in zip(self.tokens, self.types, strict=True) if kind == _UNKNOWN), None)
+        unknown = self.special("unknown")
+        return unknown or next((t for t, kind in zip(self.tokens, self.types, strict=True) if kind == _UNKNOWN), None)
 
     def _added_tokens(self) -> list[dict[str, Any]]:
         """The tokens that are found in a text before it is split into words."""

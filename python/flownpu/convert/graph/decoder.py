@@ -212,7 +212,7 @@ class DecoderWriter(EmbeddingWriter):
         """The shape of a layer's cached keys, which is also that of its values."""
         raise NotImplementedError
 
-    def _attend(self, layer: Layer, given: Attended) -> tuple[str, list[ir.Value | None], dict[str, int]]:
+    def _attend(self, layer: Layer, attended: Attended) -> tuple[str, list[ir.Value | None], dict[str, int]]:
         """The type of a layer's attention operator, its inputs, and the attributes that only this type has."""
         raise NotImplementedError
 
@@ -334,10 +334,10 @@ class _Writer(DecoderWriter):
         # GroupQueryAttention in the operator's definition write a longer present into the memory of the past.
         return ["batch_size", self.decoder.kv_heads, None, cache_columns(self.kv_dtype, self.decoder.head_size)]
 
-    def _attend(self, layer: Layer, given: Attended) -> tuple[str, list[ir.Value | None], dict[str, int]]:
+    def _attend(self, layer: Layer, attended: Attended) -> tuple[str, list[ir.Value | None], dict[str, int]]:
         windowed = layer.window is not None and self.sliding_window_cache
         positions = self.positions.get(self.decoder.rotaries.index(layer.rotary)) if layer.rotary.rotated else None
-        inputs = [*given.qkv, *given.past, *self.lengths, *given.rotary, positions, None, *given.norms]
+        inputs = [*attended.qkv, *attended.past, *self.lengths, *attended.rotary, positions, None, *attended.norms]
         return "FlowQKVAttention", [*inputs, self.image_blocks], {"sliding_window_cache": int(windowed)}
 
     def _last_token(self, hidden: ir.Value, lengths: ir.Value, input_ids: ir.Value) -> ir.Value:

@@ -79,8 +79,8 @@ class _Writer(DecoderWriter):
         for value, part in zip(present, ("key", "value"), strict=True):
             value.name = f"/layers.{index}.self_attn/attention/{part}"
 
-    def _attend(self, layer: Layer, given: Attended) -> tuple[str, list[ir.Value | None], dict[str, int]]:
+    def _attend(self, layer: Layer, attended: Attended) -> tuple[str, list[ir.Value | None], dict[str, int]]:
         bidirectional = self.decoder.bidirectional
         bias = self.windows.get(layer.window) if layer.window is not None else None
-        inputs = [*given.qkv, *given.past, *self.lengths, *given.rotary, None, bias, *given.norms]
+        inputs = [*attended.qkv, *attended.past, *self.lengths, *attended.rotary, None, bias, *attended.norms]
         return "FlowQKVAttention", inputs, {"causal": 0, "local_window_size": -1} if bidirectional else {}

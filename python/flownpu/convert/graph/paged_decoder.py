@@ -68,10 +68,10 @@ class _Writer(DecoderWriter):
     def _cache_shape(self) -> list[int | str | None]:
         return ["num_blocks", "block_size", self.decoder.kv_heads, self.decoder.head_size]
 
-    def _attend(self, layer: Layer, given: Attended) -> tuple[str, list[ir.Value | None], dict[str, int]]:
+    def _attend(self, layer: Layer, attended: Attended) -> tuple[str, list[ir.Value | None], dict[str, int]]:
         del layer  # its window is an attribute that _attention sets for every operator
-        query, key, value = given.qkv
+        query, key, value = attended.qkv
         if key is not None:  # PagedAttention takes the three packed
             query = self._op("Concat", [query, key, value], f"{key.name}/qkv", axis=-1)
         lengths = self.boundaries, self.pasts, self.table
-        return "PagedAttention", [query, *given.past, *lengths, *given.rotary, *given.norms], {}
+        return "PagedAttention", [query, *attended.past, *lengths, *attended.rotary, *attended.norms], {}

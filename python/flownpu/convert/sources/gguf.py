@@ -100,14 +100,14 @@ def _with_rope_factors(decoder: Decoder, file: GgufFile, tensors: GgufWeights) -
 def _say_types(tensors: GgufWeights, plan: Sequence[Weight]) -> dict[str, str]:
     """Logs what happens to the weights of each type; returns these texts by type, for the manifest."""
     names = [source.tensor for weight in plan if isinstance(weight, ProjectionWeight) for source in weight.sources]
-    said = {}
+    texts = {}
     for kind, count in sorted(tensors.types(names).items()):
         noun = "weight" if count == 1 else "weights"
         if kind in _UNCHANGED:
-            said[kind.name] = f"{count} {noun}: codes unchanged, {_UNCHANGED[kind]} rounded to bf16"
+            texts[kind.name] = f"{count} {noun}: codes unchanged, {_UNCHANGED[kind]} rounded to bf16"
         elif kind in _FLOATS:
-            said[kind.name] = f"{count} {noun}: quantised to Q4NX"
+            texts[kind.name] = f"{count} {noun}: quantised to Q4NX"
         else:
-            said[kind.name] = f"{count} {noun}: dequantised, and quantised again to Q4NX"
-        _log.log(logging.INFO if kind in _UNCHANGED else logging.WARNING, "%s: %s", kind.name, said[kind.name])
-    return said
+            texts[kind.name] = f"{count} {noun}: dequantised, and quantised again to Q4NX"
+        _log.log(logging.INFO if kind in _UNCHANGED else logging.WARNING, "%s: %s", kind.name, texts[kind.name])
+    return texts

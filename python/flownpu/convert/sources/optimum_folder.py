@@ -60,8 +60,8 @@ def convert_optimum_folder(request: Request) -> None:
     if any(node.domain == DOMAIN for node in model.graph):
         raise ConversionError(f"{path}: is a model for FlowNPU already")
     check_operators(model, path)
-    if said := unlike_the_graph(config, model.graph):
-        _log.warning("%s: %s", path, said)
+    if warning := unlike_the_graph(config, model.graph):
+        _log.warning("%s: %s", path, warning)
     try:
         report = rewrite_plain(model, positions=positions, tile=prompt_folding)
     except ValueError as error:

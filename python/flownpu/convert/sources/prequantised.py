@@ -51,7 +51,7 @@ _IN_A_WORD = 32 // _BITS
 _IN_EACH_PLACE = 0x11111111
 # The zero point of a weight whose minima are -8 times its scales.
 _SYMMETRIC_ZERO = 8
-# Which of eight values is in the lowest four bits of a word, which in the next four, and so on.
+# The indices of eight values in the order of their bits in a word, from the lowest four on.
 _ORDER = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": tuple(range(_IN_A_WORD))}
 _FORMATS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}
 # The last parts of the names of the tensors that a packed weight consists of.
@@ -207,19 +207,19 @@ class PrequantisedWeights(CheckpointWeights):
         """Logs what happens to the weights of each kind; returns these texts by kind, for the manifest."""
         names = [source.tensor for weight in plan if isinstance(weight, ProjectionWeight) for source in weight.sources]
         packed = [name for name in names if self._is_packed(name)]
-        said = {}
+        texts = {}
         if carried := len(packed) - len(self._order):
-            said[self._packing.method] = f"{carried} weights: codes unchanged, scales and minima rounded to bf16"
+            texts[self._packing.method] = f"{carried} weights: codes unchanged, scales and minima rounded to bf16"
         if self._order:
-            said["act-order"] = (
+            texts["act-order"] = (
                 f"{len(self._order)} weights: dequantised, and quantised again to Q4NX, for columns that share a scale "
                 "are not neighbours (desc_act)"
             )
         if floats := len(names) - len(packed):
-            said["float"] = f"{floats} weights: quantised to Q4NX"
-        for kind, text in said.items():
+            texts["float"] = f"{floats} weights: quantised to Q4NX"
+        for kind, text in texts.items():
             _log.log(logging.INFO if kind == self._packing.method else logging.WARNING, "%s: %s", kind, text)
-        return said
+        return texts
 
     def _whole(self, name: str) -> str:
         module, _, part = name.rpartition(".")

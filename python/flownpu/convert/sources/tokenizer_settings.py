@@ -32,9 +32,9 @@ def readable_by_genai(files: Mapping[str, bytes]) -> dict[str, bytes]:
     Raises:
         ConversionError: tokenizer_config.json is not a JSON object, or names a template by what cannot name a file.
     """
-    given = files.get(SETTINGS, b"{}")
+    content = files.get(SETTINGS, b"{}")
     try:
-        settings = json.loads(given)
+        settings = json.loads(content)
     except ValueError as error:
         raise ConversionError(f"{SETTINGS} is not valid JSON ({error}): download it again") from error
     if not isinstance(settings, dict):

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 def settings_files(folder: Path) -> list[Path]:
-    """Those of a checkpoint's files that say how pictures are prepared; there may be none."""
+    """The files of a checkpoint that say how pictures are prepared; there may be none."""
     return [path for name in ("preprocessor_config.json", "processor_config.json") if (path := folder / name).is_file()]
 
 

@@ -31,7 +31,7 @@ _DRAFT_COST = 0.25
 
 @dataclass(frozen=True)
 class Speculation:
-    """Where candidates come from; if both are wanted, the draft is asked when the lookup has found nothing."""
+    """The sources of candidates; with both, the draft is asked when the lookup has found nothing."""
 
     lookup: bool = False
     draft: Path | None = None

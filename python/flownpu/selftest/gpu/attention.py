@@ -48,14 +48,14 @@ def _attention(
     keys, values = (_read(np.concatenate(pair, axis=2)) for pair in zip(old, by_head, strict=True))
     seen = _seen(tokens, past, window, causal=causal)
     y, tolerance = _attended(query.astype(np.float64), keys, values, seen, softcap)
-    given: list[np.ndarray | None] = [query, *new, *[None] * 4]
+    inputs: list[np.ndarray | None] = [query, *new, *[None] * 4]
     if past:
         lengths, all_tokens = np.full(batch, total - 1, np.int32), np.array(total, np.int32)
-        given = [query, *new, *old, lengths, all_tokens]
+        inputs = [query, *new, *old, lengths, all_tokens]
     attributes: dict[str, Any] = {"num_heads": heads, "kv_num_heads": kv_heads, "head_size": size}
     attributes |= {"softcap": softcap, "local_window_size": window, "causal": int(causal)}
     return Case(
-        name="", op_type="FlowKVAttention" if tokens == 1 else "FlowQKVAttention", inputs=given,
+        name="", op_type="FlowKVAttention" if tokens == 1 else "FlowQKVAttention", inputs=inputs,
         attributes=attributes, outputs=["float", cache, cache], expected={0: Expected(y, tolerance)},
     )  # fmt: skip
 

@@ -108,13 +108,13 @@ def _multiplied(
     x: np.ndarray, weight: np.ndarray, magnitude: np.ndarray, *, rounds: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """The product with a weight, float64 [tokens, rows], and its tolerance."""
-    given = x.astype(np.float64)
-    doubtful = np.zeros_like(given)
+    rounded = x.astype(np.float64)
+    doubtful = np.zeros_like(rounded)
     if rounds:
-        given, doubtful = _rounded(x)
+        rounded, doubtful = _rounded(x)
     additions = -(-x.shape[1] // _GROUP) + _OTHERS
-    tolerance = additions * F32 * (np.abs(given) @ magnitude.T) + doubtful @ np.abs(weight).T
-    return given @ weight.T, tolerance
+    tolerance = additions * F32 * (np.abs(rounded) @ magnitude.T) + doubtful @ np.abs(weight).T
+    return rounded @ weight.T, tolerance
 
 
 def _rounded(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

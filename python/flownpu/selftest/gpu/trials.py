@@ -72,15 +72,15 @@ class Devices:
 
     def __init__(self) -> None:
         use_installed_packages()
-        self._made: dict[tuple[tuple[str, str], ...], _native.GpuDevice] = {}
+        self._devices: dict[tuple[tuple[str, str], ...], _native.GpuDevice] = {}
         self.first = self.of({})
 
     def of(self, options: Mapping[str, str]) -> _native.GpuDevice:
         """The device with these options."""
         key = tuple(sorted(options.items()))
-        if key not in self._made:
-            self._made[key] = cast("_native.GpuDevice", _native.make_device("gpu", dict(options)))
-        return self._made[key]
+        if key not in self._devices:
+            self._devices[key] = cast("_native.GpuDevice", _native.make_device("gpu", dict(options)))
+        return self._devices[key]
 
 
 def variants(*, large: bool = True, images: bool = True) -> list[Variant]:

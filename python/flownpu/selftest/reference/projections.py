@@ -118,9 +118,9 @@ def fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng, *, interleaved: b
         tolerance = (STEEPEST * sums[0] + activation_tolerance(gate, act)) * (np.abs(up) + sums[1])
         tolerance = tolerance + np.abs(act) * sums[1] + PRODUCT * np.abs(expected)
     tolerance = tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
-    given = interleave(blocks) if interleaved else blocks
+    weight = interleave(blocks) if interleaved else blocks
     make = partial(design.program, m, k, interleaved=interleaved)
-    return Case(make, {"w": given, "x": x}, "y", expected, tolerance)
+    return Case(make, {"w": weight, "x": x}, "y", expected, tolerance)
 
 
 def biased_fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng) -> Case:

@@ -127,7 +127,7 @@ class _Translation:
     refusal: Refusal
     left_out: list[str] = field(default_factory=list)
     one_of: list[str] = field(default_factory=list)
-    """Where the schema has `oneOf`."""
+    """The places of `oneOf` in the schema."""
     names: dict[int, str] = field(default_factory=dict)
     """References to schemas, by their id()."""
     definitions: dict[str, Any] = field(default_factory=dict)
@@ -195,29 +195,29 @@ class _Translation:
         return name
 
     def _add_numbers(self, result: dict[str, Any], schema: dict[str, Any], place: _Place) -> None:
-        given = {key: schema[key] for key in NUMBER if key in schema}
-        multiple = given.get("multipleOf")
+        bounds = {key: schema[key] for key in NUMBER if key in schema}
+        multiple = bounds.get("multipleOf")
         if isinstance(multiple, int | float) and math.isfinite(multiple) and _digits(multiple) > MOST_MULTIPLE:
             self.left_out.append(place.under("multipleOf").path)
-            del given["multipleOf"]
+            del bounds["multipleOf"]
         kind = schema.get("type")
         head = {"type": kind if kind == "integer" else "number"}
-        if given and self._refuses(head | given):
+        if bounds and self._refuses(head | bounds):
             # Bounds such as -2**63 are too large for llguidance; inside of them are all that JSON's readers agree on.
-            nearer = {key: _safe(value) for key, value in given.items()}
+            nearer = {key: _safe(value) for key, value in bounds.items()}
             if self._refuses(head | nearer):
-                self.left_out.extend(place.under(key).path for key in given)
+                self.left_out.extend(place.under(key).path for key in bounds)
                 return
-            given = nearer
-        result.update(given)
+            bounds = nearer
+        result.update(bounds)
 
     def _add_text(self, result: dict[str, Any], schema: dict[str, Any], place: _Place) -> None:
         for keys in (("pattern",), ("format",), LENGTH):
-            given = {key: schema[key] for key in keys if key in schema}
-            if given and self._refuses({"type": "string"} | given):
-                self.left_out.extend(place.under(key).path for key in given)
+            bounds = {key: schema[key] for key in keys if key in schema}
+            if bounds and self._refuses({"type": "string"} | bounds):
+                self.left_out.extend(place.under(key).path for key in bounds)
             else:
-                result.update(given)
+                result.update(bounds)
 
     def _add_items(self, result: dict[str, Any], schema: dict[str, Any], place: _Place) -> None:
         for key in ("minItems", "maxItems"):
@@ -237,13 +237,13 @@ class _Translation:
             for key in {"patternProperties", "additionalProperties"} & result.keys():
                 del result[key]
                 self.left_out.append(place.under(key).path)
-        given = {key: schema[key] for key in SIZE if key in schema}
+        bounds = {key: schema[key] for key in SIZE if key in schema}
         shape = {key: result[key] for key in ("required", "additionalProperties") if key in result}
         named = {"properties": dict.fromkeys(result.get("properties", {}), True)}
-        if given and self._refuses({"type": "object"} | shape | named | given):
-            self.left_out.extend(place.under(key).path for key in given)
+        if bounds and self._refuses({"type": "object"} | shape | named | bounds):
+            self.left_out.extend(place.under(key).path for key in bounds)
         else:
-            result.update(given)
+            result.update(bounds)
 
     def _refuses(self, schema: dict[str, Any]) -> bool:
         """Whether guidance cannot follow such a schema, although there may be values that do."""

@@ -28,7 +28,7 @@ class ModelSettings:
     slots: int = 4
     """Requests that a model that is not paged computes at the same time."""
     speculation: Speculation = field(default_factory=Speculation)
-    """Where candidates for the next tokens come from."""
+    """The sources of candidates for the next tokens."""
     allow_control_tokens: bool = False
     """Whether control tokens that are written in the texts of a conversation count as such."""
 

@@ -27,7 +27,7 @@ class TextPart(Strict):
 
 
 class ImageUrl(Strict):
-    """Where an image is: only "data:image/...;base64,..." is taken."""
+    """The URL of an image; only "data:image/...;base64,..." is taken."""
 
     url: str
     detail: str | None = None
@@ -46,7 +46,7 @@ class CalledFunction(Strict):
     name: str
     arguments: str
     parsed_arguments: Any = None
-    """The same as a value: OpenAI's own clients send back what they read."""
+    """The arguments as a value, which OpenAI's own clients send back."""
 
 
 class ToolCall(Strict):

@@ -175,7 +175,7 @@ class ResponsesRequest(Strict):
     safety_identifier: str | None = None
 
     def request(self) -> ChatRequest:
-        """The same as a chat; calls that follow one another are one turn's."""
+        """The request as one for a chat; consecutive calls become one turn."""
         items = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         for item in items:

@@ -93,8 +93,8 @@ async def _chat_chunks(chat: Chat, request: ChatRequest) -> AsyncIterator[dict[s
         head["usage"] = None
 
     def chunk(index: int, delta: dict[str, Any], reason: str | None = None, likelihoods: Any = ()) -> dict[str, Any]:
-        given = {"content": [_chat_likelihood(one) for one in likelihoods], "refusal": None} if likelihoods else None
-        return {**head, "choices": [{"index": index, "delta": delta, "logprobs": given, "finish_reason": reason}]}
+        logprobs = {"content": [_chat_likelihood(one) for one in likelihoods], "refusal": None} if likelihoods else None
+        return {**head, "choices": [{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}]}
 
     for index in range(choices):
         yield chunk(index, {"role": "assistant", "content": ""})
@@ -147,7 +147,7 @@ async def _completion_chunks(chat: Chat, request: CompletionRequest) -> AsyncIte
 
 
 class _Offsets:
-    """Where the tokens of one answer begin in its text."""
+    """The offsets of an answer's tokens in its text."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -163,15 +163,15 @@ class _Offsets:
 def _completion_choice(
     request: CompletionRequest, index: int, text: str, likelihoods: Any, reason: str | None, offsets: _Offsets
 ) -> dict[str, Any]:
-    given = None
+    logprobs = None
     if request.logprobs is not None:
-        given = {
+        logprobs = {
             "tokens": [_completion_token(one[0]) for one in likelihoods],
             "token_logprobs": [one[0].logarithm for one in likelihoods],
             "top_logprobs": [_by_text(one[1:]) for one in likelihoods],
             "text_offset": [offsets.next(one[0]) for one in likelihoods],
         }
-    return {"index": index, "text": text, "logprobs": given, "finish_reason": reason}
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _completion_token(one: Likelihood) -> str:

@@ -141,7 +141,7 @@ def _usage(chat: Chat) -> dict[str, Any]:
 
 def _response(request: ResponsesRequest) -> dict[str, Any]:
     """The response document when the answer begins: no output yet."""
-    said = request.model_dump(
+    settings = request.model_dump(
         by_alias=True,
         include={
             "instructions",
@@ -166,9 +166,9 @@ def _response(request: ResponsesRequest) -> dict[str, Any]:
         "previous_response_id": None,
         "store": False,
         "usage": None,
-        **said,
+        **settings,
         "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "tools": said["tools"] or [],
-        "tool_choice": said["tool_choice"] or "auto",
-        "text": said["text"] or {"format": {"type": "text"}},
+        "tools": settings["tools"] or [],
+        "tool_choice": settings["tool_choice"] or "auto",
+        "text": settings["text"] or {"format": {"type": "text"}},
     }

@@ -30,7 +30,7 @@ constexpr std::int64_t kPanelsRows = 2 * kTileRows;
 constexpr __mmask64 kOneLanes = 0x0f0f0f0f0f0f0f0f;
 constexpr __mmask64 kOtherLanes = ~kOneLanes;
 
-// What goes from stage to stage, for two consecutive pairs.
+// The data that one stage passes to the next, for two consecutive pairs.
 struct alignas(64) PanelTiles {
   struct Codes {
     // [four columns of the one group, of the other][lanes]: PairCodes less 8; lanes of the other

@@ -3,7 +3,7 @@
 // same bits, as by dot products of vectors (q4nx_matmul_int8_avx512.h, which says what is
 // computed).
 //
-// Dataflow, for each stretch of 8-bit codes, each part of columns (whose codes stay in L1) and each
+// Dataflow, for each range of 8-bit codes, each part of columns (whose codes stay in L1) and each
 // 32 rows of activations: four tiles of dots (two tiles of activations times the even and the odd
 // rows of the weight) are summed 64 columns at a time, stored to memory, and scaled from there into
 // `out`.
@@ -28,7 +28,7 @@ struct PartDots {
 // `x` is the first of `rows` rows of activations. Columns past the last group have the codes that
 // were there before; their activations are 0.
 inline void dot_part_tiles(const std::byte* codes, std::int64_t groups, const std::int8_t* x,
-                           std::int64_t x_stride, std::int64_t rows, StretchFetch& fetch,
+                           std::int64_t x_stride, std::int64_t rows, RangeFetch& fetch,
                            PartDots& dots) {
   constexpr std::int64_t kQuadBytes = 2 * kTileBytes;
   clear_tile<kEven0>();
@@ -69,17 +69,17 @@ inline void multiply_bytes_tiles(const Q4NXRows& weight, std::int64_t row_blocks
   // The last tiles begin so that they end with the last row; the rows in them that are done already
   // are skipped.
   const auto first_row = [&](std::int64_t tile) { return std::min(tile * rows, count - rows); };
-  for_each_stretch(
+  for_each_range(
       weight, row_blocks, a, count, tiles * kByteParts * kPartPairs, scratch, out,
-      [&](const ByteStretch& stretch, StretchFetch fetch, float* y) {
-        for (std::int64_t p = 0; p < stretch.parts; ++p) {
-          const std::int64_t part = stretch.first_part + p;
-          const std::int64_t groups = std::min(kGroupsPerPart, stretch.groups - p * kGroupsPerPart);
-          const PartResults results(stretch.parameters[p], a, first, part);
+      [&](const BytePartRange& range, RangeFetch fetch, float* y) {
+        for (std::int64_t p = 0; p < range.parts; ++p) {
+          const std::int64_t part = range.first_part + p;
+          const std::int64_t groups = std::min(kGroupsPerPart, range.groups - p * kGroupsPerPart);
+          const PartResults results(range.parameters[p], a, first, part);
           for (std::int64_t tile = 0; tile < tiles; ++tile) {
             const std::int64_t begin = first_row(tile);
             PartDots dots;
-            dot_part_tiles(stretch.codes + p * kBytePartBytes, groups,
+            dot_part_tiles(range.codes + p * kBytePartBytes, groups,
                            x + begin * a.padded_k + part * kPartColumns, a.padded_k, rows, fetch,
                            dots);
             for (std::int64_t r = tile * rows; r < begin + rows; ++r)

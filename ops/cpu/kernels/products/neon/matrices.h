@@ -9,8 +9,8 @@
 
 #include <algorithm>
 
+#include "ops/cpu/kernels/products/group_range.h"
 #include "ops/cpu/kernels/products/neon/q4nx.h"
-#include "ops/cpu/kernels/products/stretch.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
@@ -44,11 +44,11 @@ inline void unpack_columns(const std::uint8_t* codes, std::int8_t* out) {
   }
 }
 
-inline void unpack_int8(const Stretch& stretch, std::byte* unpacked) {
+inline void unpack_int8(const GroupRange& range, std::byte* unpacked) {
   auto* out = reinterpret_cast<std::int8_t*>(unpacked);
   for (int strip = 0; strip < kStrips; ++strip) {
-    for (std::int64_t g = 0; g < stretch.groups; ++g) {
-      const std::uint8_t* codes = stretch.weight.codes(stretch.first_group + g, strip);
+    for (std::int64_t g = 0; g < range.groups; ++g) {
+      const std::uint8_t* codes = range.weight.codes(range.first_group + g, strip);
       for (int column = 0; column < kGroup; column += kMatrixColumns) {
         unpack_columns(codes + column * q4nx::kColumnBytes, out);
         out += kMatrices * 2 * kMatrixColumns;
@@ -63,13 +63,13 @@ inline float32x4_t load_four(const std::uint8_t* bf16) {
   return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(four), 16));
 }
 
-// COUNT rows of activations from `row` times a stretch of one strip; `out` begins at the strip's
+// COUNT rows of activations from `row` times a range of one strip; `out` begins at the strip's
 // rows. If COUNT is odd, the last row is computed twice.
 template <int COUNT>
-void tile_int8(const Stretch& stretch, const std::byte* unpacked, int strip,
+void tile_int8(const GroupRange& range, const std::byte* unpacked, int strip,
                const RoundedActivations& a, std::int64_t row, float* out) {
   constexpr int kPairs = (COUNT + 1) / 2;
-  const std::int64_t first = stretch.first_group;
+  const std::int64_t first = range.first_group;
   const auto* x = static_cast<const std::int8_t*>(a.values) + row * a.padded_k + first * kGroup;
   const auto* codes = reinterpret_cast<const std::int8_t*>(unpacked);
   const float* scales = a.scales + row * a.groups + first;
@@ -80,7 +80,7 @@ void tile_int8(const Stretch& stretch, const std::byte* unpacked, int strip,
       for (int f = 0; f < kFours; ++f) total[r][f] = vld1q_f32(out + r * q4nx::kBlockRows + f * 4);
     }
   }
-  for (std::int64_t g = 0; g < stretch.groups; ++g, ++scales, ++sums) {
+  for (std::int64_t g = 0; g < range.groups; ++g, ++scales, ++sums) {
     int32x4_t dot[kPairs][kMatrices] = {};
     for (int column = 0; column < kGroup; column += kMatrixColumns, x += kMatrixColumns) {
       int8x16_t two[kPairs];
@@ -94,8 +94,8 @@ void tile_int8(const Stretch& stretch, const std::byte* unpacked, int strip,
       }
     }
     const std::int64_t offset = strip * q4nx::kStripRows * 2;
-    const std::uint8_t* row_scales = stretch.weight.scales(first + g) + offset;
-    const std::uint8_t* minima = stretch.weight.minima(first + g);
+    const std::uint8_t* row_scales = range.weight.scales(first + g) + offset;
+    const std::uint8_t* minima = range.weight.minima(first + g);
     for (int f = 0; f < kFours; ++f) {
       const float32x4_t scale = load_four(row_scales + f * 8);
       const float32x4_t minimum = minima == nullptr ? vmulq_n_f32(scale, q4nx::kMinimumOfSymmetric)

@@ -212,7 +212,7 @@ void for_each_part(const Q4NXRows& weight, std::int64_t row_blocks, const Rounde
     groups.weight.bytes = weight.bytes + block * weight.row_bytes;
     groups.first = part * kGroupsPerPart;
     groups.count = std::min(kGroupsPerPart, a.filled_groups - groups.first);
-    // What is multiplied some parts later, or the next row of blocks.
+    // The part that is multiplied some parts later, or the next row of blocks.
     const std::uint8_t* fetch =
         groups.weight.scales(groups.first) + (in_order ? ahead : weight.row_bytes);
     multiply(groups, part, PartOrder{part == 0, part + 1 == parts}, fetch,

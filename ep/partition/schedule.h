@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Schedule: which steps of a program are run slice by slice when a prompt is long.
+// Schedule: which steps of a partition are run slice by slice when a prompt is long.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct Schedule {
   std::vector<std::size_t> order;
   std::size_t begin = 0;
   std::size_t end = 0;
-  // Names of the values that are sliced, including inputs of the program.
+  // Names of the values that are sliced, including inputs of the partition.
   std::unordered_set<std::string> sliced;
   // Names of the values that say where slices may be cut (Slicing::blocks).
   std::unordered_set<std::string> blocks;

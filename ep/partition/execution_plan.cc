@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/program/program.h"
+#include "ep/partition/execution_plan.h"
 
 #include <algorithm>
 #include <chrono>
@@ -8,8 +8,8 @@
 #include <span>
 #include <utility>
 
-#include "ep/program/planner.h"
-#include "ep/program/workspace.h"
+#include "ep/partition/planner.h"
+#include "ep/partition/workspace.h"
 #include "ops/cancellation.h"
 #include "ops/error.h"
 #include "ops/system/memory.h"
@@ -45,17 +45,18 @@ void copy(Copy direction, const Tensor& whole, const Tensor& slice) {
 
 }  // namespace
 
-Program::Program(std::shared_ptr<const Device> device, std::vector<Node> nodes,
-                 const std::vector<std::string>& inputs, const std::vector<std::string>& outputs)
+ExecutionPlan::ExecutionPlan(std::shared_ptr<const Device> device, std::vector<Node> nodes,
+                             const std::vector<std::string>& inputs,
+                             const std::vector<std::string>& outputs)
     : device_(std::move(device)) {
   Planner(*this, inputs, outputs).plan(std::move(nodes));
 }
 
-Program::~Program() = default;
+ExecutionPlan::~ExecutionPlan() = default;
 
 // A constant that ORT does not pass at run time, and that is only visible during preparation: it is
 // copied, unless it has an owner that keeps it alive.
-Tensor Program::own_constant(const Value& value) {
+Tensor ExecutionPlan::own_constant(const Value& value) {
   Tensor tensor{nullptr, value.type, value.shape.value_or(Shape())};
   if (value.owner != nullptr) {  // used in place; tensor views are not const
     owners_.push_back(value.owner);
@@ -69,7 +70,7 @@ Tensor Program::own_constant(const Value& value) {
   return tensor;
 }
 
-Program::Workspace Program::make_workspace(ProgramIo& io) const {
+ExecutionPlan::Workspace ExecutionPlan::make_workspace(PlanIo& io) const {
   Workspace workspace;
   workspace.slots.resize(slots_);
   workspace.wholes.resize(cut_.size());
@@ -92,7 +93,7 @@ Program::Workspace Program::make_workspace(ProgramIo& io) const {
   return workspace;
 }
 
-void Program::run(ProgramIo& io, StepObserver* observer) const {
+void ExecutionPlan::run(PlanIo& io, StepObserver* observer) const {
   const ObservedDispatches observed(observer);
   const Lease lease(*this, io);
   Workspace& workspace = *lease;
@@ -114,7 +115,7 @@ void Program::run(ProgramIo& io, StepObserver* observer) const {
   device_->wait();
 }
 
-void Program::run_slices(Workspace& workspace, ProgramIo& io, StepObserver* observer) const {
+void ExecutionPlan::run_slices(Workspace& workspace, PlanIo& io, StepObserver* observer) const {
   const Shape* prompt = prompt_shape(workspace);
   const std::int64_t tokens = prompt == nullptr ? 0 : (*prompt)[1];
   const std::int64_t at_once = tokens > 1 ? device_->tokens_at_once((*prompt)[0]) : 0;
@@ -137,8 +138,8 @@ void Program::run_slices(Workspace& workspace, ProgramIo& io, StepObserver* obse
 
 // The end of the slice that begins with token `first`: as many tokens as the device prefers, and
 // more if the slice would cut a bidirectional block.
-std::int64_t Program::slice_end(const Workspace& workspace, std::int64_t first, std::int64_t tokens,
-                                std::int64_t at_once) const {
+std::int64_t ExecutionPlan::slice_end(const Workspace& workspace, std::int64_t first,
+                                      std::int64_t tokens, std::int64_t at_once) const {
   std::int64_t end = first + next_slice(tokens - first, at_once);
   for (std::int64_t before = 0; before != end;) {
     before = end;
@@ -149,7 +150,7 @@ std::int64_t Program::slice_end(const Workspace& workspace, std::int64_t first, 
 
 // The shape [batch, tokens, ..] of a sliced input. Null if there is none, or the inputs disagree:
 // then steps are run without slices, and report what is wrong.
-const Shape* Program::prompt_shape(const Workspace& workspace) const {
+const Shape* ExecutionPlan::prompt_shape(const Workspace& workspace) const {
   const Shape* first = nullptr;
   for (const std::size_t value : cut_) {
     if (values_[value].home != Home::kInput) continue;
@@ -161,7 +162,7 @@ const Shape* Program::prompt_shape(const Workspace& workspace) const {
   return first;
 }
 
-void Program::cut_inputs(Workspace& workspace) const {
+void ExecutionPlan::cut_inputs(Workspace& workspace) const {
   for (std::size_t i = 0; i < cut_.size(); ++i) {
     if (values_[cut_[i]].home != Home::kInput) continue;
     const Tensor& whole = workspace.wholes[i];
@@ -180,23 +181,23 @@ void Program::cut_inputs(Workspace& workspace) const {
   }
 }
 
-void Program::join_outputs(const Workspace& workspace) const {
+void ExecutionPlan::join_outputs(const Workspace& workspace) const {
   for (std::size_t i = 0; i < cut_.size(); ++i) {
     if (values_[cut_[i]].home == Home::kOutput && workspace.wholes[i].shape[0] > 1)
       copy(Copy::kJoin, workspace.wholes[i], workspace.tensors[cut_[i]]);
   }
 }
 
-void Program::run_steps(std::size_t begin, std::size_t end, Workspace& workspace, ProgramIo& io,
-                        StepObserver* observer) const {
+void ExecutionPlan::run_steps(std::size_t begin, std::size_t end, Workspace& workspace, PlanIo& io,
+                              StepObserver* observer) const {
   for (std::size_t i = begin; i < end; ++i) {
     check_cancelled();
     naming(steps_[i].node, [&] { run_step(steps_[i], workspace, io, observer); });
   }
 }
 
-void Program::run_step(const PlannedStep& step, Workspace& workspace, ProgramIo& io,
-                       StepObserver* observer) const {
+void ExecutionPlan::run_step(const PlannedStep& step, Workspace& workspace, PlanIo& io,
+                             StepObserver* observer) const {
   for (std::size_t i = 0; i < step.inputs.size(); ++i) {
     workspace.inputs[i] = step.inputs[i] == kNowhere ? Tensor{} : workspace.tensors[step.inputs[i]];
   }
@@ -217,7 +218,7 @@ void Program::run_step(const PlannedStep& step, Workspace& workspace, ProgramIo&
   }
 }
 
-void Program::expect(std::size_t value, const Workspace& workspace) const {
+void ExecutionPlan::expect(std::size_t value, const Workspace& workspace) const {
   if (value == kNowhere) return device_->expect(workspace.streams);
   const Tensor& tensor = workspace.tensors[value];
   const std::span<const std::byte> stream(tensor.as<const std::byte>(), tensor.bytes());
@@ -225,8 +226,8 @@ void Program::expect(std::size_t value, const Workspace& workspace) const {
 }
 
 // The constant that an output only repeats (Step::same_as), if it need not be copied; else null.
-const Tensor* Program::constant_of(const PlannedStep& step, std::size_t output,
-                                   const Workspace& workspace) const {
+const Tensor* ExecutionPlan::constant_of(const PlannedStep& step, std::size_t output,
+                                         const Workspace& workspace) const {
   if (values_[step.outputs[output]].home != Home::kSlot) return nullptr;
   const auto inputs = std::span(workspace.inputs).first(step.inputs.size());
   const std::optional<std::size_t> input = step.step->same_as(output, inputs);
@@ -235,7 +236,7 @@ const Tensor* Program::constant_of(const PlannedStep& step, std::size_t output,
   return stays ? &inputs[*input] : nullptr;
 }
 
-void Program::place_outputs(const PlannedStep& step, Workspace& workspace, ProgramIo& io) const {
+void ExecutionPlan::place_outputs(const PlannedStep& step, Workspace& workspace, PlanIo& io) const {
   for (std::size_t i = 0; i < step.outputs.size(); ++i) {
     Tensor& output = workspace.outputs[i];
     output = {.data = nullptr, .type = step.node.outputs[i].type, .shape = workspace.shapes[i]};
@@ -259,12 +260,12 @@ void Program::place_outputs(const PlannedStep& step, Workspace& workspace, Progr
   }
 }
 
-std::size_t Program::cut_index(std::size_t value) const {
+std::size_t ExecutionPlan::cut_index(std::size_t value) const {
   return static_cast<std::size_t>(std::ranges::find(cut_, value) - cut_.begin());
 }
 
-void* Program::place(std::size_t index, const Tensor& output, Workspace& workspace,
-                     ProgramIo& io) const {
+void* ExecutionPlan::place(std::size_t index, const Tensor& output, Workspace& workspace,
+                           PlanIo& io) const {
   const PlannedValue& value = values_[index];
   const TokenSlice& slice = workspace.slice;
   if (value.home == Home::kSlot)
@@ -287,7 +288,7 @@ void* Program::place(std::size_t index, const Tensor& output, Workspace& workspa
 
 // A caller may bind an output to the memory of an input, as it does for a KV cache that is appended
 // to in place. Throws Error if a later step still reads that input.
-void Program::check_memory(const PlannedValue& output, const Workspace& workspace) const {
+void ExecutionPlan::check_memory(const PlannedValue& output, const Workspace& workspace) const {
   const auto memory = [&](std::size_t index) {
     const bool cut = values_[index].sliced && workspace.slice.tokens > 0;
     const Tensor& all = cut ? workspace.wholes[cut_index(index)] : workspace.tensors[index];
@@ -304,7 +305,7 @@ void Program::check_memory(const PlannedValue& output, const Workspace& workspac
   }
 }
 
-std::vector<std::size_t> Program::fed() const {
+std::vector<std::size_t> ExecutionPlan::fed() const {
   std::vector<std::size_t> indices;
   for (const PlannedValue& value : values_) {
     if (value.home == Home::kInput) indices.push_back(value.index);
@@ -312,7 +313,7 @@ std::vector<std::size_t> Program::fed() const {
   return indices;
 }
 
-std::int64_t Program::multiply_adds() const {
+std::int64_t ExecutionPlan::multiply_adds() const {
   std::int64_t sum = 0;
   for (const PlannedStep& step : steps_) sum += step.step->multiply_adds();
   return sum;

@@ -22,7 +22,7 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-class FewPairs : ManyRows<BFloat16Pairs, 1> {
+class FewRowsBFloat16 : ManyRows<BFloat16Pairs, 1> {
   using A = BFloat16Pairs;
   using Base = ManyRows<A, 1>;
   // Rows of a tile: each takes two vectors of scores, or four of numerators, and registers must be
@@ -40,7 +40,7 @@ class FewPairs : ManyRows<BFloat16Pairs, 1> {
            sweep.chunk_keys % kKeys == 0 && sweep.chunk_keys <= kMostChunkKeys;
   }
 
-  explicit FewPairs(const AttentionSweep& sweep) : Base(sweep), d_(sweep.head_size) {}
+  explicit FewRowsBFloat16(const AttentionSweep& sweep) : Base(sweep), d_(sweep.head_size) {}
 
   void run() {
     blocks_.begin(0);

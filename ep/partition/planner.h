@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Program::Planner: decides for every value of a program where its memory is (Program::Home).
+// ExecutionPlan::Planner: decides for every value of a partition where its memory is
+// (ExecutionPlan::Home).
 #pragma once
 
 #include <exception>
@@ -9,15 +10,15 @@
 #include <unordered_map>
 #include <vector>
 
-#include "ep/program/program.h"
-#include "ep/program/schedule.h"
+#include "ep/partition/execution_plan.h"
+#include "ep/partition/schedule.h"
 #include "ops/error.h"
 
 namespace flownpu {
 
-class Program::Planner {
+class ExecutionPlan::Planner {
  public:
-  Planner(Program& program, const std::vector<std::string>& inputs,
+  Planner(ExecutionPlan& plan, const std::vector<std::string>& inputs,
           const std::vector<std::string>& outputs);
 
   // `nodes` in topological order; throws Error naming the node whose preparation fails.
@@ -34,7 +35,7 @@ class Program::Planner {
   void find_late_readers();
   void find_streams();
 
-  Program& program_;
+  ExecutionPlan& plan_;
   Schedule schedule_;
   std::unordered_map<std::string, std::size_t> input_index_;
   std::unordered_map<std::string, std::size_t> output_index_;

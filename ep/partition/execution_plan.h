@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Program: a compiled partition: its steps in order, and where the memory of every value is.
-// Independent of ONNX Runtime.
+// ExecutionPlan: a compiled partition, that is its steps in order and the place of every value in
+// memory. Independent of ONNX Runtime.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +18,9 @@
 namespace flownpu {
 
 // The inputs and outputs of a run.
-class ProgramIo {
+class PlanIo {
  public:
-  virtual ~ProgramIo() = default;
+  virtual ~PlanIo() = default;
   virtual Tensor input(std::size_t index) = 0;
   // The memory of an output, for the shape that was inferred for it. Called once for each output in
   // a run.
@@ -35,29 +35,29 @@ class StepObserver : public DispatchObserver {
                    std::int64_t end_ns) = 0;
 };
 
-// Memory: constants are used in place, outputs of the program are written to the caller's memory,
+// Memory: constants are used in place, outputs of the partition are written to the caller's memory,
 // and every other value is in a slot. Values that are not needed at the same time share a slot.
 // Slots grow when a run needs more than any before it, and never shrink: a decode step that is no
 // larger than the last allocates nothing.
 //
 // Long prompts: the sliced steps of the schedule (schedule.h) are run for a few hundred tokens, as
 // many as the device prefers, then for the next ones; slots only hold one slice. Slices of the
-// program's inputs and outputs are copied if the batch has several rows.
+// partition's inputs and outputs are copied if the batch has several rows.
 //
 // Runs may overlap: each takes a workspace from a list of those not in use.
-class Program {
+class ExecutionPlan {
  public:
-  // `nodes` in topological order; `inputs` and `outputs` name the values that ProgramIo passes, in
+  // `nodes` in topological order; `inputs` and `outputs` name the values that PlanIo passes, in
   // its order. Throws Error naming the node whose preparation fails.
-  Program(std::shared_ptr<const Device> device, std::vector<Node> nodes,
-          const std::vector<std::string>& inputs, const std::vector<std::string>& outputs);
-  ~Program();
+  ExecutionPlan(std::shared_ptr<const Device> device, std::vector<Node> nodes,
+                const std::vector<std::string>& inputs, const std::vector<std::string>& outputs);
+  ~ExecutionPlan();
 
   // `observer` may be null. Throws Error naming the node that failed: Unsupported if the device
   // cannot compute this run and nothing was changed, DeviceFailed if the device takes no more runs.
-  void run(ProgramIo& io, StepObserver* observer) const;
+  void run(PlanIo& io, StepObserver* observer) const;
 
-  // ProgramIo's indices of the inputs that are not constants.
+  // PlanIo's indices of the inputs that are not constants.
   std::vector<std::size_t> fed() const;
   // The sum of the steps' multiply-adds for one token.
   std::int64_t multiply_adds() const;
@@ -76,11 +76,11 @@ class Program {
     std::size_t index = kNowhere;
     // Set for a constant that ORT does not pass at run time.
     Tensor tensor;
-    // Whether steps only see one slice of it at a time. Slices of the program's inputs and outputs
-    // are cut out of the whole value.
+    // Whether steps only see one slice of it at a time. Slices of the partition's inputs and
+    // outputs are cut out of the whole value.
     bool sliced = false;
-    // Inputs of the program that are read after an output has been written: they must not share its
-    // memory.
+    // Inputs of the partition that are read after an output has been written: they must not share
+    // its memory.
     std::vector<std::size_t> read_later;
   };
 
@@ -99,22 +99,22 @@ class Program {
   class Planner;
 
   Tensor own_constant(const Value& value);
-  Workspace make_workspace(ProgramIo& io) const;
-  void run_slices(Workspace& workspace, ProgramIo& io, StepObserver* observer) const;
+  Workspace make_workspace(PlanIo& io) const;
+  void run_slices(Workspace& workspace, PlanIo& io, StepObserver* observer) const;
   const Shape* prompt_shape(const Workspace& workspace) const;
   std::int64_t slice_end(const Workspace& workspace, std::int64_t first, std::int64_t tokens,
                          std::int64_t at_once) const;
   void cut_inputs(Workspace& workspace) const;
   void join_outputs(const Workspace& workspace) const;
-  void run_steps(std::size_t begin, std::size_t end, Workspace& workspace, ProgramIo& io,
+  void run_steps(std::size_t begin, std::size_t end, Workspace& workspace, PlanIo& io,
                  StepObserver* observer) const;
-  void run_step(const PlannedStep& step, Workspace& workspace, ProgramIo& io,
+  void run_step(const PlannedStep& step, Workspace& workspace, PlanIo& io,
                 StepObserver* observer) const;
   void expect(std::size_t value, const Workspace& workspace) const;
   const Tensor* constant_of(const PlannedStep& step, std::size_t output,
                             const Workspace& workspace) const;
-  void place_outputs(const PlannedStep& step, Workspace& workspace, ProgramIo& io) const;
-  void* place(std::size_t value, const Tensor& tensor, Workspace& workspace, ProgramIo& io) const;
+  void place_outputs(const PlannedStep& step, Workspace& workspace, PlanIo& io) const;
+  void* place(std::size_t value, const Tensor& tensor, Workspace& workspace, PlanIo& io) const;
   std::size_t cut_index(std::size_t value) const;
   void check_memory(const PlannedValue& output, const Workspace& workspace) const;
 
@@ -126,7 +126,7 @@ class Program {
   // The constants that steps stream, in the order of the steps.
   std::vector<std::size_t> streamed_;
   std::size_t slots_ = 0;
-  // The range of steps that are run slice by slice; the sliced inputs and outputs of the program;
+  // The range of steps that are run slice by slice; the sliced inputs and outputs of the partition;
   // and the values that say where slices may be cut (Slicing::blocks).
   std::size_t slices_begin_ = 0;
   std::size_t slices_end_ = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Program::Workspace: the memory that one run of a program needs, kept for the next run.
+// ExecutionPlan::Workspace: the memory that one run of a partition needs, kept for the next run.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "ep/program/program.h"
+#include "ep/partition/execution_plan.h"
 
 namespace flownpu {
 
@@ -36,7 +36,7 @@ class GrowingBuffer {
   std::size_t capacity_ = 0;
 };
 
-struct Program::Workspace {
+struct ExecutionPlan::Workspace {
   std::vector<Tensor> tensors;  // One for each value.
   // For each of `cut_`: the tensor of all tokens, and, for a batch, memory for a slice.
   std::vector<Tensor> wholes;
@@ -57,25 +57,25 @@ struct Program::Workspace {
 };
 
 // Takes a workspace for the duration of a run.
-class Program::Lease {
+class ExecutionPlan::Lease {
  public:
-  Lease(const Program& program, ProgramIo& io) : program_(program) {
+  Lease(const ExecutionPlan& plan, PlanIo& io) : plan_(plan) {
     {
-      const std::scoped_lock lock(program_.mutex_);
-      if (!program_.idle_.empty()) {
-        workspace_ = std::move(program_.idle_.back());
-        program_.idle_.pop_back();
+      const std::scoped_lock lock(plan_.mutex_);
+      if (!plan_.idle_.empty()) {
+        workspace_ = std::move(plan_.idle_.back());
+        plan_.idle_.pop_back();
       }
     }
     if (workspace_ != nullptr) return;
-    workspace_ = std::make_unique<Workspace>(program_.make_workspace(io));
-    const std::scoped_lock lock(program_.mutex_);
-    program_.idle_.reserve(program_.workspaces_ + 1);
-    ++program_.workspaces_;
+    workspace_ = std::make_unique<Workspace>(plan_.make_workspace(io));
+    const std::scoped_lock lock(plan_.mutex_);
+    plan_.idle_.reserve(plan_.workspaces_ + 1);
+    ++plan_.workspaces_;
   }
   ~Lease() {
-    const std::scoped_lock lock(program_.mutex_);
-    program_.idle_.push_back(std::move(workspace_));
+    const std::scoped_lock lock(plan_.mutex_);
+    plan_.idle_.push_back(std::move(workspace_));
   }
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
@@ -83,7 +83,7 @@ class Program::Lease {
   Workspace& operator*() const { return *workspace_; }
 
  private:
-  const Program& program_;
+  const ExecutionPlan& plan_;
   std::unique_ptr<Workspace> workspace_;
 };
 

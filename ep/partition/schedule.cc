@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/program/schedule.h"
+#include "ep/partition/schedule.h"
 
 #include <algorithm>
 #include <numeric>
@@ -66,8 +66,8 @@ class Slicer {
   }
 
   // Adds all steps that read or make slices of computed values; returns whether there were any.
-  // Reading a sliced input of the program is no reason to add a step, since that is also available
-  // whole: the step may only want its shape, for instance.
+  // Reading a sliced input of the partition is no reason to add a step, since that is also
+  // available whole: the step may only want its shape, for instance.
   bool spread() {
     const auto is_slice = [this](const Value& value) {
       return computed_.contains(value.name) && sliced_.contains(value.name);
@@ -83,7 +83,7 @@ class Slicer {
   }
 
   // Throws Whole unless sliced values only go to inputs that take slices, and at least one of them
-  // is an input of the program.
+  // is an input of the partition.
   void check_inputs() const {
     bool cut = false;
     for (std::size_t i = 0; i < nodes_.size(); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of few rows (flow_kv_attention.h, few_int8.h) share: the shape of their tiles,
-// sums across lanes, and the softmax of a chunk of scores.
+// The base of the kernels of few rows (flow_kv_attention.h, few_rows_int8.h): the shape of their
+// tiles, sums across lanes, and the softmax of a chunk of scores.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// The most rows that attend_few takes: two tiles, which pass over the keys in L1 one after the
+// The most rows that attend_few_rows takes: two tiles, which pass over the keys in L1 one after the
 // other, each with as many rows as there are registers for. For more rows, attend_many multiplies
 // less.
 constexpr std::int64_t kFewRows = 8;
@@ -93,12 +93,12 @@ inline V sum_each(const V (&sums)[COUNT]) {
 }
 
 // Scores of a chunk of keys, and their softmax; what reads K and V derives from it.
-class FewScores {
+class FewRowScores {
  protected:
   static constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
   // `element_bytes`: of a key's element.
-  FewScores(const AttentionSweep& sweep, std::int64_t element_bytes)
+  FewRowScores(const AttentionSweep& sweep, std::int64_t element_bytes)
       : sweep_(sweep),
         head_size_(sweep.head_size),
         chunk_keys_(std::clamp(few_keys().bytes / (sweep.head_size * element_bytes) /

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/program/planner.h"
+#include "ep/partition/planner.h"
 
 #include <algorithm>
 #include <ranges>
@@ -21,18 +21,18 @@ std::size_t expected_bytes(const Value& value) {
 
 }  // namespace
 
-Program::Planner::Planner(Program& program, const std::vector<std::string>& inputs,
-                          const std::vector<std::string>& outputs)
-    : program_(program) {
+ExecutionPlan::Planner::Planner(ExecutionPlan& plan, const std::vector<std::string>& inputs,
+                                const std::vector<std::string>& outputs)
+    : plan_(plan) {
   for (std::size_t i = 0; i < inputs.size(); ++i) input_index_.emplace(inputs[i], i);
   for (std::size_t i = 0; i < outputs.size(); ++i) output_index_.emplace(outputs[i], i);
 }
 
-void Program::Planner::plan(std::vector<Node> nodes) {
+void ExecutionPlan::Planner::plan(std::vector<Node> nodes) {
   std::vector<std::unique_ptr<Step>> steps;
   steps.reserve(nodes.size());
   for (const Node& node : nodes)
-    steps.push_back(naming(node, [&] { return program_.device_->prepare(node); }));
+    steps.push_back(naming(node, [&] { return plan_.device_->prepare(node); }));
   schedule_ = make_schedule(nodes, steps);
   find_lives(nodes);
   for (std::size_t index = 0; index < nodes.size(); ++index) {
@@ -49,13 +49,13 @@ void Program::Planner::plan(std::vector<Node> nodes) {
   }
   find_late_readers();
   find_streams();
-  program_.slots_ = slot_bytes_.size();
-  program_.slices_begin_ = schedule_.begin;
-  program_.slices_end_ = schedule_.end;
-  program_.why_whole_ = schedule_.reason;
+  plan_.slots_ = slot_bytes_.size();
+  plan_.slices_begin_ = schedule_.begin;
+  plan_.slices_end_ = schedule_.end;
+  plan_.why_whole_ = schedule_.reason;
 }
 
-void Program::Planner::find_lives(const std::vector<Node>& nodes) {
+void ExecutionPlan::Planner::find_lives(const std::vector<Node>& nodes) {
   last_read_.resize(nodes.size());
   const std::size_t last_of_slice = schedule_.end - 1;
   const auto in_slices = [this](std::size_t index) {
@@ -76,7 +76,7 @@ void Program::Planner::find_lives(const std::vector<Node>& nodes) {
   for (const auto& [name, index] : last_reader_) last_read_[index].push_back(name);
 }
 
-void Program::Planner::add_step(Node node, std::unique_ptr<Step> step, std::size_t index) {
+void ExecutionPlan::Planner::add_step(Node node, std::unique_ptr<Step> step, std::size_t index) {
   PlannedStep planned;
   for (const Value& input : node.inputs) {
     planned.inputs.push_back(input.name.empty() ? kNowhere : read(input));
@@ -88,25 +88,25 @@ void Program::Planner::add_step(Node node, std::unique_ptr<Step> step, std::size
   planned.step = std::move(step);
   planned.node = std::move(node);
   planned.node.packed.clear();
-  program_.steps_.push_back(std::move(planned));
+  plan_.steps_.push_back(std::move(planned));
 }
 
-// Finds the values that steps stream. Only constants and inputs of the program can be announced
+// Finds the values that steps stream. Only constants and inputs of the partition can be announced
 // ahead, since they exist before the steps run.
-void Program::Planner::find_streams() {
+void ExecutionPlan::Planner::find_streams() {
   std::size_t next = kNowhere;
-  for (PlannedStep& step : std::views::reverse(program_.steps_)) {
+  for (PlannedStep& step : std::views::reverse(plan_.steps_)) {
     step.next_streamed = next;
     const std::size_t input = step.step->streamed_input().value_or(step.inputs.size());
     if (input >= step.inputs.size() || step.inputs[input] == kNowhere) continue;
-    const Home home = program_.values_[step.inputs[input]].home;
+    const Home home = plan_.values_[step.inputs[input]].home;
     if (home == Home::kConstant || home == Home::kInput) next = step.inputs[input];
-    if (home == Home::kConstant) program_.streamed_.push_back(next);
+    if (home == Home::kConstant) plan_.streamed_.push_back(next);
   }
-  std::ranges::reverse(program_.streamed_);
+  std::ranges::reverse(plan_.streamed_);
 }
 
-std::size_t Program::Planner::read(const Value& value) {
+std::size_t ExecutionPlan::Planner::read(const Value& value) {
   if (const auto known = value_index_.find(value.name); known != value_index_.end())
     return known->second;
   const auto input = input_index_.find(value.name);
@@ -118,15 +118,15 @@ std::size_t Program::Planner::read(const Value& value) {
   if (value.constant != nullptr) {
     planned.home = Home::kConstant;
     if (value.owner != nullptr) planned.index = kNowhere;
-    if (planned.index == kNowhere) planned.tensor = program_.own_constant(value);
+    if (planned.index == kNowhere) planned.tensor = plan_.own_constant(value);
   } else if (index == kNowhere) {
     fail("[FlowNPU] value '", value.name,
-         "' is neither computed before it is read nor an input of the partition");
+         "' is neither computed before it is read nor an input of the program");
   }
   return add(std::move(planned));
 }
 
-std::size_t Program::Planner::write(const Value& value) {
+std::size_t ExecutionPlan::Planner::write(const Value& value) {
   if (const auto known = value_index_.find(value.name); known != value_index_.end())
     return known->second;
   PlannedValue planned;
@@ -141,20 +141,20 @@ std::size_t Program::Planner::write(const Value& value) {
   return add(std::move(planned));
 }
 
-std::size_t Program::Planner::add(PlannedValue value) {
-  const std::size_t index = program_.values_.size();
+std::size_t ExecutionPlan::Planner::add(PlannedValue value) {
+  const std::size_t index = plan_.values_.size();
   value_index_.emplace(value.name, index);
   if (schedule_.sliced.contains(value.name)) {
     value.sliced = true;
-    if (value.home == Home::kInput || value.home == Home::kOutput) program_.cut_.push_back(index);
+    if (value.home == Home::kInput || value.home == Home::kOutput) plan_.cut_.push_back(index);
   }
-  if (schedule_.blocks.contains(value.name)) program_.blocks_.push_back(index);
-  program_.values_.push_back(std::move(value));
+  if (schedule_.blocks.contains(value.name)) plan_.blocks_.push_back(index);
+  plan_.values_.push_back(std::move(value));
   return index;
 }
 
 // Takes the smallest free slot that is large enough; else the largest, which grows; else a new one.
-std::size_t Program::Planner::take_slot(std::size_t bytes) {
+std::size_t ExecutionPlan::Planner::take_slot(std::size_t bytes) {
   auto best = free_slots_.end();
   for (auto slot = free_slots_.begin(); slot != free_slots_.end(); ++slot) {
     if (best == free_slots_.end()) {
@@ -176,31 +176,31 @@ std::size_t Program::Planner::take_slot(std::size_t bytes) {
   return slot;
 }
 
-void Program::Planner::release(const std::string& name) {
-  const PlannedValue& value = program_.values_[value_index_.at(name)];
+void ExecutionPlan::Planner::release(const std::string& name) {
+  const PlannedValue& value = plan_.values_[value_index_.at(name)];
   if (value.home == Home::kSlot) free_slots_.push_back(value.index);
 }
 
-// Finds, for each output of the program, the inputs that are read after it has been written. Steps
-// that are run in slices read their inputs again after all such steps have written outputs. A
+// Finds, for each output of the partition, the inputs that are read after it has been written.
+// Steps that are run in slices read their inputs again after all such steps have written outputs. A
 // step's own inputs do not count: an output may share their memory.
-void Program::Planner::find_late_readers() {
-  std::vector<std::vector<std::size_t>> readers(program_.values_.size());
-  for (std::size_t step = 0; step < program_.steps_.size(); ++step) {
-    for (const std::size_t value : program_.steps_[step].inputs) {
-      if (value != kNowhere && program_.values_[value].home == Home::kInput)
+void ExecutionPlan::Planner::find_late_readers() {
+  std::vector<std::vector<std::size_t>> readers(plan_.values_.size());
+  for (std::size_t step = 0; step < plan_.steps_.size(); ++step) {
+    for (const std::size_t value : plan_.steps_[step].inputs) {
+      if (value != kNowhere && plan_.values_[value].home == Home::kInput)
         readers[value].push_back(step);
     }
   }
-  for (std::size_t step = 0; step < program_.steps_.size(); ++step) {
+  for (std::size_t step = 0; step < plan_.steps_.size(); ++step) {
     const bool repeats = schedule_.begin <= step && step < schedule_.end;
     const std::size_t first = repeats ? schedule_.begin : step;
-    for (const std::size_t written : program_.steps_[step].outputs) {
-      if (written == kNowhere || program_.values_[written].home != Home::kOutput) continue;
+    for (const std::size_t written : plan_.steps_[step].outputs) {
+      if (written == kNowhere || plan_.values_[written].home != Home::kOutput) continue;
       for (std::size_t value = 0; value < readers.size(); ++value) {
         const auto late = [&](std::size_t reader) { return reader >= first && reader != step; };
         if (std::ranges::any_of(readers[value], late))
-          program_.values_[written].read_later.push_back(value);
+          plan_.values_[written].read_later.push_back(value);
       }
     }
   }

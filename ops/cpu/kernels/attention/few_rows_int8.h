@@ -17,46 +17,46 @@
 #include <cstring>
 
 #include "ops/cpu/kernels.h"
-#include "ops/cpu/kernels/attention/few_scores.h"
+#include "ops/cpu/kernels/attention/few_row_scores.h"
 #include "ops/cpu/kernels/int8_row.h"
 #include "ops/cpu/kernels/vector.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// What is multiplied: vectors of int16, two for each lane.
-constexpr int kWords = 2 * kLanes;
-typedef std::int16_t Words __attribute__((vector_size(kWords * 2)));
+// The factors of a product: vectors of int16, two for each lane.
+constexpr int kInt16Lanes = 2 * kLanes;
+typedef std::int16_t Int16Vector __attribute__((vector_size(kInt16Lanes * 2)));
 
-inline Words load_words(const std::int16_t* x) {
-  Words v;
+inline Int16Vector load_int16(const std::int16_t* x) {
+  Int16Vector v;
   std::memcpy(&v, x, sizeof(v));
   return v;
 }
 
-inline Words broadcast_pair(const std::int16_t* x) {
+inline Int16Vector broadcast_pair(const std::int16_t* x) {
   std::int32_t pair;
   std::memcpy(&pair, x, sizeof(pair));
-  return reinterpret_cast<Words>(Integers{} + pair);
+  return reinterpret_cast<Int16Vector>(Integers{} + pair);
 }
 
-inline Words widen(const std::int8_t* x) {
+inline Int16Vector widen(const std::int8_t* x) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<Words>(
+  return reinterpret_cast<Int16Vector>(
       _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x))));
 #elif defined(__AVX2__)
-  return reinterpret_cast<Words>(
+  return reinterpret_cast<Int16Vector>(
       _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
 #else
-  typedef std::int8_t Codes __attribute__((vector_size(kWords)));
+  typedef std::int8_t Codes __attribute__((vector_size(kInt16Lanes)));
   Codes codes;
   std::memcpy(&codes, x, sizeof(codes));
-  return __builtin_convertvector(codes, Words);
+  return __builtin_convertvector(codes, Int16Vector);
 #endif
 }
 
 // sum + a0 b0 + a1 b1, in each lane.
-inline Integers add_products(Integers sum, Words a, Words b) {
+inline Integers add_products(Integers sum, Int16Vector a, Int16Vector b) {
 #if defined(__AVX512VNNI__)
   return reinterpret_cast<Integers>(_mm512_dpwssd_epi32(
       reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
@@ -71,26 +71,26 @@ inline Integers add_products(Integers sum, Words a, Words b) {
 }
 
 struct TwoWords {
-  Words first;
-  Words second;
+  Int16Vector first;
+  Int16Vector second;
 };
 
-// Pairs (a[i], b[i]) of kWords elements. With AVX-512 they are not in the order of i; in_order()
-// restores it in the sums.
+// Pairs (a[i], b[i]) of kInt16Lanes elements. With AVX-512 they are not in the order of i;
+// in_order() restores it in the sums.
 inline TwoWords pairs_of(const std::int8_t* a, const std::int8_t* b) {
 #if defined(__AVX512F__)
   const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a));
   const __m256i y = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b));
-  return {reinterpret_cast<Words>(_mm512_cvtepi8_epi16(_mm256_unpacklo_epi8(x, y))),
-          reinterpret_cast<Words>(_mm512_cvtepi8_epi16(_mm256_unpackhi_epi8(x, y)))};
+  return {reinterpret_cast<Int16Vector>(_mm512_cvtepi8_epi16(_mm256_unpacklo_epi8(x, y))),
+          reinterpret_cast<Int16Vector>(_mm512_cvtepi8_epi16(_mm256_unpackhi_epi8(x, y)))};
 #elif defined(__AVX2__)
   const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a));
   const __m128i y = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
-  return {reinterpret_cast<Words>(_mm256_cvtepi8_epi16(_mm_unpacklo_epi8(x, y))),
-          reinterpret_cast<Words>(_mm256_cvtepi8_epi16(_mm_unpackhi_epi8(x, y)))};
+  return {reinterpret_cast<Int16Vector>(_mm256_cvtepi8_epi16(_mm_unpacklo_epi8(x, y))),
+          reinterpret_cast<Int16Vector>(_mm256_cvtepi8_epi16(_mm_unpackhi_epi8(x, y)))};
 #else
-  const Words x = widen(a);
-  const Words y = widen(b);
+  const Int16Vector x = widen(a);
+  const Int16Vector y = widen(b);
   return {__builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11),
           __builtin_shufflevector(x, y, 4, 12, 5, 13, 6, 14, 7, 15)};
 #endif
@@ -107,19 +107,19 @@ inline TwoVectors in_order(TwoVectors v) {
 #endif
 }
 
-class FewInt8 : FewScores {
+class FewRowsInt8 : FewRowScores {
   static constexpr float kLargest = 32767.0F;
   // With a largest magnitude below this, the scale of a query, or of factors, would not be a normal
   // number, nor its inverse finite.
   static constexpr float kSmallest = 1e-30F;
 
  public:
-  explicit FewInt8(const AttentionSweep& sweep)
-      : FewScores(sweep, sizeof(std::int8_t)),
+  explicit FewRowsInt8(const AttentionSweep& sweep)
+      : FewRowScores(sweep, sizeof(std::int8_t)),
         keys_(static_cast<const std::int8_t*>(sweep.key)),
         values_(static_cast<const std::int8_t*>(sweep.value)),
         row_(sweep.row_bytes),
-        whole_(head_size_ / kWords * kWords) {}
+        whole_(head_size_ / kInt16Lanes * kInt16Lanes) {}
 
   void run() {
     for (std::int64_t r = 0; r < sweep_.rows; ++r) {
@@ -216,16 +216,16 @@ class FewInt8 : FewScores {
     Integers sums[kLanes];
 #pragma GCC unroll 16
     for (Integers& sum : sums) sum = Integers{};
-    for (std::int64_t i = 0; i < whole_; i += kWords) {
-      Words q[ROWS];
-      for (int r = 0; r < ROWS; ++r) q[r] = load_words(query + r * kMaxHeadSize + i);
+    for (std::int64_t i = 0; i < whole_; i += kInt16Lanes) {
+      Int16Vector q[ROWS];
+      for (int r = 0; r < ROWS; ++r) q[r] = load_int16(query + r * kMaxHeadSize + i);
       for (int j = 0; j < KEYS; ++j) {
-        // A cache line holds the codes of 64 / kWords of these steps.
-        if (j % (kCacheLine / kWords) == 0) {
+        // A cache line holds the codes of 64 / kInt16Lanes of these steps.
+        if (j % (kCacheLine / kInt16Lanes) == 0) {
           ahead = prefetch(ahead);
           soon = prefetch(soon);
         }
-        const Words k = widen(cached[j] + i);
+        const Int16Vector k = widen(cached[j] + i);
         for (int r = 0; r < ROWS; ++r)
           sums[r * KEYS + j] = add_products(sums[r * KEYS + j], q[r], k);
       }
@@ -264,7 +264,7 @@ class FewInt8 : FewScores {
         __builtin_prefetch(value + soon + line);
         __builtin_prefetch(other + soon + line);
       }
-      Words f[ROWS];
+      Int16Vector f[ROWS];
       for (int r = 0; r < ROWS; ++r) f[r] = broadcast_pair(factors + r * kFewKeysMost + j);
       for (int v = 0; v < VECTORS; v += 2) {
         const TwoWords pairs = pairs_of(value + v * kLanes, other + v * kLanes);
@@ -310,7 +310,7 @@ class FewInt8 : FewScores {
   }
 
   void put_in_order(float* numerator) const {
-    for (std::int64_t i = 0; i < whole_; i += kWords) {
+    for (std::int64_t i = 0; i < whole_; i += kInt16Lanes) {
       const TwoVectors v = in_order({load(numerator + i), load(numerator + i + kLanes)});
       store(numerator + i, v.first);
       store(numerator + i + kLanes, v.second);

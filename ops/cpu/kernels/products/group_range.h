@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Columns of a weight whose codes are unpacked together.
+// Groups of columns of a weight whose codes are unpacked together.
 #pragma once
 
 #include "ops/cpu/q4nx_rows.h"
@@ -7,8 +7,7 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Groups from `first_group` on.
-struct Stretch {
+struct GroupRange {
   Q4NXRows weight;
   std::int64_t first_group;
   std::int64_t groups;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/program/resilient_program.h"
+#include "ep/partition/plan_with_fallback.h"
 
 #include <string>
 #include <utility>
@@ -9,18 +9,18 @@
 
 namespace flownpu {
 
-ResilientProgram::ResilientProgram(std::shared_ptr<const Device> device,
-                                   std::unique_ptr<const Program> program,
-                                   std::unique_ptr<const Program> other)
-    : device_(std::move(device)), program_(std::move(program)), other_(std::move(other)) {}
+PlanWithFallback::PlanWithFallback(std::shared_ptr<const Device> device,
+                                   std::unique_ptr<const ExecutionPlan> plan,
+                                   std::unique_ptr<const ExecutionPlan> other)
+    : device_(std::move(device)), plan_(std::move(plan)), other_(std::move(other)) {}
 
-void ResilientProgram::run(ProgramIo& io, StepObserver* observer) const {
+void PlanWithFallback::run(PlanIo& io, StepObserver* observer) const {
   if (failed_ && other_ != nullptr) {
     run_other(io, observer);
     return;
   }
   try {
-    program_->run(io, observer);
+    plan_->run(io, observer);
   } catch (const Unsupported&) {
     if (other_ == nullptr) throw;
     run_other(io, observer);
@@ -35,9 +35,9 @@ void ResilientProgram::run(ProgramIo& io, StepObserver* observer) const {
   }
 }
 
-void ResilientProgram::run_other(ProgramIo& io, StepObserver* observer) const {
+void PlanWithFallback::run_other(PlanIo& io, StepObserver* observer) const {
   std::vector<Tensor> inputs;
-  for (const std::size_t index : program_->fed()) inputs.push_back(io.input(index));
+  for (const std::size_t index : plan_->fed()) inputs.push_back(io.input(index));
   device_->restore(inputs);
   other_->run(io, observer);
 }

@@ -6,8 +6,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BuildInfo", "build_info"]
-
 
 @dataclass(frozen=True)
 class BuildInfo:

@@ -4,8 +4,6 @@
 import importlib
 from types import ModuleType
 
-__all__ = ["ContextLengthError", "FlowNPUError", "MissingDependencyError", "check_text", "require"]
-
 
 class FlowNPUError(RuntimeError):
     """An error that the user can correct. Its message is complete: the command line prints it and nothing else."""

@@ -10,16 +10,6 @@ import psutil
 
 from flownpu.system import processor
 
-__all__ = [
-    "Machine",
-    "cpu_isa",
-    "describe_machine",
-    "describe_threads",
-    "module_folders",
-    "module_versions",
-    "usable_cores",
-]
-
 # The instruction sets that the CPU kernels are compiled for, best first, with the flags of /proc/cpuinfo that each
 # needs. VNNI, BF16 and AMX are optional extensions of the AVX-512 one (`cpu_isa`).
 _AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}

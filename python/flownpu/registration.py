@@ -14,8 +14,6 @@ from typing import Any
 from flownpu.errors import FlowNPUError, require
 from flownpu.system import library_file
 
-__all__ = ["get_ep_name", "get_library_path", "register"]
-
 LIBRARY_NAME = library_file("flownpu_ep")
 # API version 24 has the operator domains that `ai.flownpu` needs, but before release 1.27 ONNX Runtime does not tell a
 # provider that a session is ready: with bad options, or a model that the provider cannot run, all nodes would silently

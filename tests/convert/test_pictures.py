@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from flownpu.convert import ConversionError, convert
+from flownpu.convert.dense.writer import stored_bytes
 from flownpu.convert.graph.data_file import aligned
 from flownpu.convert.vision.configuration import read_vision
-from flownpu.convert.vision.writer import vision_bytes
+from flownpu.convert.vision.weights import vision_weight_plan
 from flownpu.model.integrity import damage
 from flownpu.ops import q4nx
 from tests.convert.picture_models import TEXT, VISION, reference, stored_matrices, write_pictures_checkpoint
@@ -102,11 +103,11 @@ def test_errors_of_towers_weights(vision_weights: str, converted: Callable[[str]
 
 @pytest.mark.parametrize("vision_weights", FORMATS)
 def test_bytes_of_towers_weights(vision_weights: Any, checkpoint: Path, converted: Callable[[str], Path]) -> None:
-    """vision_bytes says the file's size beforehand, and Q4NX weights are in narrow blocks."""
+    """stored_bytes says the file's size beforehand, and Q4NX weights are in narrow blocks."""
     path = converted(vision_weights) / "vision.onnx"
     tower = read_vision(json.loads((checkpoint / "config.json").read_text()), TEXT["hidden_size"])
     data = path.with_name("vision.onnx.data").stat().st_size
-    assert vision_bytes(tower, vision_weights) == aligned(data)
+    assert stored_bytes(vision_weight_plan(tower), vision_weights) == aligned(data)
     tensors = [value.const_value for value in ir.load(path).graph.initializers.values()]
     blocks = [tensor for tensor in tensors if tensor is not None and tensor.dtype == ir.DataType.UINT8]
     assert {q4nx.layout_of(tensor.shape.numpy()) for tensor in blocks} == (

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from flownpu.cli import options
-from flownpu.cli.output import bytes_text, console, print_json, status
+from flownpu.cli.output import bytes_text, console, print_json, print_table, status
 from flownpu.errors import require
 from flownpu.machine import describe_threads
 
@@ -94,13 +93,12 @@ def _print_nodes(explanation: "Explanation") -> None:
     for node in explanation.placement.nodes:
         if node.place not in ("flownpu", "folded"):
             reasons.setdefault((node.place, node.reason), Counter())[node.operator] += 1
-    if not reasons:
-        return
-    table = _table("not on the device", "where", "nodes", "why")
-    for (place, reason), operators in reasons.items():
-        listed = ", ".join(f"{name} ({count})" for name, count in operators.most_common())
-        table.add_row(place, listed, reason)
-    console.print(table)
+    rows = [
+        (place, ", ".join(f"{name} ({count})" for name, count in operators.most_common()), reason)
+        for (place, reason), operators in reasons.items()
+    ]
+    if rows:
+        print_table("not on the device", ("where", "nodes", "why"), (), rows, "fold")
 
 
 def _print_attentions(explanation: "Explanation") -> None:
@@ -111,13 +109,10 @@ def _print_attentions(explanation: "Explanation") -> None:
         heads = f"{attention.heads} heads, {attention.kv_heads} KV, d {attention.head_size}" if attention.kind else ""
         key = (attention.kind or "not matched", heads, window, *_folding(attention))
         alike.setdefault(key, []).append(attention)
-    if not alike:
-        return
-    table = _table("attention on the NPU (3: one call, 2: without the last product, 1: nothing folded)",
-                   "layers", "kind", "sizes", "window", "prompt", "token")  # fmt: skip
-    for key, attentions in alike.items():
-        table.add_row(_layers(attentions), *key)
-    console.print(table)
+    if alike:
+        title = "attention on the NPU (3: one call, 2: without the last product, 1: nothing folded)"
+        rows = [(_layers(attentions), *key) for key, attentions in alike.items()]
+        print_table(title, ("layers", "kind", "sizes", "window", "prompt", "token"), (), rows, "fold")
 
 
 def _folding(attention: "Attention") -> tuple[str, str]:
@@ -147,10 +142,8 @@ def _print_misses(explanation: "Explanation") -> None:
     if not explanation.misses:
         console.print("`flownpu convert` leaves nothing: every rule that nearly matched matched.")
         return
-    table = _table("left by `flownpu convert`", "rule", "nodes", "why")
-    for miss in explanation.misses:
-        table.add_row(miss.rule, _some(list(miss.nodes)), miss.reason)
-    console.print(table)
+    rows = [(miss.rule, _some(list(miss.nodes)), miss.reason) for miss in explanation.misses]
+    print_table("left by `flownpu convert`", ("rule", "nodes", "why"), (), rows, "fold")
 
 
 def _some(names: list[str]) -> str:
@@ -183,14 +176,14 @@ def _print_speed(explanation: "Explanation") -> None:
     if not speed.points or speed.read_bandwidth is None:
         console.print("No tokens/s: the graph has no KV cache, so it decodes nothing.")
         return
-    table = _table(f"decoding, tokens/s: bounds and predictions, nothing was run{after and ','}{after}",
-                   "context", "CPU, at most", "NPU, predicted", "NPU, first token")  # fmt: skip
+    rows = []
     for point in speed.points:
         npu = "" if point.npu_tokens_per_second is None else f"{point.npu_tokens_per_second:.1f}"
         first = "" if point.npu_ttft_seconds is None else f"{point.npu_ttft_seconds:.2f} s"
         cpu = "" if point.cpu_tokens_per_second is None else f"{point.cpu_tokens_per_second:.1f}"
-        table.add_row(str(point.context), cpu, npu, first)
-    console.print(table)
+        rows.append((str(point.context), cpu, npu, first))
+    title = f"decoding, tokens/s: bounds and predictions, nothing was run{after and ','}{after}"
+    print_table(title, ("context", "CPU, at most", "NPU, predicted", "NPU, first token"), (), rows, "fold")
     console.print(
         f"CPU: a step reads {bytes_text(speed.step_bytes)} of weights and its KV cache, at "
         f"{speed.read_bandwidth / 1e9:.1f} GB/s. NPU: the cost model's (docs/model.md), for {speed.npu.chip}."
@@ -206,19 +199,11 @@ def _print_program(program: "ProgramPrice") -> None:
         f"{1e3 * program.total_seconds:.2f} ms:"
     )
     console.print("  " + ", ".join(f"{name} {1e3 * value:.2f}" for name, value in program.seconds.items()))
-    table = _table("its calls, and what one of each is predicted to take",
-                   "steps", "operator", "call", "words", "read", "written", "ms")  # fmt: skip
-    for call in program.calls:
-        table.add_row(
-            str(call.steps), call.operator if call.array != "host" else f"{call.operator} (host)", call.name,
-            str(call.instruction_words), bytes_text(call.read_bytes), bytes_text(call.written_bytes),
-            f"{1e3 * call.seconds:.3f}",
-        )  # fmt: skip
-    console.print(table)
-
-
-def _table(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
+    rows = [
+        (str(call.steps), call.operator if call.array != "host" else f"{call.operator} (host)", call.name,
+         str(call.instruction_words), bytes_text(call.read_bytes), bytes_text(call.written_bytes),
+         f"{1e3 * call.seconds:.3f}")
+        for call in program.calls
+    ]  # fmt: skip
+    headings = "steps", "operator", "call", "words", "read", "written", "ms"
+    print_table("its calls, and what one of each is predicted to take", headings, (), rows, "fold")

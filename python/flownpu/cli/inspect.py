@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from flownpu.cli import options
-from flownpu.cli.output import bytes_text, console, error_text, print_json
+from flownpu.cli.output import bytes_text, console, error_text, print_json, print_table
 from flownpu.errors import FlowNPUError
 from flownpu.model.integrity import damage
 from flownpu.model.summary import Summary, Value, summarize
@@ -56,30 +55,21 @@ def inspect(
         return
     console.print(summary.path)
     if summary.operators:
-        console.print(_table("operators", ["operator", "nodes"], [(k, str(n)) for k, n in summary.operators.items()]))
+        print_table("operators", ["operator"], ["nodes"], [(k, str(n)) for k, n in summary.operators.items()])
         own = ", ".join(summary.functions) or "none"
         console.print(f"Operators defined in the model, for an ONNX Runtime without FlowNPU: {own}")
-        console.print(_table("inputs", ["name", "type", "shape"], _rows(summary.inputs)))
-        console.print(_table("outputs", ["name", "type", "shape"], _rows(summary.outputs)))
-    console.print(_table("weights", ["type", "tensors", "elements", "bytes"], _weight_rows(summary)))
+        print_table("inputs", ["name", "type", "shape"], [], _rows(summary.inputs))
+        print_table("outputs", ["name", "type", "shape"], [], _rows(summary.outputs))
+    print_table("weights", ["type"], ["tensors", "elements", "bytes"], _weight_rows(summary))
     if summary.kv_bytes_per_token:
         console.print(f"KV cache: {bytes_text(summary.kv_bytes_per_token)} a token in all layers together")
     if summary.other_graphs:
         others = ", ".join(summary.other_graphs)
         console.print(
-            f"The model takes pictures; this is its decoder. Its other graphs, to inspect by themselves: {others}",
+            f"The model takes pictures; this is its decoder. Its other graphs, to inspect by themselves: {others}"
         )
     if summary.manifest:
         _print_manifest(summary.manifest)
-
-
-def _table(title: str, headings: list[str], rows: list[tuple[str, ...]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in {"nodes", "tensors", "elements", "bytes"} else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _rows(values: list[Value]) -> list[tuple[str, ...]]:

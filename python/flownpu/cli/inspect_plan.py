@@ -6,8 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from flownpu.aie.artifacts.folder import write_text
 from flownpu.aie.check import check
 from flownpu.aie.check.structure import check_structure
@@ -17,10 +15,8 @@ from flownpu.aie.plan.drawing import draw, family
 from flownpu.aie.plan.limits import LIMITS
 from flownpu.aie.plan.resources import shared_memory
 from flownpu.aie.plan.usage import TileUse, tile_uses
-from flownpu.cli.output import bytes_text, console, print_json, status
+from flownpu.cli.output import bytes_text, console, print_json, print_table, status
 from flownpu.errors import FlowNPUError
-
-__all__ = ["inspect_plan", "read_plan"]
 
 _STEPS = {
     "Transfer": "transfers",
@@ -129,8 +125,8 @@ def _sequence(plan: Plan) -> dict[str, Any]:
 def _print(plan: Plan, tiles: list[TileUse], violations: list[str]) -> None:
     console.print(f"Plan {plan.name} for {plan.array.target}")
     if tiles:
-        console.print(_tile_table(tiles))
-    console.print(_fifo_table(plan, counted=bool(tiles)))
+        _print_tiles(tiles)
+    _print_fifos(plan, counted=bool(tiles))
     _print_sequence(plan)
     if not violations:
         console.print("The checker finds nothing wrong.")
@@ -140,31 +136,21 @@ def _print(plan: Plan, tiles: list[TileUse], violations: list[str]) -> None:
         console.print(f"  {violation}")
 
 
-def _table(title: str, headings: dict[str, bool]) -> Table:
-    """A table whose columns are numbers where a heading says so."""
-    table = Table(title=title, title_justify="left")
-    for heading, is_number in headings.items():
-        table.add_column(heading, justify="right" if is_number else "left")
-    return table
-
-
-def _tile_table(tiles: list[TileUse]) -> Table:
-    resources = ("memory", "DMA in", "DMA out", "descriptors", "locks")
-    table = _table("tiles: used of available", {"tile": False, "kernels": False} | dict.fromkeys(resources, True))
-    for use in tiles:
+def _print_tiles(tiles: list[TileUse]) -> None:
+    def row(use: TileUse) -> tuple[str, ...]:
         memory = ""
         if use.memory.available:
             share = 100 * use.memory.used / use.memory.available
             memory = f"{use.memory.used:,} of {use.memory.available:,} B ({share:.0f} %)"
         counts = (use.input_channels, use.output_channels, use.descriptors, use.locks)
-        table.add_row(f"{use.kind} {use.tile}", ", ".join(use.kernels), memory, *map(str, counts))
-    return table
+        return f"{use.kind} {use.tile}", ", ".join(use.kernels), memory, *map(str, counts)
+
+    resources = ("memory", "DMA in", "DMA out", "descriptors", "locks")
+    print_table("tiles: used of available", ("tile", "kernels"), resources, map(row, tiles))
 
 
-def _fifo_table(plan: Plan, *, counted: bool) -> Table:
+def _print_fifos(plan: Plan, *, counted: bool) -> None:
     """A row a family: fifos whose names, but for numbers, and whose objects, depths and ways are the same."""
-    headings = {"fifo": False, "from": False, "to": False, "by": False, "object": False, "bytes": True, "depth": True}
-    table = _table("fifos", headings)
     limits, linked = LIMITS[plan.array.target], _linked(plan)
 
     def row(fifo: Fifo) -> tuple[str, ...]:
@@ -175,17 +161,15 @@ def _fifo_table(plan: Plan, *, counted: bool) -> Table:
         way = "shared memory" if by_memory else "DMA"
         return family(fifo.name), source, target, way, str(fifo.type), f"{fifo.type.bytes:,}", depths
 
-    for (name, *cells), count in Counter(map(row, plan.array.fifos)).items():
-        table.add_row(f"{name} ({count})" if count > 1 else name, *cells)
-    return table
+    counts = Counter(map(row, plan.array.fifos)).items()
+    rows = [(f"{name} ({count})" if count > 1 else name, *cells) for (name, *cells), count in counts]
+    print_table("fifos", ("fifo", "from", "to", "by", "object"), ("bytes", "depth"), rows)
 
 
 def _print_sequence(plan: Plan) -> None:
     about = _sequence(plan)
-    table = _table("host buffers", {"buffer": False, "type": False, "bytes": True})
-    for buffer in about["buffers"]:
-        table.add_row(buffer["name"], buffer["type"], f"{buffer['bytes']:,}")
-    console.print(table)
+    rows = [(buffer["name"], buffer["type"], f"{buffer['bytes']:,}") for buffer in about["buffers"]]
+    print_table("host buffers", ("buffer", "type"), ("bytes",), rows)
     steps = ", ".join(f"{about['steps'].get(kind, 0)} {words}" for kind, words in _STEPS.items())
     moved = ", ".join(f"{bytes_text(count)} {way}" for way, count in about["bytes"].items())
     console.print(f"Sequence {about['name']}: {steps}; {moved}")

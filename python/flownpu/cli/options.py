@@ -17,11 +17,6 @@ from flownpu.ops.opencl_loader import use_installed_packages
 if TYPE_CHECKING:
     from flownpu.serve.processes.protocol import ModelSettings
 
-__all__ = ["Activations", "ActivationsOption", "AsJson", "Context", "DecodingOptions", "Device", "DeviceOption"]
-__all__ += ["ModelFolder", "Option", "Provider", "ProviderOption", "SamplingOptions", "SessionOptions", "Slots"]
-__all__ += ["Threads", "open_model", "provider_options", "served_models"]
-
-
 # The provider that runs a model, the device on which FlowNPU's does, and the type to which matrix products round
 # activations.
 Provider = Literal["flownpu", "cpu"]

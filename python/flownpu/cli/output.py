@@ -6,26 +6,14 @@ import io
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, OverflowMethod, RenderableType
 from rich.control import Control
 from rich.progress import Progress, ProgressColumn
 from rich.segment import ControlType
-
-__all__ = [
-    "bytes_text",
-    "console",
-    "error_text",
-    "print_json",
-    "progress_bar",
-    "progress_console",
-    "read_all_bytes",
-    "seconds_text",
-    "status",
-    "waiting",
-]
+from rich.table import Table
 
 # Brackets in a text are brackets: names of models and messages may have them.
 console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -51,6 +39,24 @@ def waiting(text: str) -> Iterator[None]:
     finally:
         if progress_console.is_terminal:
             progress_console.control(Control((ControlType.ERASE_IN_LINE, 2)))
+
+
+def print_table(
+    title: str,
+    left: Iterable[str],
+    right: Iterable[str],
+    rows: Iterable[Iterable[RenderableType]],
+    overflow: OverflowMethod = "ellipsis",
+) -> None:
+    """Prints a table: the headings of columns of text, then those of columns of numbers; `overflow` is for text."""
+    table = Table(title=title, title_justify="left")
+    for heading in left:
+        table.add_column(heading, overflow=overflow)
+    for heading in right:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def print_json(document: dict[str, Any]) -> None:

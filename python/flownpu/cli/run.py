@@ -11,7 +11,8 @@ import typer
 from flownpu.cli import options
 from flownpu.cli.output import print_json, read_all_bytes, seconds_text, status, waiting
 from flownpu.generate.image_prompts import TOKENS_PER_IMAGE, place_images, read_images
-from flownpu.generate.language_model import LanguageModel, Timing, Tokens
+from flownpu.generate.language_model import LanguageModel, Timing
+from flownpu.generate.tokenizer import Tokens
 from flownpu.generate.turns import text_of
 
 if TYPE_CHECKING:

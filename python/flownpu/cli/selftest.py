@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from flownpu.aie.artifacts.folder import write_text
 from flownpu.aie.artifacts.toolchain import find_toolchain
 from flownpu.cli.build import Target, say_missing
-from flownpu.cli.output import console, print_json, progress_bar, status
+from flownpu.cli.output import console, print_json, print_table, progress_bar, status
 from flownpu.errors import FlowNPUError
 
 if TYPE_CHECKING:
@@ -136,16 +135,13 @@ def _try_gpu(patterns: list[str], folder: Path, as_json: str | None) -> None:
 
 def _show_gpu(device: "_native.GpuDevice", results: "list[KernelResult]", folder: Path) -> None:
     """The table of kernels, and what to do next."""
-    table = Table(title=device.description, title_justify="left")
-    for heading in ("kernel", "result"):
-        table.add_column(heading)
-    for heading in ("error, of its bound", "us", "GB/s read", "GOP/s"):
-        table.add_column(heading, justify="right")
+    rows: list[tuple[str | Text, ...]] = []
     for result in results:
         amounts = (result.read, result.operations)
         rates = (f"{each / result.seconds / 1e9:.2f}" if each and result.seconds else "" for each in amounts)
-        table.add_row(*_cells(result, result.seconds), *rates)
-    console.print(table)
+        rows.append((*_cells(result, result.seconds), *rates))
+    numbers = ("error, of its bound", "us", "GB/s read", "GOP/s")
+    print_table(device.description, ("kernel", "result"), numbers, rows)
     console.print(f"{sum(result.passed for result in results)} of {len(results)} kernels passed.")
     console.print(f"Decoders store activations as {device.stored_type()}.")
     if device.cache_problem:
@@ -197,14 +193,12 @@ def _run(runner: "StageRunner", stages: "list[Stage]") -> "list[StageResult]":
 def _show(report: "SelftestReport", folder: Path) -> None:
     """The tables, and what to do next."""
     emulated = report.device == "emulate"
-    table = Table(title=f"{report.device}, {report.target}", title_justify="left")
-    for heading in ("stage", "result"):
-        table.add_column(heading)
-    for heading in ("error, of its bound", "us, emulated: no speed" if emulated else "us"):
-        table.add_column(heading, justify="right")
-    for result in report.results:
-        table.add_row(*_cells(result, result.seconds))
-    console.print(table)
+    print_table(
+        f"{report.device}, {report.target}",
+        ("stage", "result"),
+        ("error, of its bound", "us, emulated: no speed" if emulated else "us"),
+        (_cells(result, result.seconds) for result in report.results),
+    )
     passed = sum(result.passed for result in report.results)
     console.print(f"{passed} of {len(report.results)} stages passed.")
     path = folder / "report.json"
@@ -224,11 +218,9 @@ def _cells(result: "Result", seconds: float | None) -> tuple[str, Text, str, str
 
 
 def _show_measurements(report: "SelftestReport") -> None:
-    table = Table(title="measured", title_justify="left")
-    for heading in ("parameter", "measured", "assumed", "unit", "from"):
-        table.add_column(heading)
+    rows = []
     for found in report.measurements:
         measured = found.reason if found.value is None else f"{found.value:.4g}"
         assumed = "" if found.assumed is None else f"{found.assumed:.4g}"
-        table.add_row(found.name, measured, assumed, found.unit, found.formula)
-    console.print(table)
+        rows.append((found.name, measured, assumed, found.unit, found.formula))
+    print_table("measured", ("parameter", "measured", "assumed", "unit", "from"), (), rows)

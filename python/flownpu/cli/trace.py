@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from flownpu.bench.roofline import read_bandwidth
 from flownpu.bench.tracing import OperatorTime, Trace, make_trace, record, write_trace
 from flownpu.cli import options
-from flownpu.cli.output import bytes_text, console, print_json, seconds_text, status
+from flownpu.cli.output import bytes_text, console, print_json, print_table, seconds_text, status
 from flownpu.machine import describe_machine
 
 _PROMPT = "The quick brown fox jumps over the lazy dog."
@@ -67,18 +66,13 @@ def _artifacts(model: Path, placement: dict[str, object], chosen: dict[str, str]
 
 
 def _print(result: Trace, roof: float) -> None:
-    table = Table(
-        title="operators of decode steps, the NPU's calls, and what the host computes between them",
-        title_justify="left",
-    )
-    for heading in ("operator", "where"):
-        table.add_column(heading)
-    for heading in ("count", "time", "bytes", "GB/s", "of the roof"):
-        table.add_column(heading, justify="right")
-    for operator in result.operators:
-        table.add_row(operator.operator, operator.place, str(operator.count), seconds_text(operator.seconds),
-                      *_traffic(operator, roof))  # fmt: skip
-    console.print(table)
+    print_table(
+        "operators of decode steps, the NPU's calls, and what the host computes between them",
+        ("operator", "where"),
+        ("count", "time", "bytes", "GB/s", "of the roof"),
+        ((each.operator, each.place, str(each.count), seconds_text(each.seconds), *_traffic(each, roof))
+         for each in result.operators),
+    )  # fmt: skip
     console.print(f"Main memory of this machine: {roof / 1e9:.1f} GB/s.")
     if result.counts:
         each = result.counts

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from flownpu.cli import options
-from flownpu.cli.output import console, print_json, progress_bar
+from flownpu.cli.output import console, print_json, print_table, progress_bar
 from flownpu.errors import FlowNPUError, require
 
 if TYPE_CHECKING:
@@ -79,19 +78,8 @@ def _print(found: "Verification", first: "Stage | None") -> None:
         f"{100 * found.top1_agreement:.1f} %; perplexity {found.model_perplexity:.3f}, source's "
         f"{found.source_perplexity:.3f}"
     )
-    table = Table(title="relative errors, %", title_justify="left")
-    for heading in ("stage", "own", "tolerance", "= weights", "+ roundings", "", "Q4NX", "whole run"):
-        table.add_column(heading, justify="right" if heading != "stage" else "left")
-    for stage in found.stages:
-        numbers = (stage.error, stage.tolerance, stage.from_weights, stage.from_roundings)
-        table.add_row(
-            stage.name,
-            *(f"{100 * number:.2f}" for number in numbers),
-            "diverges" if stage.diverges else "ok",
-            "" if stage.quantisation is None else f"{100 * stage.quantisation:.2f}",
-            f"{100 * stage.accumulated:.2f}",
-        )
-    console.print(table)
+    numbers = ("own", "tolerance", "= weights", "+ roundings", "", "Q4NX", "whole run")
+    print_table("relative errors, %", ["stage"], numbers, map(_row, found.stages))
     console.print(
         "Own: each stage starts from the source's hidden states. Q4NX: what rounding its weights does to the source's "
         f"stage. Tolerance: {found.basis}."
@@ -109,6 +97,17 @@ def _print(found: "Verification", first: "Stage | None") -> None:
             console.print(
                 "Every stage diverges: the two are not one model, or were quantised apart; take their checkpoint"
             )
+
+
+def _row(stage: "Stage") -> tuple[str, ...]:
+    numbers = (stage.error, stage.tolerance, stage.from_weights, stage.from_roundings)
+    return (
+        stage.name,
+        *(f"{100 * number:.2f}" for number in numbers),
+        "diverges" if stage.diverges else "ok",
+        "" if stage.quantisation is None else f"{100 * stage.quantisation:.2f}",
+        f"{100 * stage.accumulated:.2f}",
+    )
 
 
 def _print_int8(cost: "Int8Cost") -> None:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["compile_model"]
-
 COMPILED = "model_ctx.onnx"
 # Suffixes of the files that the compiled model replaces: the graph and its weights.
 _REPLACED = (".onnx", ".data", ".flownpu")

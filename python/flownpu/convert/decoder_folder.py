@@ -7,10 +7,10 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.manifest import rounded, sha256, write_manifest
+from flownpu.convert.manifest import rounded, write_manifest
 from flownpu.convert.model_writer import ModelOptions, output_bytes, write_model
 from flownpu.convert.output import output_folder
-from flownpu.convert.progress import Stage, silent
+from flownpu.convert.progress import silent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from flownpu.convert.progress import ProgressCallback
     from flownpu.convert.vision.pictures import Pictures
     from flownpu.convert.weights import WeightSource
-
-__all__ = ["PACKAGES", "limit_context", "make_decoder_folder"]
 
 # RoPE's angles are products with the position in float32, which holds whole numbers exactly up to here: 24 bits.
 _MOST_POSITIONS = 1 << 24
@@ -71,14 +69,10 @@ def make_decoder_folder(
         for name, contents in tokenizer.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(contents)
-        written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        counter = Stage(progress, "sum", written + sum(path.stat().st_size for path in files), "B")
-        sums = {
-            path.relative_to(files[0].parent).as_posix(): {"sha256": sha256(path, counter.advance)} for path in files
-        }
         write_manifest(
             folder,
-            source={**source, "files": sums},
+            source=source,
+            read={path.relative_to(files[0].parent).as_posix(): path for path in files},
             settings={
                 **options.as_dict(),
                 "context_length": decoder.context_length,
@@ -91,7 +85,7 @@ def make_decoder_folder(
                 **vision,
             },
             packages=packages,
-            advance=counter.advance,
+            progress=progress,
         )
 
 

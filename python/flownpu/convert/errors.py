@@ -1,10 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The error of a conversion that cannot be done."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from flownpu.errors import FlowNPUError
 
-__all__ = ["ConversionError"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 
 class ConversionError(FlowNPUError):
     """The source cannot be converted, or the output cannot be written. Names the file or tensor, and what to do."""
+
+
+def refuse_unplaced(source: Path, tensors: Sequence[str], kind: str = "family") -> None:
+    """Raises ConversionError if there are any `tensors`, which a model has no place for: it would compute otherwise."""
+    if tensors:
+        shown = ", ".join(tensors[:3]) + (" ..." if len(tensors) > 3 else "")
+        raise ConversionError(
+            f"{source}: {len(tensors)} tensors have no place in a model of this {kind} as FlowNPU knows it ({shown}); "
+            "such models cannot be converted"
+        )

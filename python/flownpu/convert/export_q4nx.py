@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from flownpu.convert.progress import ProgressCallback
     from flownpu.model.converted import Part
 
-__all__ = ["export_q4nx"]
-
 # The families that both FastFlowLM's converter and this package convert.
 _FAMILIES = ("gemma3_text", "llama", "qwen3")
 # How many rows are dequantised or packed at once, a multiple of 32: 8192 columns take 8 MB of float32.

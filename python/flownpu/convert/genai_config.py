@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from flownpu.convert.decoder import Decoder
 
-__all__ = ["DEFAULT_MAX_LENGTH", "EMBEDDING_FILE", "PROCESSOR_FILE", "VISION_FILE", "genai_config"]
-
 VISION_FILE, EMBEDDING_FILE = "vision.onnx", "embedding.onnx"
 # GenAI's default is processor_config.json, but transformers has a file of that name in another form.
 PROCESSOR_FILE = "image_processor.json"

@@ -16,7 +16,7 @@ from flownpu.convert.families import read_decoder
 from flownpu.convert.manifest import write_manifest
 from flownpu.convert.model_writer import ModelOptions, output_bytes, write_model
 from flownpu.convert.output import output_folder
-from flownpu.convert.progress import Stage, silent
+from flownpu.convert.progress import silent
 from flownpu.convert.weights import BlockPart, NormWeight
 from flownpu.model.shapes import SHAPES
 from flownpu.ops import q4nx
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from flownpu.convert.progress import ProgressCallback
     from flownpu.convert.weights import BiasWeight, ProjectionWeight, RouterWeight
-
-__all__ = ["make_model"]
 
 # Most positions of the rotary tables by default: as many as benchmarks need. 131072 would take 268 MB for Gemma3-4B.
 _CONTEXT = 40960
@@ -170,7 +168,6 @@ def make_model(
     with output_folder(output, force=force, size=output_bytes(decoder, weights)) as folder:
         write_model(folder, decoder, weights, options, stage="draw", progress=progress)
         _write_byte_tokenizer(folder)
-        counter = Stage(progress, "sum", sum(path.stat().st_size for path in folder.iterdir()), "B")
         write_manifest(
             folder,
             source={
@@ -183,7 +180,7 @@ def make_model(
             settings={**options.as_dict(), "context_length": decoder.context_length},
             quantisation={"format": "q4nx"},
             packages=PACKAGES,
-            advance=counter.advance,
+            progress=progress,
         )
 
 

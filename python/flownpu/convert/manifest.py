@@ -6,16 +6,18 @@ from __future__ import annotations
 import json
 import platform
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from flownpu.convert.progress import Stage
 from flownpu.model.folder import MANIFEST
 from flownpu.model.integrity import sha256, tensor_sums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["rounded", "sha256", "write_manifest"]
+    from flownpu.convert.progress import ProgressCallback
 
 # Version of the manifest's own format.
 FORMAT = 1
@@ -33,22 +35,26 @@ def write_manifest(
     settings: Mapping[str, Any],
     quantisation: Mapping[str, Any],
     packages: Iterable[str],
-    advance: Callable[[int], None] = lambda _: None,
+    progress: ProgressCallback,
+    read: Mapping[str, Path] = MappingProxyType({}),
 ) -> None:
     """Writes the manifest of a folder that is otherwise complete.
 
     Args:
         folder: the model's folder.
-        source: the origin of the model.
+        source: the origin of the model, except its files.
         settings: the conversion's options.
         quantisation: the format of the weights and the error of each.
         packages: distributions whose versions are recorded.
-        advance: called with the number of bytes of each piece of a file whose checksum is computed.
+        progress: called with a `Progress` after each piece of a file whose checksum is computed.
+        read: the source's files by the names that the manifest gives them; none: it has no entry for them.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
+    advance = Stage(progress, "sum", sum(path.stat().st_size for path in [*files, *read.values()]), "B").advance
+    sums = {name: {"sha256": sha256(path, advance)} for name, path in read.items()}
     manifest = {
         "format": FORMAT,
-        "source": dict(source),
+        "source": {**source, **({"files": sums} if read else {})},
         "settings": dict(settings),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in sorted(packages)}},
         "files": {

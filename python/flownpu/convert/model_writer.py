@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from flownpu.convert.progress import ProgressCallback
     from flownpu.convert.weights import WeightSource
 
-__all__ = ["ModelOptions", "output_bytes", "write_model", "write_tensors"]
-
 
 @dataclass(frozen=True)
 class ModelOptions:

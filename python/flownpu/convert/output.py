@@ -26,8 +26,6 @@ from flownpu.system import lock, open_to_lock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["check_output", "output_folder"]
-
 _MOUNTS = Path("/proc/self/mountinfo")
 
 

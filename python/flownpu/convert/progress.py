@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Progress", "ProgressCallback", "Stage", "silent"]
-
 
 @dataclass(frozen=True)
 class Progress:

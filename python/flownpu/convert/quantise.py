@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from flownpu.convert.weights import HeadOrder, TensorSource, Weight
 
-__all__ = ["Carried", "QuantizedWeights", "Tensors"]
-
 # How many weights one task quantises: 2^20 take 4 MB in float32 and some tens of milliseconds, so that there are tasks
 # for all threads, Ctrl-C takes effect soon, and even with 16384 columns a task has whole blocks of 32 rows.
 _WEIGHTS_AT_ONCE = 1 << 20

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from flownpu.convert.model_writer import ModelOptions
     from flownpu.convert.progress import ProgressCallback
 
-__all__ = ["Request"]
-
 
 @dataclass(frozen=True)
 class Request:

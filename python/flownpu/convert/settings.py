@@ -11,8 +11,6 @@ from flownpu.convert.errors import ConversionError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LARGEST", "Settings"]
-
 LARGEST = 2**31 - 1
 """The largest size that is accepted: ONNX Runtime and GenAI keep sizes and token ids in 32 bits."""
 

@@ -18,20 +18,6 @@ if TYPE_CHECKING:
     from flownpu.convert.decoder import Decoder
     from flownpu.convert.mixture import Mixture
 
-__all__ = [
-    "BiasWeight",
-    "BlockPart",
-    "HeadOrder",
-    "NormWeight",
-    "ProjectionWeight",
-    "RouterWeight",
-    "TensorSource",
-    "Weight",
-    "WeightSource",
-    "embedding_table",
-    "weight_plan",
-]
-
 
 @dataclass(frozen=True)
 class HeadOrder:

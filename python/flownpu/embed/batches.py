@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["batches", "padded"]
-
 MOST_TOKENS = 2048
 """Most tokens of a batch, padding included, unless one text alone has more. A matrix product reads its weights once for
 some hundred rows, so that larger batches gain nothing; and the values between two steps, up to 4 D floats a token (D:

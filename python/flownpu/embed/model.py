@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["EmbeddingModel", "Embeddings"]
-
 
 @dataclass(frozen=True)
 class Embeddings:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Pipeline", "normalised", "read_pipeline"]
-
 # Older versions of sentence-transformers write "pooling_mode_mean_tokens": true, newer ones "pooling_mode": "mean".
 _FLAGS = {
     "cls_token": "cls",

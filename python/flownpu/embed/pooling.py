@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     Floats: TypeAlias = NDArray[np.float32]
     Lengths: TypeAlias = NDArray[np.int64]
 
-__all__ = ["POOLINGS"]
-
 
 def _rows(reduce: Callable[[Floats], Floats]) -> Callable[[Floats, Lengths], Floats]:
     """A pooling that reduces each row's own tokens [t, D] to [D]. Padding is left out, so it may even hold NaN."""

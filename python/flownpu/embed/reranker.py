@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from flownpu.embed.tokens import TokenRow
 
-__all__ = ["INSTRUCTION", "GeneratingReranker", "Reranker", "Scores", "open_reranker"]
-
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 """The instruction that Qwen3-Reranker is given by default: what a document should do."""
 # The rest of the text around a query and a document that Qwen3-Reranker was trained with.

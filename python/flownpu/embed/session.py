@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from flownpu.embed.tokens import TokenRow
 
-__all__ = ["TextModel", "cut_rows"]
-
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _CPU = "Every node runs on ONNX Runtime's own CPU provider."
 

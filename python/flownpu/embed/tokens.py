@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["TextTokenizer", "TokenRow"]
-
 # Families whose first position is the padding token's id + 1, so that they take that many tokens less.
 _COUNT_FROM_PADDING = {"roberta", "xlm-roberta", "camembert"}
 

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flownpu.generate.guidance import Guidance
-from flownpu.generate.language_model import LanguageModel, Sampling, Tokens
+from flownpu.generate.language_model import LanguageModel, Sampling
+from flownpu.generate.tokenizer import Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flownpu.generate.images import PreparedImage
-
-__all__ = ["CachedSequence"]
 
 
 @dataclass

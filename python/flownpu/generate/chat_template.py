@@ -14,8 +14,6 @@ from typing import Any
 from flownpu.errors import FlowNPUError, require
 from flownpu.model.folder import chat_templates, special_tokens
 
-__all__ = ["ChatTemplate"]
-
 DEFAULT, TOOL_USE = "default", "tool_use"
 """The names by which transformers chooses: TOOL_USE, if there is one, for conversations with tools."""
 

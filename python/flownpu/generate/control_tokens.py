@@ -17,8 +17,6 @@ from typing import Any
 
 from flownpu.errors import require
 
-__all__ = ["ControlTokens"]
-
 # Three of the 131,068 characters of Unicode's planes for private use: a number of 51 bits, which nobody guesses.
 _PRIVATE = [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]
 _MARK_LENGTH = 3

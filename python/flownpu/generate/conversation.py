@@ -13,8 +13,6 @@ from flownpu.generate.language_model import LanguageModel, Message, Sampling, Ti
 if TYPE_CHECKING:
     from flownpu.generate.images import PreparedImage
 
-__all__ = ["Conversation"]
-
 
 @dataclass
 class Conversation:

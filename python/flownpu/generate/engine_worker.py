@@ -12,12 +12,9 @@ import numpy as np
 from flownpu.errors import ContextLengthError, FlowNPUError, require
 from flownpu.generate.guidance import blamed, rehearse
 from flownpu.generate.language_model import LanguageModel
-from flownpu.generate.request_queue import RequestQueue
 from flownpu.generate.speculative.choice import ChoiceModel
 from flownpu.generate.stop_texts import StopTexts
-from flownpu.generate.worker import Deliver, Failed, Finished, FinishReason, Piece, Request, Started
-
-__all__ = ["EngineWorker"]
+from flownpu.generate.worker import Deliver, Failed, Finished, FinishReason, Piece, Request, Started, Worker
 
 # Capacity of the buffer for a run's events: enough for one event from each of the most sequences that folders allow.
 _EVENTS = 256
@@ -86,7 +83,7 @@ class _Turn:
         return len(self.request.tokens) + new
 
 
-class EngineWorker:
+class EngineWorker(Worker):
     """Answers as many requests at a time as the folder's settings allow, all of them in each run of the model.
 
     Requests join and leave between two runs. Whole blocks at the beginning of a prompt that an earlier prompt had, too,
@@ -111,9 +108,8 @@ class EngineWorker:
     """GenAI 0.18 samples inside its engine: events have tokens, and there is no access to the logits."""
 
     def __init__(self, model: LanguageModel, *, context: int) -> None:
-        self.model = model
+        super().__init__(model)
         self._genai = require("onnxruntime_genai", extra="genai", purpose="Text generation")
-        self._requests = RequestQueue()
         self._turns: list[_Turn] = []
         self._interrupted: list[_Turn] = []
         self._repeats = 0
@@ -136,19 +132,6 @@ class EngineWorker:
         self.slots = self._most_requests
         self.context_length = min(context, model.context_length, self._longest, self._blocks * self._block_size)
 
-    def submit(self, request: Request, deliver: Deliver) -> None:
-        """See `Worker.submit`."""
-        self._requests.submit(request, deliver)
-
-    def cancel(self, request: Request) -> None:
-        """See `Worker.cancel`."""
-        self._requests.cancel(request)
-
-    def close(self) -> None:
-        """See `Worker.close`."""
-        self._requests.close()
-        self._thread.join()
-
     def _run(self, ready: threading.Event) -> None:
         """Answers requests until the worker is closed; runs on the engine's thread."""
         try:
@@ -158,12 +141,12 @@ class EngineWorker:
             ready.set()
             return
         ready.set()
-        while self._requests.take(self._cancel, idle=not self._turns and not self._interrupted):
+        while self._take_requests(idle=not self._turns and not self._interrupted):
             self._begin_waiting()
             self._step()
         for turn in [*self._turns, *self._interrupted]:
             self._end(turn, turn.finished("cancelled"))
-        self._requests.end_waiting()
+        self._end_waiting()
         self._engine = self._events = None
 
     def _open(self) -> None:
@@ -188,7 +171,7 @@ class EngineWorker:
             self._attempt(turn.deliver, lambda turn=turn: self._begin(turn))  # type: ignore[misc]
         if self._interrupted or len(self._turns) >= self.slots:
             return
-        for waiting in list(self._requests.waiting):
+        for waiting in list(self._waiting):
             request, deliver = waiting
             if self._is_being_computed(request):
                 continue
@@ -196,7 +179,7 @@ class EngineWorker:
             turn = _Turn(request, deliver, limit, StopTexts(request.stop), self.model.text_stream())
             if not self._has_room(turn):
                 return
-            self._requests.waiting.remove(waiting)
+            self._waiting.remove(waiting)
             self._attempt(deliver, lambda turn=turn: self._begin_first(turn))  # type: ignore[misc]
 
     def _is_being_computed(self, request: Request) -> bool:

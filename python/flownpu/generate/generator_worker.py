@@ -12,14 +12,22 @@ from flownpu.generate.cached_sequence import CachedSequence
 from flownpu.generate.guidance import blamed
 from flownpu.generate.language_model import LanguageModel
 from flownpu.generate.penalties import ChangedLogits
-from flownpu.generate.request_queue import RequestQueue
 from flownpu.generate.stop_texts import StopTexts
-from flownpu.generate.worker import Deliver, Event, Failed, Finished, FinishReason, Likelihood, Piece, Request, Started
+from flownpu.generate.worker import (
+    Deliver,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Likelihood,
+    Piece,
+    Request,
+    Started,
+    Worker,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["GeneratorWorker"]
 
 
 @dataclass(eq=False)
@@ -47,7 +55,7 @@ class _Answer:
         return Finished(reason, len(self.request.tokens), self.cached_tokens, self.new_tokens)
 
 
-class GeneratorWorker:
+class GeneratorWorker(Worker):
     """Answers up to `slots` requests at a time, a token of each in turn.
 
     A request takes the free slot whose sequence shares the longest beginning with it, if that is at least half of the
@@ -65,37 +73,23 @@ class GeneratorWorker:
     gives_likelihoods = True
 
     def __init__(self, model: LanguageModel, *, context: int, slots: int = 4) -> None:
-        self.model = model
+        super().__init__(model)
         self.context_length = min(context, model.context_length)
         self.slots = slots
         self._places = [_Slot() for _ in range(slots)]
-        self._requests = RequestQueue()
         self._answers: list[_Answer] = []
         self._begun = 0
         self._thread = threading.Thread(target=self._run, name=f"flownpu {model.folder.name}", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, deliver: Deliver) -> None:
-        """See `Worker.submit`."""
-        self._requests.submit(request, deliver)
-
-    def cancel(self, request: Request) -> None:
-        """See `Worker.cancel`."""
-        self._requests.cancel(request)
-
-    def close(self) -> None:
-        """See `Worker.close`."""
-        self._requests.close()
-        self._thread.join()
-
     def _run(self) -> None:
-        while self._requests.take(self._cancel, idle=not self._answers):
+        while self._take_requests(idle=not self._answers):
             self._fill_slots()
             for answer in list(self._answers):
                 self._step(answer)
         for answer in list(self._answers):
             self._cancel(answer.request)
-        self._requests.end_waiting()
+        self._end_waiting()
         self._places.clear()
 
     def _cancel(self, request: Request) -> None:
@@ -105,8 +99,8 @@ class GeneratorWorker:
                 self._end(answer)
 
     def _fill_slots(self) -> None:
-        while self._requests.waiting and len(self._answers) < self.slots:
-            request, deliver = self._requests.waiting.popleft()
+        while self._waiting and len(self._answers) < self.slots:
+            request, deliver = self._waiting.popleft()
             slot = self._slot_for(request)
             slot.busy = True
             self._begun += 1

@@ -10,8 +10,6 @@ import numpy as np
 from flownpu.errors import FlowNPUError
 from flownpu.generate.speculative.choice import ChoiceModel
 
-__all__ = ["Guidance", "blamed", "rehearse"]
-
 # By default llguidance tokenises text that a grammar leaves no choice about, even if it ends inside a character. GenAI
 # 0.18 makes U+FFFD of such a piece, and the next token then violates the grammar: "€" could not be written with tokens
 # of single bytes. Without forcing, the model chooses among all tokens that spell the text, and the text is not computed

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from flownpu.generate.images import ImageSize, PreparedImage
     from flownpu.generate.tokenizer import Tokenizer
 
-__all__ = ["IMAGE", "TOKENS_PER_IMAGE", "ImageProcessor", "expand_images", "place_images"]
-__all__ += ["read_image_data", "read_images"]
-
 SOFT = "<image_soft_token>"
 TOKENS_PER_IMAGE = 256
 """The fixed number in GenAI's gemma_image_processor.cpp."""

@@ -16,8 +16,6 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from flownpu.errors import FlowNPUError
 
-__all__ = ["ImageSize", "PreparedImage", "read_image"]
-
 DECODING_MEMORY = 400 * 2**20
 """Bytes that decoding one file may take: two thirds of the 600 MB that a run may use beyond the weights."""
 

@@ -33,8 +33,6 @@ from flownpu.registration import get_ep_name, register
 if TYPE_CHECKING:
     from flownpu.generate.images import PreparedImage
 
-__all__ = ["LanguageModel", "Message", "Sampling", "Timing", "Tokens"]
-
 CPU_PLACEMENT: dict[str, Any] = {"summary": "Every node runs on ONNX Runtime's own CPU provider."}
 
 LEAST_TOP_P = 1e-6

@@ -22,8 +22,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ChangedLogits", "Penalties"]
-
 FAR = 1e4
 """Subtracted from the logits of tokens that min-p excludes: exp(-FAR / T) is 0 in float32 for T up to 90. It is
 finite, so that they keep their order where guidance then excludes all the others."""

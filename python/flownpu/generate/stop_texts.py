@@ -3,8 +3,6 @@
 
 from collections.abc import Sequence
 
-__all__ = ["StopTexts"]
-
 
 class StopTexts:
     """Passes an answer's text on, and holds back an end that may be the beginning of a stop text.

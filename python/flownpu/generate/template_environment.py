@@ -23,8 +23,6 @@ from jinja2.runtime import Macro
 
 from flownpu.generate.turns import text_of
 
-__all__ = ["render", "variables"]
-
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """The names of a turn's reasoning; transformers fills the first two from whichever is there."""
 PROBE = "flownpu-probe"

@@ -26,8 +26,6 @@ from flownpu.errors import FlowNPUError
 from flownpu.generate.template_environment import render, variables
 from flownpu.system import limit_memory
 
-__all__ = ["RENDERING_SECONDS", "TemplateProcess", "TemplateProcesses", "main"]
-
 RENDERING_SECONDS = 10.0
 """How long one conversation may compute. Of 210 public templates the slowest, whose time grows with the square of the
 turns, takes 3.4 s for 1,000 turns of 1,000 characters; all but 8 take less than 0.2 s."""

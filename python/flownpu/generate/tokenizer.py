@@ -19,8 +19,6 @@ from flownpu.generate.control_tokens import ControlTokens
 from flownpu.model.folder import chat_templates, read_json, special_tokens
 from flownpu.model.tokenizer_file import open_tokenizer
 
-__all__ = ["Tokenizer", "Tokens", "byte_level_bytes"]
-
 Tokens = NDArray[np.int32]
 _PURPOSE = "Text generation"
 # How SentencePiece and tokenizer.json spell a token that is one byte of a character.

@@ -4,8 +4,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["IMAGE", "Content", "text_of"]
-
 Content = str | list[dict[str, str]]
 """A text, or parts: {"type": "text", "text": ...} and {"type": "image"}."""
 

@@ -6,28 +6,21 @@ any thread, and their events are delivered on the worker's. Prompts are written 
 `LanguageModel`'s tokenizer.
 """
 
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
+from flownpu.errors import FlowNPUError
 from flownpu.generate.guidance import Guidance
-from flownpu.generate.language_model import LanguageModel, Sampling, Tokens
+from flownpu.generate.language_model import LanguageModel, Sampling
+from flownpu.generate.tokenizer import Tokens
 
 if TYPE_CHECKING:
     from flownpu.generate.images import PreparedImage
-
-__all__ = [
-    "Deliver",
-    "Event",
-    "Failed",
-    "FinishReason",
-    "Finished",
-    "Likelihood",
-    "Piece",
-    "Request",
-    "Started",
-    "Worker",
-]
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -109,8 +102,11 @@ Deliver = Callable[[Event], None]
 """Called on the worker's thread: must return at once, and raise nothing."""
 
 
-class Worker(Protocol):
-    """A model that answers requests. All methods may be called from any thread."""
+class Worker(ABC):
+    """A model that answers requests, on a thread of its own.
+
+    `submit`, `cancel` and `close` may be called from any thread, everything else from the worker's only.
+    """
 
     model: LanguageModel
     """The model; other threads may use its tokenizer and chat template while the worker computes."""
@@ -119,6 +115,15 @@ class Worker(Protocol):
     slots: int
     """Requests that are computed at the same time; further ones wait, first come, first served."""
     gives_likelihoods: bool
+    _thread: threading.Thread
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self._waiting: deque[tuple[Request, Deliver]] = deque()
+        """Requests that have come and not begun, in the order in which they came."""
+        self._queue: queue.SimpleQueue[tuple[Request, Deliver] | Request | None] = queue.SimpleQueue()
+        self._closed = False
+        self._lock = threading.Lock()  # so that nothing is queued behind the None of `close`
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         """Returns at once. `deliver` gets at most one Started, any number of Pieces, then one Finished or Failed.
@@ -128,9 +133,57 @@ class Worker(Protocol):
         Raises:
             FlowNPUError: the worker is closed.
         """
+        with self._lock:
+            if self._closed:
+                raise FlowNPUError("the model is being closed: send the request again")
+            self._queue.put((request, deliver))
 
     def cancel(self, request: Request) -> None:
         """Ends a request at the next step, with Finished("cancelled"); does nothing if it has ended."""
+        self._queue.put(request)
 
     def close(self) -> None:
         """Cancels all requests, and frees the model's memory; returns when that is done."""
+        with self._lock:
+            self._closed = True
+            self._queue.put(None)
+        self._thread.join()
+
+    @abstractmethod
+    def _cancel(self, request: Request) -> None:
+        """Ends a cancelled request, if it has begun."""
+
+    def _take_requests(self, *, idle: bool) -> bool:
+        """Takes what has come: requests into `_waiting`; cancelled ones that wait there end at once.
+
+        Args:
+            idle: whether there is nothing to compute: then, if nothing waits either, blocks until something comes.
+
+        Returns:
+            False after `close`, else True.
+        """
+        idle = idle and not self._waiting
+        while True:
+            try:
+                message = self._queue.get(block=idle)
+            except queue.Empty:
+                return True
+            idle = False
+            if message is None:
+                return False
+            if not isinstance(message, Request):
+                self._waiting.append(message)
+                continue
+            for waiting in [waiting for waiting in self._waiting if waiting[0] is message]:
+                self._waiting.remove(waiting)
+                _end(*waiting)
+            self._cancel(message)
+
+    def _end_waiting(self) -> None:
+        """Ends the requests that have not begun."""
+        while self._waiting:
+            _end(*self._waiting.popleft())
+
+
+def _end(request: Request, deliver: Deliver) -> None:
+    deliver(Finished("cancelled", len(request.tokens), 0, 0))

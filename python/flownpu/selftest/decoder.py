@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     Rng = np.random.Generator
 
-__all__ = ["SHAPE", "decoder_stages"]
-
 _LAYERS = [Layer(64, 0), Layer(None, 1), Layer(40, 0)]
 _CONTEXT = 256
 _MODEL = _native.Decoder(

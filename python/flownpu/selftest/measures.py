@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from flownpu.selftest.runner import StageResult
 
-__all__ = ["MEASURES", "Measure", "Measurement", "Times", "measure"]
-
 _VECTORS = ("rms_norm", "rope", "geglu", "swiglu")
 _ATTENTION = DecodeLayer(SHAPE).attention  # of the decode_layer stages, from which "wait" is derived
 _DECODE_STREAMS = STREAMS * _ATTENTION.columns  # streams of weights in these stages

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from flownpu.selftest.reference.case import Deviation
 
-__all__ = ["Outcome", "Result"]
-
 
 class Outcome(StrEnum):
     """How a stage, or a kernel's variant, ended."""

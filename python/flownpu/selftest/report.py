@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from flownpu.selftest.measures import Measurement
     from flownpu.selftest.runner import StageResult
 
-__all__ = ["SelftestReport"]
-
 _FORMAT = 1
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from flownpu.aie.artifacts.toolchain import Toolchain
     from flownpu.selftest.stage import Stage, Trial
 
-__all__ = ["StageResult", "StageRunner"]
-
 _LOG = "log.txt"
 _SHOWN = 2000  # characters of a failed process's output, from its end, in a result's text
 _ENDED = 5  # seconds that a killed process may take to end

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Rng = np.random.Generator
 
-__all__ = ["Check", "Stage", "Trial", "call_of_case", "check_of_case", "inputs_of_case", "trial_of_cases"]
-
 
 @dataclass(frozen=True)
 class Check:

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     # Cases of one call: one for each output that is compared.
     _Cases = Callable[[Rng], "list[Case]"]
 
-__all__ = ["selftest_stages"]
-
 _CHANGES = 16  # changes of array in the stage `arrays in turn`
 
 

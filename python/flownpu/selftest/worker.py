@@ -20,8 +20,6 @@ import numpy as np
 
 from flownpu._native import ProgramRunner
 
-__all__ = ["INPUTS", "OUTPUTS", "REQUEST", "RESULT", "ROWS", "Request", "Run", "write_request"]
-
 REQUEST, INPUTS, OUTPUTS = "request.json", "inputs.npz", "outputs"
 RESULT = "result"  # key in outputs.npz of the result that the host reads, f32; the other keys are names of buffers
 ROWS = "rows"  # key in inputs.npz of the rows that the host writes, f32; no program has a buffer of this name

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from flownpu.errors import ContextLengthError, FlowNPUError
 from flownpu.generate.worker import Event, Failed, Finished, Piece, Started
@@ -14,8 +15,6 @@ from flownpu.serve.metrics import Metrics, Times
 from flownpu.serve.processes.model_process import ModelProcess
 from flownpu.serve.processes.protocol import Question
 from flownpu.serve.settings import ServerSettings
-
-__all__ = ["Answers"]
 
 
 @dataclass(eq=False)
@@ -50,7 +49,7 @@ class Answers:
         self._deadline = loop.time() + self.settings.limits.request_seconds
         for index, question in enumerate(self.questions):
             self.times.append(Times(time.perf_counter()))
-            self._numbers.append(self.process.submit(question, self._deliver(loop, index)))
+            self._numbers.append(self.process.submit(question, partial(self._deliver, loop, index)))
         try:
             while not self._ahead or not isinstance(self._ahead[-1][1], Piece | Finished):
                 self._ahead.append(await self._next())
@@ -89,8 +88,10 @@ class Answers:
             seconds = self.metrics.usual_seconds(self.name) * self.process.requests / facts.slots
             raise busy(f"{self.process.requests} requests wait or are computed: try again later", seconds)
 
-    def _deliver(self, loop: asyncio.AbstractEventLoop, index: int) -> "_Delivery":
-        return _Delivery(loop, self._events, index)
+    def _deliver(self, loop: asyncio.AbstractEventLoop, index: int, event: Event) -> None:
+        """Passes an event from the thread that reads the model's process to the event loop."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for events
+            loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
 
     async def _next(self) -> tuple[int, Event]:
         try:
@@ -121,16 +122,3 @@ class Answers:
         else:
             self.finished[index] = Finished("cancelled", 0, 0, 0)
             self.metrics.ended(self.name, "failed")
-
-
-@dataclass(frozen=True)
-class _Delivery:
-    """Passes events from the thread that reads the model's process to the event loop."""
-
-    loop: asyncio.AbstractEventLoop
-    events: "asyncio.Queue[tuple[int, Event]]"
-    index: int
-
-    def __call__(self, event: Event) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for events
-            self.loop.call_soon_threadsafe(self.events.put_nowait, (self.index, event))

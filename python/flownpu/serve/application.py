@@ -23,8 +23,6 @@ from flownpu.serve.routes.responses import responses_routes
 from flownpu.serve.service import UNENFORCED, Service
 from flownpu.serve.streams import ClientGoneError
 
-__all__ = ["application"]
-
 log = logging.getLogger(__name__)
 
 CLIENT_GONE = 499

@@ -31,8 +31,6 @@ from flownpu.serve.service import Chat, Service
 from flownpu.serve.settings import ServerSettings
 from flownpu.system import lock
 
-__all__ = ["Batch", "BatchProgress", "run_batch"]
-
 log = logging.getLogger(__name__)
 
 AT_A_TIME = 64

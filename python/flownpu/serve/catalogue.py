@@ -15,8 +15,6 @@ from flownpu.serve.settings import ServerSettings
 if TYPE_CHECKING:
     import subprocess
 
-__all__ = ["Catalogue"]
-
 PROCESS_BYTES = 80 * 2**20
 """Resident bytes of a model's process without weights and KV caches: Python, numpy, ORT GenAI 0.18, FlowNPU; x86-64."""
 

@@ -21,8 +21,6 @@ from flownpu.serve.requests.openai import ChatRequest, ImagePart, Message
 from flownpu.serve.template_variables import template_variables
 from flownpu.serve.tools import CallFormat
 
-__all__ = ["ChatModel", "Conversation"]
-
 DATA_URL = re.compile(r"data:image/[\w.+*-]+;base64,(.*)", re.DOTALL)
 
 

@@ -15,8 +15,6 @@ from flownpu.serve.settings import Limits
 if TYPE_CHECKING:
     from flownpu.embed import EmbeddingModel, Embeddings
 
-__all__ = ["MOST_TEXTS", "Embedder"]
-
 MOST_TEXTS = 2048
 """Texts in one request; the limit of OpenAI's API."""
 

@@ -3,8 +3,6 @@
 
 from typing import Any
 
-__all__ = ["ApiError", "busy", "invalid", "mistake", "not_loaded", "too_long", "too_slow", "unknown_model"]
-
 
 class ApiError(Exception):
     """An error that a client receives.

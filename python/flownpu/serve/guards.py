@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from flownpu.serve.settings import Limits
 
-__all__ = ["BodyGuard", "KeyGuard", "error_response"]
-
 OPEN_PATHS = ("/health", "/", "/page/")
 """Paths that need no key: whether the server is alive, and the chat page, which asks its user for the key."""
 

@@ -9,8 +9,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from flownpu.generate.worker import Finished
 from flownpu.serve.processes.model_process import ModelProcess
 
-__all__ = ["Metrics", "Times"]
-
 # Buckets of the histograms, in seconds: from a small model's cached prompt to a large model's long prompt on few cores.
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 WEIGHT_OF_NEW = 0.2

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from flownpu.serve.settings import ServerSettings
 
-__all__ = ["serve"]
-
 BACKLOG = 2048
 """Connections that the operating system queues until the server accepts them."""
 CONNECTIONS = 1000

@@ -22,8 +22,6 @@ from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
 from flownpu.serve.settings import ServerSettings
 from flownpu.serve.tools import AnswerReader, CallFormat, ToolCall
 
-__all__ = ["UNENFORCED", "Chat", "Delta", "End", "Service", "usage"]
-
 log = logging.getLogger(__name__)
 
 UNENFORCED = "FlowNPU-Unenforced"

@@ -9,8 +9,6 @@ from urllib.parse import urlsplit
 from flownpu.errors import FlowNPUError
 from flownpu.serve.processes.protocol import ModelSettings
 
-__all__ = ["Limits", "ServerSettings"]
-
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:\d+)?/?", re.ASCII | re.IGNORECASE)
 """Scheme, host and port; a slash behind them is what the address bar of a browser shows."""
 

@@ -14,8 +14,6 @@ from sse_starlette.sse import AppStatus
 
 from flownpu.serve.errors import ApiError, mistake
 
-__all__ = ["ClientGoneError", "event_stream", "line_stream", "unless_gone"]
-
 log = logging.getLogger(__name__)
 
 # When the server receives the signal to end, streams continue to their end; uvicorn limits the time that this may take.

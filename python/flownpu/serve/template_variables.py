@@ -12,8 +12,6 @@ from flownpu.generate.chat_template import ChatTemplate
 from flownpu.serve.errors import invalid
 from flownpu.serve.requests.openai import ChatRequest
 
-__all__ = ["has_switch", "template_variables"]
-
 SWITCHES = ("enable_thinking", "thinking")
 """The names by which templates read whether the model shall think: Qwen's and GLM's; DeepSeek's and Granite's."""
 EFFORT = "reasoning_effort"

@@ -19,8 +19,6 @@ from jinja2 import Environment, TemplateSyntaxError
 from flownpu.generate.stop_texts import StopTexts
 from flownpu.serve.requests.openai import Function
 
-__all__ = ["BEGIN", "END", "AnswerReader", "CallFormat", "ToolCall"]
-
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 

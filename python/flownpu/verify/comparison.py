@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
 
-__all__ = ["PARAGRAPH", "Int8Cost", "Stage", "Verification", "is_made_of", "tokens_of", "verify"]
-
 PARAGRAPH = (
     "The harbour was quiet before sunrise. A fisherman mended his nets by the light of a lamp, while gulls waited on "
     "the wall for what he would throw them. Later the market opened: bread, apples, cheese from the hills, and more "

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
     Tokens = NDArray[np.int64]
 
-__all__ = ["Checkpoint", "GraphRun", "Run", "relative_error"]
-
 _TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 # How many rows of the LM head are quantised at once: 64 MB with 2048 columns.
 _ROWS = 8192

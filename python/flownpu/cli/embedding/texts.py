@@ -12,8 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from flownpu.cli.output import progress_bar, read_all_bytes, status
 from flownpu.errors import FlowNPUError
 
-__all__ = ["Texts", "read_texts", "say_cut", "texts_progress"]
-
 Texts = Annotated[
     list[str] | None, typer.Argument(metavar="TEXT", help="Texts. Without them, each line of stdin is one.")
 ]

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from flownpu.convert.checkpoint import Checkpoint
     from flownpu.convert.dense.weights import EncoderWeight, Table
 
-__all__ = ["EncoderCheckpoint"]
-
 
 class EncoderCheckpoint:
     """Reads the values of a plan of weights."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from flownpu.convert.dense.weights import DenseFormat, EncoderWeight
 
-__all__ = ["EncoderWriter", "GeluKind"]
-
 GeluKind = Literal["gelu", "gelu_tanh"]
 """GELU: x Phi(x), or its approximation with tanh."""
 

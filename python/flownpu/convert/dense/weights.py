@@ -9,18 +9,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "DenseFormat",
-    "DenseWeight",
-    "EncoderWeight",
-    "Table",
-    "WordTable",
-    "layer_norm",
-    "linear",
-    "scale_name",
-    "table",
-]
-
 DenseFormat: TypeAlias = Literal["bf16", "int8", "q4nx"]
 """How a matrix [M, K] is stored: bfloat16 [K, M]; int8 [K, M] with float32 scales [M] (`scale_name`); Q4NX blocks."""
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol, get_args
+from typing import TYPE_CHECKING, get_args
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from flownpu.convert.dense.weights import DenseFormat, DenseWeight, WordTable, scale_name
 from flownpu.convert.graph.data_file import aligned
-from flownpu.convert.progress import Stage, silent
+from flownpu.convert.progress import Stage
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -20,29 +20,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from flownpu.convert.dense.weights import EncoderWeight, Table
+    from flownpu.convert.dense.checkpoint import EncoderCheckpoint
+    from flownpu.convert.dense.weights import EncoderWeight
     from flownpu.convert.graph.data_file import DataFile
     from flownpu.convert.progress import ProgressCallback
-
-__all__ = ["EncoderSource", "stored_bytes", "write_weights"]
 
 # Codes are -127..127, the same number for both signs.
 _LARGEST_INT8 = 127
 # How many rows of a table of words are in memory at a time: 4 MB with 1024 columns.
 _WORDS_AT_ONCE = 1024
-
-
-class EncoderSource(Protocol):
-    """A source of the values of an encoder's weights."""
-
-    def matrix(self, weight: DenseWeight) -> NDArray[np.float32]:
-        """A product's weight, [M, K]."""
-
-    def table(self, weight: Table) -> NDArray[np.float32]:
-        """A tensor that stays in float32, with its offset added."""
-
-    def words(self, weight: WordTable, start: int, stop: int) -> NDArray[np.float32]:
-        """Rows start..stop-1 of a table of words."""
 
 
 def stored_bytes(plan: Sequence[EncoderWeight], dense_format: DenseFormat) -> int:
@@ -53,11 +39,11 @@ def stored_bytes(plan: Sequence[EncoderWeight], dense_format: DenseFormat) -> in
 def write_weights(
     data: DataFile,
     plan: Sequence[EncoderWeight],
-    source: EncoderSource,
+    source: EncoderCheckpoint,
     dense_format: DenseFormat,
     *,
     stage: str,
-    progress: ProgressCallback = silent,
+    progress: ProgressCallback,
 ) -> tuple[dict[str, ir.TensorProtocol], dict[str, float]]:
     """Writes the weights of a plan.
 
@@ -93,7 +79,7 @@ def write_weights(
     return tensors, errors
 
 
-def _words(weight: WordTable, source: EncoderSource) -> Iterator[NDArray[np.uint16]]:
+def _words(weight: WordTable, source: EncoderCheckpoint) -> Iterator[NDArray[np.uint16]]:
     for start in range(0, weight.rows, _WORDS_AT_ONCE):
         values = source.words(weight, start, min(weight.rows, start + _WORDS_AT_ONCE))
         yield values.astype(ml_dtypes.bfloat16).view(np.uint16)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families of text encoders, and reading their configuration (config.json) into a `TextEncoder`."""
+"""Text encoders like BERT, their families, and reading their configuration (config.json)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from flownpu.convert.encoder.description import TextEncoder
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.settings import Settings
 
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from flownpu.convert.dense.graph import GeluKind
-
-__all__ = ["ENCODERS", "EncoderFamily", "is_text_encoder", "read_encoder"]
 
 # Most layers that a configuration may ask for, since the plan of the weights lists each layer: more than any model has.
 _MOST_LAYERS = 4096
@@ -40,6 +37,37 @@ _DEFAULTS: dict[str, Any] = {
     "layer_norm_eps": 1e-12,
     "position_embedding_type": "absolute",
 }
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """A transformer encoder with learned positions, whose layers normalise after the residual (post-LN).
+
+    A layer is: attention of all tokens to all tokens, residual, layer norm; GELU feed-forward, residual, layer norm.
+    All products have a bias.
+    """
+
+    hidden_size: int
+    feed_forward_size: int
+    heads: int
+    layers: int
+    vocabulary_size: int
+    positions: int
+    """How many tokens a text may have."""
+    first_position: int
+    """The row of the positions' table for a text's first token."""
+    types: int
+    """How many token types there are (first text of a pair, second text), each with an embedding; 1: all are alike."""
+    norm_epsilon: float
+    gelu: GeluKind
+    head: Literal["none", "pooler", "dense"] = "none"
+    """The head that computes a pair's score from its first token: a product, tanh, and another product. The two kinds
+    differ in the names of their tensors only. "none": the model embeds texts."""
+
+    @property
+    def head_size(self) -> int:
+        """The papers' d: how many dimensions a head has."""
+        return self.hidden_size // self.heads
 
 
 @dataclass(frozen=True)

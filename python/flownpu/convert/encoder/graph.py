@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from flownpu.convert.dense.weights import DenseFormat
-    from flownpu.convert.encoder.description import TextEncoder
-
-__all__ = ["build_encoder_model"]
+    from flownpu.convert.encoder.families import TextEncoder
 
 
 def build_encoder_model(

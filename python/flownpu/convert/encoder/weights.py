@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists the weights of a text encoder's graph, and the tensors of a checkpoint that each is made from."""
+"""Lists the weights of a text encoder's graph, and finds the tensors of a checkpoint that each is made from."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flownpu.convert.dense.checkpoint import EncoderCheckpoint
 from flownpu.convert.dense.weights import WordTable, layer_norm, linear, table
+from flownpu.convert.encoder.families import ENCODERS
+from flownpu.convert.errors import refuse_unplaced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from flownpu.convert.checkpoint import Checkpoint
     from flownpu.convert.dense.weights import EncoderWeight
-    from flownpu.convert.encoder.description import TextEncoder
-
-__all__ = ["HEADS", "POSITIONS", "TYPES", "WORDS", "encoder_weight_plan"]
+    from flownpu.convert.encoder.families import TextEncoder
 
 WORDS, POSITIONS, TYPES = (f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type"))
 # The two modules of each kind of head: BERT's first one belongs to the encoder, all others to the classifier.
@@ -47,3 +49,28 @@ def _layer(encoder: TextEncoder, layer: str) -> Iterator[EncoderWeight]:
     yield from linear(f"{layer}.intermediate", (f"{layer}.intermediate.dense",), feed_forward, hidden)
     yield from linear(f"{layer}.output", (f"{layer}.output.dense",), hidden, feed_forward)
     yield from layer_norm(f"{layer}.norm", f"{layer}.output.LayerNorm", hidden)
+
+
+class TextEncoderCheckpoint(EncoderCheckpoint):
+    """Reads the values of `encoder_weight_plan`."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Finds the tensors' common prefix, which they have in a model that was saved with a head."""
+        super().__init__(checkpoint)
+        prefix = ENCODERS[checkpoint.config["model_type"]].prefix
+        self._prefix = prefix if f"{prefix}{WORDS}" in checkpoint.names() else ""
+
+    def locate(self, tensor: str) -> str:
+        """A tensor's name in this checkpoint; a classifier's has no prefix."""
+        return tensor if tensor.startswith("classifier") else self._prefix + tensor
+
+    def check_places(self, plan: Sequence[EncoderWeight]) -> None:
+        """Raises ConversionError if layers or embeddings have tensors that the plan has no place for."""
+        known = {self.locate(source) for weight in plan for source in weight.sources}
+        parts = (f"{self._prefix}encoder.", f"{self._prefix}embeddings.")
+        unknown = [
+            name
+            for name in sorted(self._checkpoint.names())
+            if name.startswith(parts) and name not in known and not name.endswith("position_ids")
+        ]
+        refuse_unplaced(self._checkpoint.folder, unknown)

@@ -11,8 +11,6 @@ from flownpu.convert.mixture import ExpertTensors
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Biases", "Experts", "Family", "Power"]
-
 
 class Power(NamedTuple):
     """A factor of a model: the setting `key` of its configuration to the power `exponent`."""

@@ -3,8 +3,6 @@
 
 from flownpu.convert.families.family import Family, Power
 
-__all__ = ["DEFAULTS", "FAMILIES"]
-
 # The defaults that all of Gemma's configuration classes in transformers share.
 DEFAULTS = {
     "head_dim": 256,

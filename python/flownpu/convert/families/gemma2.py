@@ -4,8 +4,6 @@
 from flownpu.convert.families import gemma
 from flownpu.convert.families.family import Family, Power
 
-__all__ = ["FAMILIES"]
-
 FAMILIES = (
     Family(
         model_type="gemma2",

@@ -6,8 +6,6 @@ from dataclasses import replace
 from flownpu.convert.families import gemma
 from flownpu.convert.families.family import Family, Power
 
-__all__ = ["FAMILIES"]
-
 _TEXT = Family(
     model_type="gemma3_text",
     genai_type="gemma3_text",

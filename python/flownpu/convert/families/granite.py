@@ -6,8 +6,6 @@ from dataclasses import replace
 from flownpu.convert.families.family import Experts, Family, Power
 from flownpu.convert.mixture import ExpertTensors
 
-__all__ = ["FAMILIES"]
-
 _GRANITE = Family(
     model_type="granite",
     genai_type="granite",

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 from flownpu.convert.families.family import Biases, Family
 
-__all__ = ["FAMILIES"]
-
 _MISTRAL = Family(
     model_type="mistral",
     genai_type="mistral",

@@ -4,8 +4,6 @@
 from flownpu.convert.families.family import Biases, Experts, Family
 from flownpu.convert.mixture import ExpertTensors
 
-__all__ = ["FAMILIES"]
-
 FAMILIES = (
     Family(
         model_type="mixtral",

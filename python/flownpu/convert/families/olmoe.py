@@ -3,8 +3,6 @@
 
 from flownpu.convert.families.family import Biases, Experts, Family
 
-__all__ = ["FAMILIES"]
-
 FAMILIES = (
     Family(
         model_type="olmoe",

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 from flownpu.convert.families.family import Biases, Experts, Family
 
-__all__ = ["FAMILIES"]
-
 _QWEN3 = Family(
     model_type="qwen3",
     genai_type="qwen3",

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from flownpu.convert.families.family import Family
     from flownpu.convert.settings import Settings
 
-__all__ = ["Tokens", "read_family"]
-
 # Most layers that a configuration may ask for, since a `Layer` is made for each: more than any model has.
 _MOST_LAYERS = 4096
 _GATINGS = {"gelu_pytorch_tanh": "geglu", "gelu_new": "geglu", "silu": "swiglu", "swish": "swiglu"}

@@ -3,8 +3,6 @@
 
 from flownpu.convert.families.family import Family
 
-__all__ = ["FAMILIES"]
-
 FAMILIES = (
     Family(
         model_type="smollm3",

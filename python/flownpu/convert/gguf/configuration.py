@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from flownpu.convert.families.family import Family
     from flownpu.convert.gguf.file import GgufFile
 
-__all__ = ["ARCHITECTURES", "read_configuration"]
-
 ARCHITECTURES = {family.gguf: family for family in FAMILIES.values() if family.gguf is not None}
 """Families by the value of general.architecture."""
 

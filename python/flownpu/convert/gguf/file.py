@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["GgufFile", "GgufTensor"]
-
 _VERSIONS = (2, 3)
 _NUMBERS = {
     0: "<u1",

@@ -23,8 +23,6 @@ from flownpu.model.folder import MORE_TEMPLATES
 if TYPE_CHECKING:
     from flownpu.convert.gguf.file import GgufFile
 
-__all__ = ["tokenizer_files"]
-
 _TEMPLATE_NAME = re.compile(r"\w{1,100}", re.ASCII)
 # Values of tokenizer.ggml.token_type.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4

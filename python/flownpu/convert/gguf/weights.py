@@ -19,7 +19,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from flownpu.convert.errors import ConversionError
+from flownpu.convert.errors import ConversionError, refuse_unplaced
 from flownpu.convert.quantise import Carried
 from flownpu.convert.weights import weight_plan
 from flownpu.ops import q4nx
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from flownpu.convert.decoder import Decoder
     from flownpu.convert.gguf.file import GgufFile
-
-__all__ = ["GgufWeights"]
 
 _Number = TypeVar("_Number", bound=np.generic)
 _GROUP = q4nx.GROUP
@@ -103,12 +101,7 @@ class GgufWeights:
             source.tensor: (_MODEL | names)[source.tensor] for w in weight_plan(decoder) for source in w.sources
         }
         unknown = sorted(set(file.tensors) - set(self._names.values()) - {ROPE_FACTORS})
-        if unknown:
-            shown = ", ".join(unknown[:3]) + (" ..." if len(unknown) > 3 else "")
-            raise ConversionError(
-                f"{file.path}: {len(unknown)} tensors have no place in a model of this architecture as FlowNPU knows "
-                f"it ({shown}); such models cannot be converted"
-            )
+        refuse_unplaced(file.path, unknown, "architecture")
 
     @property
     def source(self) -> Path:

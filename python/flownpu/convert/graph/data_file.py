@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ALIGNMENT", "DataFile", "aligned"]
-
 # Bytes of a memory page: a tensor that begins on a page can be mapped by itself, and is aligned for SIMD and DMA.
 ALIGNMENT = 4096
 

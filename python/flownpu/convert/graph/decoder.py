@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from flownpu.convert.decoder import Decoder, Layer, Rotary
     from flownpu.convert.mixture import Mixture
 
-__all__ = ["Attended", "DecoderWriter", "Logits", "build_model", "rotary_cache_names"]
-
 Logits = Literal["last", "all"]
 
 

@@ -21,8 +21,6 @@ from flownpu.ops.definitions.onnx_function import DOMAIN
 if TYPE_CHECKING:
     from flownpu.convert.decoder import Decoder
 
-__all__ = ["EmbeddingWriter", "build_embedding_model"]
-
 
 class EmbeddingWriter(GraphWriter):
     """Writes a graph that looks tokens up in the embedding table."""

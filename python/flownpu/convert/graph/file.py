@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 
     from flownpu.convert.progress import ProgressCallback
 
-__all__ = [
-    "DATA_FILE",
-    "GRAPH_FILE",
-    "SMALL_FILES",
-    "check_data",
-    "check_operators",
-    "load_graph",
-    "save_graph",
-    "tensors",
-]
-
 GRAPH_FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 # Bytes to reserve for model.onnx, the configuration and the manifest: the deepest model's take less than half of this.
 SMALL_FILES = 4 << 20

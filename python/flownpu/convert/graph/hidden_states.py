@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from flownpu.convert.decoder import Decoder, Layer
 
-__all__ = ["build_hidden_states_model"]
-
 # Added to the scores of tokens that are hidden: scores are far smaller than this, and e to this power is 0. It is not
 # minus infinity, since a query in the padding may see hidden tokens only: its output would be NaN, and a pooling that
 # multiplies by the mask would spread that.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from flownpu.convert.decoder import Decoder, Layer
 
-__all__ = ["build_paged_model"]
-
 
 def build_paged_model(
     decoder: Decoder, tensors: Mapping[str, ir.TensorProtocol], *, kv_dtype: str = "bf16"

@@ -14,8 +14,6 @@ from flownpu.ops.definitions.onnx_function import DOMAIN, IR_VERSION, OPSET, VER
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["GraphWriter"]
-
 
 class GraphWriter:
     """Builds a graph. Values are float32 unless a method says otherwise."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flownpu.convert.errors import ConversionError
+from flownpu.convert.errors import ConversionError, refuse_unplaced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from flownpu.convert.checkpoint import Checkpoint
     from flownpu.convert.quantise import Carried
     from flownpu.convert.weights import Weight
-
-__all__ = ["CheckpointWeights"]
 
 # The prefixes of "embed_tokens.weight" in checkpoints: of a text model, of a model with a vision tower as saved by
 # transformers 4 and by transformers 5, and of a text model without an LM head, such as a model that embeds texts.
@@ -52,10 +50,7 @@ class CheckpointWeights:
         return self.checkpoint.folder
 
     def check_places(self, plan: Sequence[Weight]) -> None:
-        """Raises ConversionError if the layers have tensors that the plan has no place for, such as a bias.
-
-        A model that was converted without them would compute something else.
-        """
+        """Raises ConversionError if the layers have tensors that the plan has no place for, such as a bias."""
         known = {self.locate(source.tensor) for weight in plan for source in weight.sources}
         unknown = [
             name
@@ -64,12 +59,7 @@ class CheckpointWeights:
             and not name.endswith(_DERIVED)
             and self._whole(name) not in known
         ]
-        if unknown:
-            shown = ", ".join(unknown[:3]) + (" ..." if len(unknown) > 3 else "")
-            raise ConversionError(
-                f"{self.checkpoint.folder}: {len(unknown)} tensors have no place in a model of this family as FlowNPU "
-                f"knows it ({shown}); such models cannot be converted"
-            )
+        refuse_unplaced(self.checkpoint.folder, unknown)
 
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
         """Raises ConversionError unless the tensor exists and has that shape."""

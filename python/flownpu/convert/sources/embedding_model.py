@@ -12,19 +12,17 @@ from flownpu.convert.checkpoint import Checkpoint
 from flownpu.convert.decoder_folder import PACKAGES, limit_context
 from flownpu.convert.dense.weights import DenseFormat
 from flownpu.convert.dense.writer import stored_bytes, write_weights
-from flownpu.convert.encoder.checkpoint import TextEncoderCheckpoint
 from flownpu.convert.encoder.families import is_text_encoder, read_encoder
 from flownpu.convert.encoder.graph import build_encoder_model
-from flownpu.convert.encoder.weights import encoder_weight_plan
+from flownpu.convert.encoder.weights import TextEncoderCheckpoint, encoder_weight_plan
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.families import read_decoder
 from flownpu.convert.graph.data_file import DataFile
 from flownpu.convert.graph.file import DATA_FILE, GRAPH_FILE, SMALL_FILES
 from flownpu.convert.graph.hidden_states import build_hidden_states_model
-from flownpu.convert.manifest import rounded, sha256, write_manifest
+from flownpu.convert.manifest import rounded, write_manifest
 from flownpu.convert.model_writer import ModelOptions, output_bytes, write_tensors
 from flownpu.convert.output import check_output, output_folder
-from flownpu.convert.progress import Stage
 from flownpu.convert.quantise import QuantizedWeights
 from flownpu.convert.sources.checkpoint_weights import CheckpointWeights
 from flownpu.convert.sources.sentence_files import has_modules, sentence_files
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flownpu.convert.request import Request
-
-__all__ = ["convert_embedding_model", "is_embedding_model"]
 
 _DEFAULT_FORMAT: DenseFormat = "bf16"
 
@@ -141,20 +137,16 @@ def _make_folder(
         for name, contents in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(contents)
-        read = {path.name: path for path in checkpoint.files} | {name: source / name for name in files}
-        written = [path for path in folder.rglob("*") if path.is_file()]
-        total = sum(path.stat().st_size for path in [*written, *read.values()])
-        counter = Stage(request.progress, "sum", total, "B")
         write_manifest(
             folder,
             source={
                 "kind": "huggingface",
                 "model_type": checkpoint.config["model_type"],
                 "name": source.resolve().name,
-                "files": {name: {"sha256": sha256(path, counter.advance)} for name, path in read.items()},
             },
+            read={path.name: path for path in checkpoint.files} | {name: source / name for name in files},
             settings=settings,
             quantisation={"format": weight_format, "relative_error": rounded(errors)},
             packages=PACKAGES,
-            advance=counter.advance,
+            progress=request.progress,
         )

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from flownpu.convert.request import Request
     from flownpu.graph_rewrites import Report
 
-__all__ = ["convert_genai_folder"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from flownpu.convert.request import Request
     from flownpu.convert.weights import Weight
 
-__all__ = ["convert_gguf"]
-
 # The types whose codes Q4NX keeps, and the parts that are rounded to bf16.
 _UNCHANGED = {GGMLQuantizationType.Q4_0: "scales", GGMLQuantizationType.Q4_1: "scales and minima"}
 _FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)

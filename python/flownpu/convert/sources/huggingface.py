@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from flownpu.convert.request import Request
 
-__all__ = ["convert_checkpoint", "tokenizer_paths"]
-
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

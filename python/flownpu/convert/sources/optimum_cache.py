@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["unlike_the_graph"]
-
 # The families whose head_dim ORTModelForCausalLM reads (optimum-onnx 0.1.0, optimum/onnxruntime/modeling_decoder.py).
 # For all others it assumes heads of hidden_size / num_attention_heads.
 _READS_HEAD_SIZE = {"gemma", "gemma3_text"}

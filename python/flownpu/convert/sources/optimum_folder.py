@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from flownpu.convert.request import Request
     from flownpu.graph_rewrites import Report
 
-__all__ = ["convert_optimum_folder"]
-
-
 _log = logging.getLogger(__name__)
 
 

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from flownpu.convert.checkpoint import Checkpoint
     from flownpu.convert.weights import Weight
 
-__all__ = ["Packing", "PrequantisedWeights", "read_packing"]
-
 _BITS = 4
 _IN_A_WORD = 32 // _BITS
 # A value of four bits times this is a word of eight such values.

@@ -12,9 +12,8 @@ import onnx_ir as ir
 from flownpu import _native
 from flownpu.convert.graph.data_file import aligned
 from flownpu.convert.graph.file import SMALL_FILES, save_graph, tensors
-from flownpu.convert.manifest import sha256, write_manifest
+from flownpu.convert.manifest import write_manifest
 from flownpu.convert.output import output_folder
-from flownpu.convert.progress import Stage
 from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
 from flownpu.ops import q4nx
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
     from flownpu.convert.request import Request
     from flownpu.graph_rewrites import Report
-
-__all__ = ["make_rewritten_folder"]
 
 _PACKAGES = ("flownpu", "ml_dtypes", "numpy", "onnx", "onnx-ir", "onnxscript")
 
@@ -65,7 +62,6 @@ def make_rewritten_folder(
     """
     again = _say_quantised_again(model)
     _say_not_run(model, request)
-    files = [*read, *copied]
     size = sum(aligned(tensor.nbytes) for tensor in tensors(model)) + SMALL_FILES
     size += sum(file.stat().st_size for file in copied)
     with output_folder(request.output, force=request.force, size=size) as folder:
@@ -76,18 +72,10 @@ def make_rewritten_folder(
             shutil.copyfile(file, place)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
-        written = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        counter = Stage(request.progress, "sum", written + sum(file.stat().st_size for file in files), "B")
         write_manifest(
             folder,
-            source={
-                **source,
-                "name": request.source.resolve().name,
-                "files": {
-                    file.relative_to(request.source).as_posix(): {"sha256": sha256(file, counter.advance)}
-                    for file in files
-                },
-            },
+            source={**source, "name": request.source.resolve().name},
+            read={file.relative_to(request.source).as_posix(): file for file in [*read, *copied]},
             settings=settings,
             quantisation={
                 "format": "q4nx",
@@ -97,7 +85,7 @@ def make_rewritten_folder(
                 "rewrites": report.to_json(),
             },
             packages=_PACKAGES,
-            advance=counter.advance,
+            progress=request.progress,
         )
 
 

@@ -14,8 +14,6 @@ from flownpu.model.folder import MODULES
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["has_modules", "module_files", "sentence_files"]
-
 _ROOT = (
     MODULES,
     "config_sentence_transformers.json",

@@ -13,8 +13,6 @@ from typing import Any
 from flownpu.convert.errors import ConversionError
 from flownpu.model.folder import CLASS_TOKENS, MORE_TEMPLATES
 
-__all__ = ["readable_by_genai"]
-
 SETTINGS = "tokenizer_config.json"
 ANY_CLASS = "PreTrainedTokenizerFast"
 """The class of transformers that reads all from tokenizer.json; transformers takes it for classes that it lacks."""

@@ -12,8 +12,6 @@ from flownpu.convert.vision.tower import VisionTower
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["has_vision", "image_token_id", "read_vision"]
-
 # How many image tokens ORT GenAI's processor of this family writes for each picture, whatever the configuration says
 # (gemma_image_processor.cpp of 0.18).
 _TOKENS_PER_IMAGE = 256

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from flownpu.convert.dense.weights import DenseFormat
     from flownpu.convert.vision.tower import VisionTower
 
-__all__ = ["build_vision_model"]
-
 
 def build_vision_model(
     tower: VisionTower, tensors: Mapping[str, ir.TensorProtocol], dense_format: DenseFormat

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from flownpu.convert.vision.tower import VisionTower
 
-__all__ = ["image_processor", "read_image_settings", "settings_files"]
-
 # onnxruntime-extensions' names of the filters to resize by, by Pillow's numbers.
 _FILTERS = {0: "NEAREST", 1: "LANCZOS", 2: "LINEAR", 3: "CUBIC"}
 

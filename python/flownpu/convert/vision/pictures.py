@@ -7,26 +7,27 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
+import onnx_ir as ir
+
 from flownpu.convert.dense.weights import DenseFormat
+from flownpu.convert.dense.writer import stored_bytes, write_weights
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.genai_config import PROCESSOR_FILE
+from flownpu.convert.genai_config import PROCESSOR_FILE, VISION_FILE
+from flownpu.convert.graph.data_file import DataFile
 from flownpu.convert.manifest import rounded
-from flownpu.convert.vision.checkpoint import VisionCheckpoint
 from flownpu.convert.vision.configuration import has_vision, image_token_id, read_vision
+from flownpu.convert.vision.graph import build_vision_model
 from flownpu.convert.vision.image_processor import image_processor, read_image_settings
-from flownpu.convert.vision.weights import vision_weight_plan
-from flownpu.convert.vision.writer import vision_bytes, write_vision
+from flownpu.convert.vision.weights import VisionCheckpoint, vision_weight_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from flownpu.convert.checkpoint import Checkpoint
     from flownpu.convert.decoder import Decoder
-    from flownpu.convert.dense.writer import EncoderSource
+    from flownpu.convert.dense.checkpoint import EncoderCheckpoint
     from flownpu.convert.progress import ProgressCallback
     from flownpu.convert.vision.tower import VisionTower
-
-__all__ = ["Pictures", "read_pictures"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Pictures:
     """A vision tower, its weights, and the settings of its pictures."""
 
     tower: VisionTower
-    source: EncoderSource
+    source: EncoderCheckpoint
     processor: dict[str, Any]
     dense_format: DenseFormat
     image_token_id: int
@@ -42,17 +43,21 @@ class Pictures:
     @property
     def bytes(self) -> int:
         """How many bytes `write` writes, rounded up."""
-        return vision_bytes(self.tower, self.dense_format)
+        return stored_bytes(vision_weight_plan(self.tower), self.dense_format)
 
     def write(self, folder: Path, progress: ProgressCallback) -> dict[str, Any]:
         """Writes vision.onnx, its data and the processor's file; returns the manifest's entries on its quantisation.
 
         Raises:
             ConversionError: a weight is missing or wrong.
+            OSError: the folder cannot be written to.
         """
         text = json.dumps(self.processor, indent=2) + "\n"
         (folder / PROCESSOR_FILE).write_text(text, encoding="utf-8")
-        errors = write_vision(folder, self.tower, self.source, self.dense_format, progress=progress)
+        plan, dense = vision_weight_plan(self.tower), self.dense_format
+        with DataFile(folder / f"{VISION_FILE}.data") as data:
+            tensors, errors = write_weights(data, plan, self.source, dense, stage="vision", progress=progress)
+        ir.save(build_vision_model(self.tower, tensors, dense), folder / VISION_FILE)
         return {"format": self.dense_format, "relative_error": rounded(errors)}
 
 

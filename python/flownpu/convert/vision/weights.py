@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists the weights of a vision tower's graph, and the tensors of a checkpoint that each is made from."""
+"""Lists the weights of a vision tower's graph, and finds the tensors of a checkpoint that each is made from."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flownpu.convert.dense.checkpoint import EncoderCheckpoint
 from flownpu.convert.dense.weights import DenseWeight, EncoderWeight, Table, layer_norm, linear, table
+from flownpu.convert.errors import ConversionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from flownpu.convert.checkpoint import Checkpoint
     from flownpu.convert.vision.tower import VisionTower
 
-__all__ = ["vision_weight_plan"]
+_TOWER = "vision_tower."
+# A tensor that every tower has, and the prefixes before and after `_TOWER` in different versions of transformers.
+_KNOWN = "embeddings.patch_embedding.weight"
+_PREFIXES = ("", "model.")
+_INNER = ("", "vision_model.")
 
 
 def vision_weight_plan(tower: VisionTower) -> list[EncoderWeight]:
@@ -45,3 +52,29 @@ def _layer(tower: VisionTower, layer: str) -> Iterator[EncoderWeight]:
     yield from layer_norm(f"{layer}.layer_norm2", f"{layer}.layer_norm2", hidden)
     yield from linear(f"{layer}.mlp.fc1", (f"{layer}.mlp.fc1",), feed_forward, hidden)
     yield from linear(f"{layer}.mlp.fc2", (f"{layer}.mlp.fc2",), hidden, feed_forward)
+
+
+class VisionCheckpoint(EncoderCheckpoint):
+    """Reads the values of `vision_weight_plan`."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Finds the tensors' common prefix.
+
+        Raises:
+            ConversionError: the checkpoint has no vision tower.
+        """
+        super().__init__(checkpoint)
+        names = set(checkpoint.names())
+        places = [(prefix, inner) for prefix in _PREFIXES for inner in _INNER]
+        found = [place for place in places if f"{place[0]}{_TOWER}{place[1]}{_KNOWN}" in names]
+        if not found:
+            raise ConversionError(
+                f"{checkpoint.folder}: config.json has a vision_config, and tensor {_TOWER}{_KNOWN} is missing from "
+                "the weight files; --vision-weights none converts the text decoder alone"
+            )
+        self._prefix, self._inner = found[0]
+
+    def locate(self, tensor: str) -> str:
+        """A tensor's name in this checkpoint."""
+        inner = tensor.removeprefix(_TOWER)
+        return self._prefix + (tensor if inner == tensor else f"{_TOWER}{self._inner}{inner}")

@@ -6,8 +6,6 @@ A plain step is a step without candidates, so it has one row.
 
 from dataclasses import dataclass, field
 
-__all__ = ["CandidateBudget", "StepTimes"]
-
 # Weight of a new observation in the moving means: about the last ten count.
 _WEIGHT = 0.1
 # The cost of useless candidates is bounded by this fraction of the time of plain steps: decoding with candidates that

@@ -4,8 +4,6 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["Candidates"]
-
 
 class Candidates(Protocol):
     """A source of candidates for one sequence. How good they are changes the speed, never the text."""

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Choice", "ChoiceModel"]
-
 _FILE = "choice.onnx"
 _ROW = "row"
 # The graph as an ONNX file: int64 input_ids [B, S], which are ignored, and float32 row [B, 1, V] -> logits [B, 1, V].

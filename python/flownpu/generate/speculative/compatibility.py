@@ -7,8 +7,6 @@ from typing import Any
 from flownpu.errors import FlowNPUError
 from flownpu.model.folder import onnx_path, read_genai_config, read_json
 
-__all__ = ["check_draft", "check_verifies"]
-
 _WITHOUT = "or leave --lookup and --draft out"
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Draft"]
-
 
 class Draft:
     """Candidates that a draft model generates, always the likeliest token.

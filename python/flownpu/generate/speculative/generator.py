@@ -14,8 +14,6 @@ from flownpu.generate.speculative.budget import CandidateBudget, StepTimes
 from flownpu.generate.speculative.candidates import Candidates
 from flownpu.generate.speculative.choice import Choice
 
-__all__ = ["SpeculativeGenerator", "Tally"]
-
 Row = NDArray[np.float32]
 """Logits of one token, float32 [V]."""
 

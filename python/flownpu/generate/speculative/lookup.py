@@ -3,8 +3,6 @@
 
 from collections.abc import Sequence
 
-__all__ = ["Lookup"]
-
 # Lengths of the n-grams that are looked up, the longest first. Candidates are the tokens behind the latest earlier
 # place of the same n-gram. Two tokens are often equal by chance; wrong candidates cost part of a step, and `budget.py`
 # bounds this cost.

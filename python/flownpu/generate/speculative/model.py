@@ -19,8 +19,6 @@ from flownpu.model.onnx_file import load_model
 if TYPE_CHECKING:
     from flownpu.generate.speculative.candidates import Candidates
 
-__all__ = ["DraftModel", "Speculation", "SpeculativeModel", "VerifyingGraph"]
-
 # Most new tokens of a step. Calls of up to 4 tokens round alike (docs/decisions.md): with more, int8 products and
 # attention round differently than in single steps, and other tokens may be chosen.
 _ROWS = 4

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     Rng = np.random.Generator
 
-__all__ = ["attention"]
-
 _TYPES = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
 # Errors of exp and tanh in F32: at most 3 and 5 units in the last place (OpenCL's bounds).
 _EXP, _TANH = 6, 10

@@ -14,8 +14,6 @@ from flownpu.ops.eager_call import DTYPES, as_pair
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["F32", "Case", "Expected", "PreparedCase"]
-
 # The largest relative error of a rounding to float32: half the distance between neighbouring numbers.
 F32 = 2.0**-24
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     Rng = np.random.Generator
 
-__all__ = ["dense_products"]
-
 _TYPES = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
 # Errors of an activation in F32: erf is off by at most 16 units in the last place, tanh by 5 (OpenCL's bounds), and
 # each operation around them adds a rounding.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Rng = np.random.Generator
 
-__all__ = ["large_products", "products", "products_of_images"]
-
 LAYOUTS = {"narrow": q4nx.NARROW, "symmetric": q4nx.SYMMETRIC, "wide": q4nx.WIDE}
 _GROUP = 32
 # Roundings beside those of the sum over groups: the sums of 32 lanes, the weight (3), its product, bias and residual.

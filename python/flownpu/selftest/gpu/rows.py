@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     Rng = np.random.Generator
 
-__all__ = ["rows"]
-
 _MICROSOFT = "com.microsoft"
 _EPSILON = 1e-6
 _LANES = 64  # work-items that sum a row together

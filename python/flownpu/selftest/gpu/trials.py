@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from flownpu.selftest.gpu.case import Case
 
-__all__ = ["Devices", "KernelResult", "Variant", "document", "facts_of", "run_variant", "variants"]
-
 _FORMAT = 1
 
 

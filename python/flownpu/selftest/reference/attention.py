@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Rng = np.random.Generator
 
-__all__ = ["ALL", "Sweep", "attention_expectation", "expectation", "flow_kv_case", "flow_qkv_case", "make_sweep"]
-
 LOG2_E = 1.4426950408889634
 ALL = 2**31 - 1
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.iron.compat import Program
 
-__all__ = ["Case", "Deviation", "compare"]
-
 
 @dataclass(frozen=True)
 class Case:

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
     Rng = np.random.Generator
 
-__all__ = [
-    "EPSILON", "SAMPLES", "LayerInputs", "LayerWeights", "Rounding", "expectation", "padded", "random_call",
-    "random_layer", "random_projection", "rms_norm", "rotary_table",
-]  # fmt: skip
-
 EPSILON = 1e-6
 # The number of perturbed copies of a layer from which each number's standard deviation is estimated, and how many
 # standard deviations a number may be off: see `expectation`.

@@ -8,22 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = [
-    "BF16_ROUNDING",
-    "BFLOAT16",
-    "EXP2",
-    "F32_ROUNDING",
-    "INVERSE",
-    "PRODUCT",
-    "ROUGH_EXP2",
-    "bf16",
-    "blocks_of",
-    "panels",
-    "tiled",
-    "untiled",
-    "wide",
-]
-
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # Relative error bound of a rounding to bf16, which has 8 bits of mantissa: half the distance of neighbouring numbers.
 BF16_ROUNDING = 2.0**-8

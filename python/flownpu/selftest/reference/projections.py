@@ -36,12 +36,6 @@ if TYPE_CHECKING:
 
     Rng = np.random.Generator
 
-__all__ = [
-    "STEEPEST", "activation_tolerance", "as_multiplied", "biased_fused_dqp_case", "dequant_engine_case",
-    "fused_dqp_case", "gated", "gated_gemm_case", "gemm_case", "gemm_tile_case", "operand", "projection_tolerance",
-    "random_weight",
-]  # fmt: skip
-
 # |act(x) - act(y)| <= 1.13 |x - y|: the largest slopes are 1.129 (GELU) and 1.0998 (SiLU).
 STEEPEST = 1.13
 ACTIVATIONS = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}

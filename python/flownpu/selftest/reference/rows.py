@@ -30,12 +30,6 @@ if TYPE_CHECKING:
 
     Rng = np.random.Generator
 
-__all__ = [
-    "copy_cases",
-    "gated_activation_case", "norm_rope_case", "patch_pooling_case", "pooled_norm_case", "residual_layer_norm_case",
-    "residual_rms_norm_case", "rms_norm_case", "rope_case",
-]  # fmt: skip
-
 _PAD = 32  # elements by which a line is longer than the row that it holds
 
 

@@ -15,8 +15,6 @@ from flownpu.generate.tokenizer import byte_level_bytes
 from flownpu.serve.grammars.form import AnswerForm, write_rules
 from flownpu.serve.grammars.schemas import enforce
 
-__all__ = ["Compiler", "Grammar"]
-
 VOCABULARY = 257
 """Tokens of the tokenizer that stands for a model's: one for each byte, and the one that ends a text."""
 END_TOKEN = 256

@@ -10,8 +10,6 @@ from flownpu.serve.errors import invalid
 from flownpu.serve.requests.openai import ChatRequest, Function, NamedTool
 from flownpu.serve.tools import BEGIN, END, CallFormat
 
-__all__ = ["AnswerForm", "Parameters", "offered", "write_rules"]
-
 Write = Callable[[dict[str, Any]], str]
 """Writes a schema as the grammar has it."""
 

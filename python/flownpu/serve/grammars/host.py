@@ -11,8 +11,6 @@ from flownpu.errors import FlowNPUError
 from flownpu.serve.grammars.compiler import Compiler
 from flownpu.system import connect_to_parent
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Runs until the connection ends."""

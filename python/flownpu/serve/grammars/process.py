@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import subprocess
     from multiprocessing.connection import Connection
 
-__all__ = ["GrammarProcess"]
-
 MOST_TEXT = 2**20
 """Characters of a request's schemas as JSON. The largest of published collections of tools have some 100,000."""
 SECONDS = 1.0

@@ -19,8 +19,6 @@ from referencing.jsonschema import DRAFT202012, specification_with
 
 from flownpu.errors import FlowNPUError
 
-__all__ = ["Enforced", "Refusal", "enforce"]
-
 Refusal = Callable[[str], str]
 """Why GenAI's guidance does not take a grammar; empty if it does."""
 

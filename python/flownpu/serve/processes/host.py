@@ -22,13 +22,12 @@ import numpy as np
 from flownpu.errors import ContextLengthError, FlowNPUError
 from flownpu.generate.engine_worker import EngineWorker
 from flownpu.generate.generator_worker import GeneratorWorker
-from flownpu.generate.language_model import LanguageModel, Sampling, Tokens
+from flownpu.generate.language_model import LanguageModel, Sampling
+from flownpu.generate.tokenizer import Tokens
 from flownpu.generate.worker import Event, Failed, Finished, Request, Worker
 from flownpu.model.folder import read_genai_config
 from flownpu.serve.processes.protocol import ModelFacts, ModelSettings, Question
 from flownpu.system import connect_to_parent
-
-__all__ = ["main"]
 
 PROMPTS = 4
 """Prompts that are written at the same time: chat templates and tokenizers take milliseconds, and a template that takes

@@ -17,8 +17,6 @@ from flownpu.generate.worker import Deliver, Failed, Finished
 from flownpu.serve.processes.protocol import ModelFacts, ModelSettings, Question
 from flownpu.system import start_connected
 
-__all__ = ["ModelProcess"]
-
 CLOSING_SECONDS = 10.0
 """Seconds after which a process that does not end by itself is killed; one step of a long prompt takes some seconds."""
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from flownpu.generate.guidance import Guidance
     from flownpu.generate.images import PreparedImage
 
-__all__ = ["ModelFacts", "ModelSettings", "Question"]
-
 Prompt = str | tuple[int, ...] | tuple[dict[str, Any], ...]
 
 

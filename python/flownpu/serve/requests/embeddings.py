@@ -7,8 +7,6 @@ from pydantic import Field
 
 from flownpu.serve.requests.openai import Strict
 
-__all__ = ["EmbeddingsRequest", "OllamaEmbed"]
-
 # In a long list, the first wrong item says enough.
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 

@@ -25,8 +25,6 @@ from flownpu.serve.requests.openai import (
 )
 from flownpu.serve.requests.validation import validated
 
-__all__ = ["OllamaChat", "OllamaGenerate", "OllamaOptions", "OllamaShow"]
-
 RECENT = 64
 """Tokens that penalties count where a request does not say how many; Ollama's default."""
 

@@ -12,19 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from flownpu.generate.language_model import Sampling
 from flownpu.generate.penalties import Penalties
 
-__all__ = [
-    "ChatRequest",
-    "CompletionRequest",
-    "Function",
-    "ImagePart",
-    "JsonSchemaFormat",
-    "Message",
-    "NamedTool",
-    "Shared",
-    "TextPart",
-    "Tool",
-]
-
 
 class Strict(BaseModel):
     """Refuses fields that it does not know, and 1 where a text is expected."""

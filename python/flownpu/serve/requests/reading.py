@@ -9,8 +9,6 @@ from typing import Any, NoReturn
 
 from flownpu.errors import FlowNPUError
 
-__all__ = ["read_document"]
-
 DEPTH = 128
 """Most levels of objects and lists: ten times what OpenAI's API allows schemas, and few enough that Python, which stops
 at a depth of 1000 calls (sys.getrecursionlimit), can walk and write every document that was read."""

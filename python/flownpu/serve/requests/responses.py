@@ -21,8 +21,6 @@ from flownpu.serve.requests.openai import (
 )
 from flownpu.serve.requests.validation import validated
 
-__all__ = ["ResponsesRequest"]
-
 
 class InputText(Strict):
     """A part of a turn that is text."""

@@ -8,8 +8,6 @@ from pydantic import BaseModel, ValidationError
 
 from flownpu.serve.errors import ApiError, invalid
 
-__all__ = ["refusal", "validated"]
-
 Kind = TypeVar("Kind", bound=BaseModel)
 Place = tuple[str | int, ...]
 NAME_LENGTH = 200

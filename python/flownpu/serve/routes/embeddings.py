@@ -13,8 +13,6 @@ from flownpu.serve.routes.json_route import JsonRoute
 from flownpu.serve.service import Service
 from flownpu.serve.streams import unless_gone
 
-__all__ = ["embeddings_routes"]
-
 NANOSECONDS = 1e9
 
 

@@ -13,8 +13,6 @@ from flownpu.errors import FlowNPUError
 from flownpu.serve.errors import invalid
 from flownpu.serve.requests.reading import read_document
 
-__all__ = ["JsonRoute"]
-
 KIND = "application/json"
 
 

@@ -19,8 +19,6 @@ from flownpu.serve.service import Chat, Delta, End, Service
 from flownpu.serve.streams import line_stream, unless_gone
 from flownpu.serve.template_variables import has_switch
 
-__all__ = ["ollama_routes"]
-
 NANOSECONDS = 1e9
 
 

@@ -17,8 +17,6 @@ from flownpu.serve.routes.json_route import JsonRoute
 from flownpu.serve.service import Chat, Delta, End, Service, usage
 from flownpu.serve.streams import event_stream, unless_gone
 
-__all__ = ["chat_completion", "completion", "openai_routes"]
-
 
 def openai_routes(service: Service) -> APIRouter:
     """The routes to a server's models."""
@@ -59,32 +57,36 @@ def _head(kind: str, model: str) -> dict[str, Any]:
     return {"id": f"{name}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 
-async def chat_completion(chat: Chat, request: ChatRequest) -> dict[str, Any]:
-    """The document of a chat's answers, once all have ended."""
-    choices = len(chat.answers.questions)
-    texts: list[list[str]] = [[] for _ in range(choices)]
-    likelihoods: list[list[Any]] = [[] for _ in range(choices)]
+async def _whole(chat: Chat) -> list[tuple[str, list[tuple[Likelihood, ...]], End]]:
+    """Each answer's text, likelihoods and end, once all have ended."""
+    texts: defaultdict[int, list[str]] = defaultdict(list)
+    likelihoods: defaultdict[int, list[tuple[Likelihood, ...]]] = defaultdict(list)
     ends: dict[int, End] = {}
     async for event in chat.events():
         if isinstance(event, End):
             ends[event.index] = event
         else:
             texts[event.index].append(event.text)
-            likelihoods[event.index] += map(_chat_likelihood, event.likelihoods)
+            likelihoods[event.index] += event.likelihoods
+    return [("".join(texts[index]), likelihoods[index], ends[index]) for index in range(len(chat.answers.questions))]
+
+
+async def chat_completion(chat: Chat, request: ChatRequest) -> dict[str, Any]:
+    """The document of a chat's answers, once all have ended."""
     answers = []
-    for index in range(choices):
-        calls = [call.document() for call in ends[index].calls]
-        text = "".join(texts[index])
+    for index, (text, likelihoods, end) in enumerate(await _whole(chat)):
+        calls = [call.document() for call in end.calls]
         message = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        logprobs = {"content": [*map(_chat_likelihood, likelihoods)], "refusal": None} if request.logprobs else None
         answers.append(
             {
                 "index": index,
                 "message": {**message, "tool_calls": calls} if calls else message,
-                "logprobs": {"content": likelihoods[index], "refusal": None} if request.logprobs else None,
-                "finish_reason": ends[index].reason,
+                "logprobs": logprobs,
+                "finish_reason": end.reason,
             }
         )
-    return {**_head("chat.completion", request.model), "choices": answers, "usage": usage(chat.answers, choices)}
+    return {**_head("chat.completion", request.model), "choices": answers, "usage": usage(chat.answers, len(answers))}
 
 
 async def _chat_chunks(chat: Chat, request: ChatRequest) -> AsyncIterator[dict[str, Any]]:
@@ -113,19 +115,9 @@ async def _chat_chunks(chat: Chat, request: ChatRequest) -> AsyncIterator[dict[s
 
 async def completion(chat: Chat, request: CompletionRequest) -> dict[str, Any]:
     """The document of a completion's answers, once all have ended."""
-    count = len(chat.answers.questions)
-    texts: list[list[str]] = [[] for _ in range(count)]
-    likelihoods: list[list[Any]] = [[] for _ in range(count)]
-    reasons: dict[int, str] = {}
-    async for event in chat.events():
-        if isinstance(event, End):
-            reasons[event.index] = event.reason
-        else:
-            texts[event.index].append(event.text)
-            likelihoods[event.index] += event.likelihoods
     choices = [
-        _completion_choice(request, index, "".join(texts[index]), likelihoods[index], reasons[index], _Offsets())
-        for index in range(count)
+        _completion_choice(request, index, text, likelihoods, end.reason, _Offsets())
+        for index, (text, likelihoods, end) in enumerate(await _whole(chat))
     ]
     return {
         **_head("text_completion", request.model),

@@ -8,8 +8,6 @@ from fastapi.responses import FileResponse
 
 from flownpu.serve.errors import ApiError
 
-__all__ = ["page_routes"]
-
 FOLDER = Path(__file__).parent / "chat_page"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {

@@ -17,8 +17,6 @@ from flownpu.serve.service import Chat, Delta, Service, usage
 from flownpu.serve.streams import event_stream, unless_gone
 from flownpu.serve.tools import ToolCall
 
-__all__ = ["begun", "response", "responses_routes"]
-
 NAMES = {"messages": "input", "response_format": "text.format", "max_completion_tokens": "max_output_tokens"}
 """This API's names of a chat's fields."""
 

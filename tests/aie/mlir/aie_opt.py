@@ -2,7 +2,8 @@
 """A real aie-opt, where there is one: mlir-aie's, or a build of its passes. Tests that need it are skipped elsewhere.
 
 It is looked for at FLOWNPU_AIE_OPT and on the path. The passes are those of mlir-aie's tools/aiecc/aiecc.cpp, in its
-order, without those that compile cores.
+order, without those that compile cores. Both they and the lowered operations that `instructions` reads are those of
+March 2026, whose MLIR is no longer printed: with an aie-opt of 1.4.5 they are to be read again in that file.
 """
 
 import os

@@ -7,14 +7,6 @@
 
 namespace flownpu {
 
-std::int64_t cache_columns(DataType type, std::int64_t head_size) {
-  return type == DataType::kInt8 ? head_size + kInt8ScaleBytes : head_size;
-}
-
-std::int64_t cache_row_bytes(DataType type, std::int64_t head_size) {
-  return cache_columns(type, head_size) * static_cast<std::int64_t>(size_of(type));
-}
-
 void check_block_numbers(std::span<const std::int32_t> numbers, std::string_view before,
                          std::int64_t row) {
   std::int32_t largest = 0;

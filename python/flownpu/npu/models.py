@@ -62,8 +62,6 @@ _SIGLIP = EncoderShape(
 ENCODERS: dict[str, EncoderShape] = {"siglip": _SIGLIP}
 # The designs have no place for experts.
 MODELS: dict[str, DecoderShape | EncoderShape] = {
-    **{
-        name: decoder_of_configuration(shape, name) for name, shape in SHAPES.items() if "num_experts" not in shape
-    },
+    **{name: decoder_of_configuration(shape, name) for name, shape in SHAPES.items() if "num_experts" not in shape},
     **ENCODERS,
 }

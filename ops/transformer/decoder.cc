@@ -5,7 +5,6 @@
 #include <string>
 
 #include "ops/error.h"
-#include "ops/transformer/checked_node.h"
 
 namespace flownpu::transformer {
 namespace {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/transformer/fields.h"
 
+#include <algorithm>
 #include <variant>
 
 #include "ops/error.h"
@@ -65,6 +66,17 @@ std::size_t text_at(const Node& node, const std::string& attribute, std::size_t 
     fail("[", to_string(node), "] expected ", attribute, " of one of ", texts.size(),
          " kinds, the first ", texts.front(), "; got ", *text);
   return static_cast<std::size_t>(found - texts.begin());
+}
+
+void check_values(const Node& node, const char* what, const std::vector<Value>& values,
+                  const std::vector<std::vector<DataType>>& types) {
+  if (values.size() != types.size())
+    fail("[", to_string(node), "] expected ", types.size(), " ", what, "s, got ", values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i].name.empty() || std::ranges::find(types[i], values[i].type) == types[i].end())
+      fail("[", to_string(node), "] expected ", what, " ", i, " to be ", name_of(types[i].front()),
+           ", got ", values[i].name.empty() ? "none" : name_of(values[i].type));
+  }
 }
 
 }  // namespace flownpu::transformer

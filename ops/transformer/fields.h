@@ -49,6 +49,11 @@ float number_at(const Node& node, const std::string& attribute, std::size_t inde
 std::size_t text_at(const Node& node, const std::string& attribute, std::size_t index,
                     std::size_t count, std::span<const std::string_view> texts);
 
+// Throws Error unless the node's inputs (or outputs) are as many as `types`, all present, and each
+// of one of the types listed for it. `what`: "input" or "output".
+void check_values(const Node& node, const char* what, const std::vector<Value>& values,
+                  const std::vector<std::vector<DataType>>& types);
+
 template <typename Type>
 Attribute attribute_of(const Type& value) {
   if constexpr (std::is_enum_v<Type>)

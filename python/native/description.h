@@ -61,10 +61,14 @@ nanobind::class_<Struct> bind_fields(nanobind::module_& module, const char* name
     bound.def_prop_ro(field.name.data(), get, field.meaning);
   });
   const auto text_of = [as_dict](const Struct& value) { return nanobind::repr(as_dict(value)); };
-  bound.def(nanobind::self == nanobind::self)
+  bound
+      .def(nanobind::self == nanobind::self,
+           nanobind::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__", [text_of](const Struct& value) { return nanobind::hash(text_of(value)); })
       .def("__repr__",
-           [text_of, name](const Struct& value) { return nanobind::str(name) + text_of(value); })
+           [text_of, name](const Struct& value) {
+             return nanobind::str(nanobind::str(name) + text_of(value));
+           })
       .def("as_dict", as_dict, "All fields, by name.");
   return bound;
 }

@@ -65,8 +65,8 @@ def catalogue(target: str, operators: Iterable[str] = (), models: Iterable[str] 
     for operator in _chosen("an operator", operators, OPERATORS):
         for model in chosen_models:
             of = MODELS[model]
-            is_decoder = isinstance(of, DecoderShape)
-            found = OPERATORS[operator](target, of) if is_decoder else _of_encoder(operator, target, of)
+            decodes = OPERATORS[operator]
+            found = decodes(target, of) if isinstance(of, DecoderShape) else _of_encoder(operator, target, of)
             for array, name, program in found:
                 calls.setdefault((array, name), fixed_call(operator, array, name, program))
     return list(calls.values())

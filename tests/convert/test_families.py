@@ -56,6 +56,12 @@ OLD_QWEN3 = {
     "vocab_size": 151936,
     "rope_theta": 1e6,
 }
+OLD_GEMMA2 = {
+    "model_type": "gemma2",
+    "num_hidden_layers": 5,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": None,
+}
 # The same for other families.
 OLD_MISTRAL = {
     "model_type": "mistral",
@@ -138,7 +144,9 @@ def test_old_and_new_configurations_mean_same(old: dict[str, Any]) -> None:
     assert read_decoder(old) == read_decoder(new)
 
 
-@pytest.mark.parametrize("config", [*SHAPES.values(), OLD_GEMMA3, OLD_LLAMA, OLD_QWEN3, OLD_QWEN2, OLD_SMOLLM3])
+@pytest.mark.parametrize(
+    "config", [*SHAPES.values(), OLD_GEMMA2, OLD_GEMMA3, OLD_LLAMA, OLD_QWEN3, OLD_QWEN2, OLD_SMOLLM3]
+)
 def test_values_are_those_of_transformers(config: dict[str, Any]) -> None:
     decoder, expected = read_decoder(config), from_transformers(dict(config))
     assert decoder.hidden_size == expected.hidden_size
@@ -151,6 +159,8 @@ def test_values_are_those_of_transformers(config: dict[str, Any]) -> None:
     assert decoder.context_length == expected.max_position_embeddings
     assert decoder.norm_epsilon == expected.rms_norm_eps
     assert decoder.tied_embeddings == expected.tie_word_embeddings
+    assert decoder.attention_softcap == (getattr(expected, "attn_logit_softcapping", None) or 0)
+    assert decoder.logit_softcap == (getattr(expected, "final_logit_softcapping", None) or 0)
     kinds = getattr(expected, "layer_types", None) or ["full_attention"] * len(decoder.layers)
     windows = [expected.sliding_window if kind == "sliding_attention" else None for kind in kinds]
     assert [layer.window for layer in decoder.layers] == windows

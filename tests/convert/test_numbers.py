@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from flownpu.convert import convert
 from tests.decoding import DecoderSession, float32_tolerance
 
-FAMILIES = ("gemma3_text", "llama", "qwen3")
-
 
 class RoundingCache(transformers.DynamicCache):
     """transformers' cache, with keys and values rounded to the type of FlowNPU's."""
@@ -37,21 +35,6 @@ def tolerance(logits: NDArray[np.float32], config: Any) -> float:
 
 def random_ids(*shape: int) -> NDArray[np.int64]:
     return np.random.default_rng(5).integers(4, 300, shape)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_prefill_and_decode_equal_transformers(family: str, tiny_models: Callable[[str], Any], tmp_path: Path) -> None:
-    tiny = tiny_models(family)
-    convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
-    ids = random_ids(1, 40)
-    expected = tiny.logits(ids)
-    atol = tolerance(expected, tiny.reference.config)
-    decoder = DecoderSession(tmp_path / "model")
-    # A prompt longer than the window of 8, a second part of several tokens, then single tokens.
-    for start, stop in ((0, 20), (20, 33), *((i, i + 1) for i in range(33, 40))):
-        logits = decoder(ids[:, start:stop], np.ones((1, stop), np.int64))
-        assert logits.shape == (1, 1, 300)
-        np.testing.assert_allclose(logits[0, 0], expected[0, stop - 1], rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp16"])

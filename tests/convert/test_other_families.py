@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converted checkpoints of other families compute what transformers computes, each as one partition."""
+"""Converted checkpoints of all families compute what transformers computes, each as one partition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flownpu.errors import FlowNPUError
 from flownpu.model.converted import ConvertedModel
 from flownpu.verify.graph import DecoderGraph
 from flownpu.verify.runs import Checkpoint
-from tests.convert.conftest import OTHER_CONFIGS, TinyModel, write_tiny
+from tests.convert.conftest import ALL_CONFIGS, TinyModel, write_tiny
 from tests.convert.running import CALLS, IDS
 from tests.convert.test_numbers import tolerance
 from tests.decoding import DecoderSession
@@ -56,7 +56,7 @@ _ALL_HEADS = "queries of all heads are normalised at once"
 NOT_VERIFIED = dict.fromkeys(("olmo2", "olmoe", "olmoe with normalised weights"), _ALL_HEADS)
 
 
-@pytest.mark.parametrize("family", OTHER_CONFIGS)
+@pytest.mark.parametrize("family", ALL_CONFIGS)
 def test_converted_logits_equal_transformers(
     family: str, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]
 ) -> None:

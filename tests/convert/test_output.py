@@ -6,12 +6,9 @@ import hashlib
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -89,26 +86,6 @@ def test_tensors_lie_at_multiples_of_page(checkpoint: Path, tmp_path: Path) -> N
     assert {tensor.location for tensor in external} == {"model.onnx.data"}
     end = max(tensor.offset + tensor.length for tensor in external)
     assert end == (tmp_path / "model" / "model.onnx.data").stat().st_size
-
-
-def test_tied_embedding_is_stored_once(checkpoint: Path, tmp_path: Path) -> None:
-    convert(checkpoint, tmp_path / "model")
-    graph = ir.load(tmp_path / "model" / "model.onnx").graph
-    gather = next(node for node in graph if node.op_type == "Q4NXGather")
-    head = next(node for node in graph if node.name == "/lm_head")
-    assert gather.inputs[0] is head.inputs[1]
-
-
-def test_existing_model_is_replaced_only_by_force(checkpoint: Path, tmp_path: Path) -> None:
-    output = tmp_path / "model"
-    convert(checkpoint, output)
-    before = (output / "model.onnx").read_bytes()
-    with pytest.raises(ConversionError, match="--force"):
-        convert(checkpoint, output, kv_dtype="fp16")
-    assert (output / "model.onnx").read_bytes() == before
-    convert(checkpoint, output, kv_dtype="fp16", force=True)
-    assert (output / "model.onnx").read_bytes() != before
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_failed_replacement_keeps_model(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,40 +231,6 @@ def test_too_little_room_is_refused_before_anything_is_written(
     with pytest.raises(ConversionError, match="MB free"):
         convert(checkpoint, tmp_path / "model")
     assert listing(tmp_path) == before
-
-
-def test_announced_size_is_enough(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flownpu.convert import decoder_folder
-
-    sizes = []
-
-    def spy(*args: Any, **kwargs: Any) -> Any:
-        sizes.append(kwargs["size"])
-        return output_folder(*args, **kwargs)
-
-    monkeypatch.setattr(decoder_folder, "output_folder", spy)
-    convert(checkpoint, tmp_path / "model")
-    assert sum(path.stat().st_size for path in (tmp_path / "model").iterdir()) <= sizes[0]
-
-
-@pytest.mark.skipif(not hasattr(os, "setsid"), reason="signals are sent as POSIX does")
-def test_control_c_in_another_process_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
-    program = (
-        "import signal, sys, time; from pathlib import Path; from flownpu.convert import convert\n"
-        # A shell starts background jobs with SIGINT ignored, and children inherit that.
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "def slow(progress):\n"
-        "    if progress.done: print('begun', flush=True); time.sleep(60)\n"
-        "convert(Path(sys.argv[1]), Path(sys.argv[2]), progress=slow)\n"
-    )
-    arguments = [sys.executable, "-c", program, str(checkpoint), str(tmp_path / "model")]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"begun\n"
-        assert any(path.name.endswith(".partial") for path in tmp_path.iterdir())
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) != 0
-    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.name]
 
 
 def test_progress_counts_every_weight_and_byte(checkpoint: Path, tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def test_json_from_web_page_is_taken(kind):
         (b'{"model": "caf\xe9"}', "the body is not UTF-8: the byte 0xe9 comes after"),
         (b'{"model": "m",}', "the body is not JSON"),
         (b"\0", "the body is"),
+        (b'{"model": "m", "input": [', "the body is not JSON"),
     ],
 )
 def test_body_unfit_for_json_answer_is_refused(content, message):
@@ -109,6 +110,11 @@ def test_body_unfit_for_json_answer_is_refused(content, message):
     error = response.json()["error"]
     assert message in error["message"]
     assert error["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("content", [b"", b'"text"'])
+def test_body_without_object_is_refused(content):
+    assert "expected a JSON object" in send("POST", "/v1/responses", content=content).json()["error"]["message"]
 
 
 def test_body_with_pairs_of_surrogates_is_taken():

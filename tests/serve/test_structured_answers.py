@@ -137,11 +137,3 @@ def test_bomb_schema_is_refused_while_others_are_answered(http, model):
     assert [response.status_code for response in answers] == [200] * 4
     assert [response.status_code for response in refused] == [400] * len(BOMBS)
     assert {response.json()["error"]["param"] for response in refused} == {"response_format"}
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_impossible_tool_choice_is_refused_by_all_apis(http, model):
-    response = http.post("/v1/chat/completions", json=chat(model, tool_choice="required"))
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
-    response = http.post("/v1/responses", json={"model": model, "input": "x", "tool_choice": "required"})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")

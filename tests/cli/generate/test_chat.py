@@ -22,17 +22,17 @@ def language_model(model):
     return LanguageModel(model, provider="cpu")
 
 
-def say(conversation, text, tokens):
+def say(conversation, text, tokens, images=()):
     """The first `tokens` tokens of a reply, which is then cut short."""
     timing = Timing()
-    with contextlib.closing(conversation.reply(text, timing)) as pieces:
+    with contextlib.closing(conversation.reply(text, timing, images)) as pieces:
         return "".join(itertools.islice(pieces, tokens)), timing
 
 
-def fresh(language_model, messages, tokens):
+def fresh(language_model, messages, tokens, images=()):
     """The same reply from a generator that has seen nothing yet."""
     prompt = language_model.tokens_of_messages(messages)
-    return "".join(itertools.islice(language_model.complete(prompt, tokens, GREEDY, Timing()), tokens))
+    return "".join(itertools.islice(language_model.complete(prompt, tokens, GREEDY, Timing(), images), tokens))
 
 
 def test_turn_equals_fresh_start(language_model):

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flownpu run --image` and `/image` in a chat, compared with ORT GenAI itself and with transformers' processor."""
 
-import contextlib
 import io
-import itertools
 import json
 
 import numpy as np
@@ -16,6 +14,7 @@ from flownpu.generate.conversation import Conversation
 from flownpu.generate.image_prompts import IMAGE, expand_images, place_images, read_images
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 from flownpu.generate.tokenizer import Tokenizer
+from tests.cli.generate.test_chat import fresh, say
 
 CPU = ("--provider", "cpu")
 GREEDY = Sampling(temperature=0)
@@ -247,90 +246,79 @@ def test_image_mark_expands_as_in_genai():
     assert expand_images(f"a{IMAGE}b") == f"a\n\n{IMAGE}{soft}<end_of_image>\n\nb"
 
 
-class TestConversation:
-    """Turns that share one KV cache give what a fresh start gives."""
+def test_later_turns_keep_image_in_cache(language_model, seeing_model, files):
+    one, other = read_images(seeing_model, files)
+    conversation = Conversation(language_model, GREEDY, 1000)
+    turns = [("Hello.", []), (QUESTION, [one]), ("Are you sure?", []), ("And this?", [other]), ("Why?", [])]
+    for text, images in turns:
+        before = [*conversation.messages, {"role": "user", "content": place_images(text, len(images))}]
+        seen = [*conversation.images, *images]
+        reply, timing = say(conversation, text, 6, images)
+        assert reply == fresh(language_model, before, 6, seen)
+        assert conversation.images == seen
+        # Only a turn with images is computed from the beginning, with the images of earlier turns.
+        assert timing.images == (len(seen) if images else 0)
+        assert (timing.prompt_tokens > 256) == bool(images)
 
-    @staticmethod
-    def say(conversation, text, images=(), tokens=6):
-        """The first tokens of a reply, which is then cut short."""
-        timing = Timing()
-        with contextlib.closing(conversation.reply(text, timing, images)) as pieces:
-            return "".join(itertools.islice(pieces, tokens)), timing
 
-    @staticmethod
-    def fresh(language_model, messages, images, tokens=6):
-        prompt = language_model.tokens_of_messages(messages)
-        answer = language_model.complete(prompt, tokens, GREEDY, Timing(), images)
-        return "".join(itertools.islice(answer, tokens))
+def test_conversation_with_other_image_is_computed_anew(language_model, seeing_model, files, monkeypatch):
+    """All images have the same tokens: a cache that was computed with one must not answer for another."""
+    one, other = read_images(seeing_model, files)
+    conversation = Conversation(language_model, GREEDY, 1000)
+    stream = language_model.stream
 
-    def test_later_turns_keep_image_in_cache(self, language_model, seeing_model, files):
-        one, other = read_images(seeing_model, files)
-        conversation = Conversation(language_model, GREEDY, 1000)
-        turns = [("Hello.", []), (QUESTION, [one]), ("Are you sure?", []), ("And this?", [other]), ("Why?", [])]
-        for text, images in turns:
-            before = [*conversation.messages, {"role": "user", "content": place_images(text, len(images))}]
-            seen = [*conversation.images, *images]
-            reply, timing = self.say(conversation, text, images)
-            assert reply == self.fresh(language_model, before, seen)
-            assert conversation.images == seen
-            # Only a turn with images is computed from the beginning, with the images of earlier turns.
-            assert timing.images == (len(seen) if images else 0)
-            assert (timing.prompt_tokens > 256) == bool(images)
+    def interrupted(*arguments):
+        next(stream(*arguments))
+        raise KeyboardInterrupt
+        yield
 
-    def test_conversation_with_other_image_is_computed_anew(self, language_model, seeing_model, files, monkeypatch):
-        """All images have the same tokens: a cache that was computed with one must not answer for another."""
-        one, other = read_images(seeing_model, files)
-        conversation = Conversation(language_model, GREEDY, 1000)
-        stream = language_model.stream
+    with monkeypatch.context() as patch:
+        patch.setattr(language_model, "stream", interrupted)  # Ctrl-C before the first word
+        with pytest.raises(KeyboardInterrupt):
+            say(conversation, QUESTION, 6, [one])
+    assert conversation.images == []
+    asked = [{"role": "user", "content": place_images(QUESTION, 1)}]
+    assert say(conversation, QUESTION, 6, [other])[0] == fresh(language_model, asked, 6, [other])
 
-        def interrupted(*arguments):
-            next(stream(*arguments))
-            raise KeyboardInterrupt
-            yield
 
-        with monkeypatch.context() as patch:
-            patch.setattr(language_model, "stream", interrupted)  # Ctrl-C before the first word
-            with pytest.raises(KeyboardInterrupt):
-                self.say(conversation, QUESTION, [one])
-        assert conversation.images == []
-        asked = [{"role": "user", "content": place_images(QUESTION, 1)}]
-        assert self.say(conversation, QUESTION, [other])[0] == self.fresh(language_model, asked, [other])
+def test_kv_cache_behind_image_is_rewound(language_model, seeing_model, files):
+    """This happens when a reply's text is tokenised into other tokens than it was generated with."""
+    (one, _) = read_images(seeing_model, files)
+    conversation = Conversation(language_model, GREEDY, 1000)
+    say(conversation, QUESTION, 20, [one])
+    conversation.messages[-1]["content"] = "Words that were never said."
+    before = [*conversation.messages, {"role": "user", "content": "Why?"}]
+    reply, timing = say(conversation, "Why?", 6)
+    assert reply == fresh(language_model, before, 6, [one])
+    assert timing.prompt_tokens < 50
 
-    def test_kv_cache_behind_image_is_rewound(self, language_model, seeing_model, files):
-        """This happens when a reply's text is tokenised into other tokens than it was generated with."""
-        (one, _) = read_images(seeing_model, files)
-        conversation = Conversation(language_model, GREEDY, 1000)
-        self.say(conversation, QUESTION, [one], tokens=20)
-        conversation.messages[-1]["content"] = "Words that were never said."
-        before = [*conversation.messages, {"role": "user", "content": "Why?"}]
-        reply, timing = self.say(conversation, "Why?")
-        assert reply == self.fresh(language_model, before, [one])
-        assert timing.prompt_tokens < 50
 
-    def test_kv_cache_before_image_is_left(self, language_model, seeing_model, files):
-        (one, _) = read_images(seeing_model, files)
-        conversation = Conversation(language_model, GREEDY, 1000)
-        self.say(conversation, QUESTION, [one])
-        conversation.messages[0]["content"] = place_images(f"Other words. {IMAGE}", 1)
-        before = [*conversation.messages, {"role": "user", "content": "Why?"}]
-        assert self.say(conversation, "Why?")[0] == self.fresh(language_model, before, [one])
+def test_kv_cache_before_image_is_left(language_model, seeing_model, files):
+    (one, _) = read_images(seeing_model, files)
+    conversation = Conversation(language_model, GREEDY, 1000)
+    say(conversation, QUESTION, 6, [one])
+    conversation.messages[0]["content"] = place_images(f"Other words. {IMAGE}", 1)
+    before = [*conversation.messages, {"role": "user", "content": "Why?"}]
+    assert say(conversation, "Why?", 6)[0] == fresh(language_model, before, 6, [one])
 
-    def test_kv_cache_that_genai_cannot_rewind_is_left(self, language_model, seeing_model, files, monkeypatch):
-        (one, _) = read_images(seeing_model, files)
-        monkeypatch.setattr(language_model, "can_rewind", False)
-        conversation = Conversation(language_model, GREEDY, 1000)
-        self.say(conversation, QUESTION, [one], tokens=20)
-        conversation.messages[-1]["content"] = "Words that were never said."
-        before = [*conversation.messages, {"role": "user", "content": "Why?"}]
-        reply, timing = self.say(conversation, "Why?")
-        assert reply == self.fresh(language_model, before, [one])
-        assert timing.images == 1
 
-    def test_image_mark_without_image_is_text(self, language_model):
-        messages = [{"role": "user", "content": f"And {IMAGE}?"}]
-        assert not language_model.has_image_tokens(language_model.tokens_of_messages(messages))
-        reply, _ = self.say(Conversation(language_model, GREEDY, 1000), f"And {IMAGE}?")
-        assert reply == self.fresh(language_model, messages, [])
+def test_kv_cache_that_genai_cannot_rewind_is_left(language_model, seeing_model, files, monkeypatch):
+    (one, _) = read_images(seeing_model, files)
+    monkeypatch.setattr(language_model, "can_rewind", False)
+    conversation = Conversation(language_model, GREEDY, 1000)
+    say(conversation, QUESTION, 20, [one])
+    conversation.messages[-1]["content"] = "Words that were never said."
+    before = [*conversation.messages, {"role": "user", "content": "Why?"}]
+    reply, timing = say(conversation, "Why?", 6)
+    assert reply == fresh(language_model, before, 6, [one])
+    assert timing.images == 1
+
+
+def test_image_mark_without_image_is_text(language_model):
+    messages = [{"role": "user", "content": f"And {IMAGE}?"}]
+    assert not language_model.has_image_tokens(language_model.tokens_of_messages(messages))
+    reply, _ = say(Conversation(language_model, GREEDY, 1000), f"And {IMAGE}?", 6)
+    assert reply == fresh(language_model, messages, 6, [])
 
 
 @pytest.fixture

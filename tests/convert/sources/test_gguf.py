@@ -143,13 +143,6 @@ def test_gguf_types_quantised_again_are_logged(
     assert weights["Q4_K"] == "3 weights: dequantised, and quantised again to Q4NX"
 
 
-def test_tied_embeddings_are_stored_once(tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:
-    tiny = write_model(tmp_path, changes={"tie_word_embeddings": True})
-    convert(tmp_path / "model.gguf", tmp_path / "model", kv_dtype="fp32")
-    assert "lm_head" not in blocks_of(tmp_path / "model")
-    check_logits(tmp_path / "model", tiny, ep_devices)
-
-
 def test_linear_rope_scaling(tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:
     rope = {"rope_theta": 5e5, "rope_type": "linear", "factor": 4.0}
 

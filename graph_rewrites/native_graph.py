@@ -16,8 +16,6 @@ from flownpu.graph_rewrites.report import Miss
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["apply_rules", "describe_decoder", "describe_encoder", "describe_operators", "find_decoder", "native_graph"]
-
 # The types that the graph library knows, with its names; rules do not look at values of other types.
 _TYPES = {
     ir.DataType.FLOAT: "float",

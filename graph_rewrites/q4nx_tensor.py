@@ -11,8 +11,6 @@ import onnx_ir as ir
 if TYPE_CHECKING:
     from flownpu import _native
 
-__all__ = ["Q4NXTensor"]
-
 
 class Q4NXTensor(ir.LazyTensor):
     """A tensor of Q4NX blocks that are computed on all cores each time it is read; it keeps no copy of them.

@@ -18,8 +18,6 @@ from flownpu import _native
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["arguments", "contract_of", "defaults", "documented", "input_names", "input_position"]
-
 _DOMAIN = "ai.flownpu"
 _WIDTH = 116  # of a function's documentation, which help() indents by 4
 _Function = TypeVar("_Function", bound="Callable[..., Any]")

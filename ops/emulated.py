@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Program
     from flownpu.aie.plan.data import Plan
 
-__all__ = ["attend", "project", "refuse"]
-
 _TARGET = "npu2"
 # The library of the NPU's kernels, compiled for this machine; it lies beside the native module.
 _KERNELS = library_file("flownpu_aie_xdna2")

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from flownpu.system import OPENCL_LOADER
 
-__all__ = ["installed_packages", "use_installed_packages"]
-
 _VENDORS = Path("/etc/OpenCL/vendors")
 
 

@@ -9,8 +9,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-__all__ = ["Apt", "UnavailableError"]
-
 SECONDS = 600
 # Folders of apt's state, which are not needed once the packages are unpacked.
 STATE = ("cache", "lists", "packages")

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from flownpu.errors import FlowNPUError
 
-__all__ = ["cache_folder", "finished_folder", "make_environment", "modules_of", "python_of", "reason", "run"]
-
 # This file is written last, so it marks a complete folder; it says what the folder was made of.
 MARKER = "complete.json"
 

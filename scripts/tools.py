@@ -20,8 +20,6 @@ from scripts.debian_packages import Apt, UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["OLD_SUITE", "TOOLS", "XRT_VERSION", "Tool", "fetch", "find", "reason"]
-
 BUILD = Path(__file__).resolve().parent.parent / "build"
 # Debian 11, whose glibc is 2.31: Debian 10 (2.28) is not on the mirrors. The wheels of releases are linked to it.
 OLD_SUITE = "bullseye"

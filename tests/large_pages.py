@@ -3,8 +3,6 @@
 
 from pathlib import Path
 
-__all__ = ["asks_for_large_pages", "has_large_pages"]
-
 
 def has_large_pages() -> bool:
     """Whether processes of this system can get large pages."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.call_family import CallFamily
     from flownpu.aie.programs.program import Program
 
-__all__ = ["BuildCost", "build_cost", "write_compiled"]
-
 _NAMED = 3  # how many of the largest items an error names where there is no room for all
 _COMPARED = 2  # positions of a call that are compiled only to see whether the pieces are right
 # A real aie-opt took 33 minutes on two busy cores for 363 programs of flow_qkv, 32 cores each. Three programs of

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.call import ArtifactCall
     from flownpu.aie.programs.program import Program
 
-__all__ = ["write_emulated"]
-
 _FORMAT = "emulated-2"  # the manifest's
 _OLDER = ("emulated-1",)  # formats whose folders are replaced without reusing anything
 

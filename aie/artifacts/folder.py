@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from flownpu.aie.artifacts.toolchain import Toolchain
     from flownpu.aie.plan.data import Array, Kernel
 
-__all__ = ["MANIFEST", "ArtifactFolder", "digest", "write_bytes", "write_text"]
-
 MANIFEST = "manifest.json"
 _FORMAT = 1
 

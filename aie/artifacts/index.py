@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.call import HostCall
     from flownpu.aie.programs.program import Program
 
-__all__ = ["Index"]
-
 _FILE = "index.words"
 
 

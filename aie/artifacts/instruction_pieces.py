@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-__all__ = ["InstructionPieces", "PieceError"]
-
 
 class PieceError(ValueError):
     """A compiler's words are not made of pieces that this module knows; the message says what it found."""

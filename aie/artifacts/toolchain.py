@@ -27,18 +27,6 @@ from flownpu.aie.mlir.module import DIALECT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "KERNELS",
-    "OLDEST_XRT",
-    "PEANO_RELEASE",
-    "MissingTool",
-    "Toolchain",
-    "ToolchainError",
-    "expect_file",
-    "find_toolchain",
-    "run_tool",
-]
-
 KERNELS = Path(__file__).parents[1] / "kernels"
 OLDEST_XRT = (2, 19)
 """The first version with xrt::ext::bo and run lists for NPUs (ops/npu/xrt/table.cc refuses older ones)."""

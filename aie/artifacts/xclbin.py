@@ -28,8 +28,6 @@ from flownpu.aie.plan.limits import LIMITS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FEWEST_BUFFERS", "KERNEL", "MOST_BUFFERS", "pack_xclbin", "sections"]
-
 KERNEL = "MLIR_AIE"
 """The kernel's name, by which a session finds it (ops/npu/xrt/dispatch.cc)."""
 # kMinHostBOs and kMaxHostBOs of SidecarFiles.h: with fewer the commands of a run list are too short for the firmware;

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from flownpu.aie.plan.data import Array, Barrier, Core, Fifo, Kernel, Link, Plan, TileBuffer
     from flownpu.aie.plan.limits import Limits
 
-__all__ = ["check_cores"]
-
 _WORD_BYTES = 4
 _MANY = 3  # passes after which a loop of unknown length must hold what it held before
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from flownpu.aie.plan.data import Array, Core, Fifo, Plan, Tile
     from flownpu.aie.plan.limits import Limits
 
-__all__ = ["check_flow", "objects_moved"]
-
 Ends: TypeAlias = "Counter[tuple[str, str]]"
 _Parameters: TypeAlias = "Mapping[tuple[str, int], int]"
 

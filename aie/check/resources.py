@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from flownpu.aie.plan.data import Array, Core, Dimension, End, Fifo, Plan, Tile
     from flownpu.aie.plan.limits import Limits
 
-__all__ = ["check_resources"]
-
 
 def check_resources(plan: Plan, limits: Limits) -> list[Violation]:
     """Check every tile's resources, counted as the compiler will place them (`flownpu.aie.plan.resources`)."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from flownpu.aie.plan.data import Array, Dimension, Fifo, HostBuffer, Plan, Step, Tap, Tile, TileBuffer
     from flownpu.aie.plan.limits import Limits
 
-__all__ = ["check_sequence", "contiguous", "descriptor", "downstream", "iteration_stride"]
-
 
 def check_sequence(plan: Plan, limits: Limits) -> list[Violation]:
     """Check every step by itself and, if all are right, their order and the size of their instructions."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from flownpu.aie.plan.data import Array, Fifo, Link, Plan, Statement, Tile
     from flownpu.aie.plan.limits import Limits
 
-__all__ = ["check_structure", "describe"]
-
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

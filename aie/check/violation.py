@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PlanError", "Violation"]
-
 
 @dataclass(frozen=True)
 class Violation:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from flownpu.aie.plan.limits import NPU2, Limits
 
-__all__ = ["CHIPS", "Chip"]
-
 
 @dataclass(frozen=True)
 class Chip:

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.gemm_parameters import GemmParameters
 
 
-__all__ = [
-    "L1_BYTES", "PRECISIONS", "KernelSize", "Precision", "call_cycles", "efficiency", "fits", "l1_bytes",
-    "largest_kernels", "macs_per_cycle", "peak_macs", "precision_of", "single_core_kernel",
-]  # fmt: skip
-
 # 1 KB of the 64 is the stack (equation 5). The paper's kernels stay below this limit: 48 x 288 x 48 of int8-int32 would
 # reach it exactly, and table 1 has 48 x 280 x 48.
 L1_BYTES = 63 * 1024

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.gemm_parameters import GemmParameters
     from flownpu.aie.designs.gemm import Gemm
 
-__all__ = ["GemmPrediction", "Tiling", "predict_design", "predict_gemm", "tiling_of"]
-
 ROWS = 4  # compute tiles in a column, on both generations
 _VECTOR = {"npu1": 32, "npu2": 64}  # bytes a core stores in a cycle (AMD AM020)
 _PANEL = 32  # columns of B that lie together in `panels` order (kernels/README.md)

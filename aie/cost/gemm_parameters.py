@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.cost.parameters import Parameter
 
-__all__ = ["GEMM", "GemmParameters", "gemm_parameters"]
-
 
 @dataclass(frozen=True)
 class GemmParameters:

@@ -24,8 +24,6 @@ from flownpu.aie.cost.gemm_model import ROWS, GemmPrediction, Tiling, predict_ge
 from flownpu.aie.cost.gemm_parameters import gemm_parameters
 from flownpu.aie.plan.limits import LIMITS
 
-__all__ = ["GemmSearch", "l2_bytes"]
-
 # The smallest k_mt whose TOPS are within this share of the best is taken: longer runs in memory gain little, and K is
 # padded to k_mt (section 5.2.2).
 _SATURATED = 0.02

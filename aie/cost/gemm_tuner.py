@@ -19,8 +19,6 @@ from flownpu.aie.designs.gemm import Gemm
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["designs", "rank", "rank_for_shapes"]
-
 # Tiles that are tried: in calls of fewer than 16 rows overheads dominate, and with more than 128 L1 has no room for
 # several tiles.
 _ROWS = range(16, 129, 8)

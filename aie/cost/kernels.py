@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.chips import Chip
     from flownpu.aie.cost.parameters import Values
 
-__all__ = ["priced_by_integers", "published_cycles"]
-
 # Operators on vectors, with how many of their integer arguments (kernels/README.md) multiply to a call's elements: 2,
 # rows (heads) and the size of each; 1, all elements.
 _VECTORS: dict[str, int] = dict.fromkeys(

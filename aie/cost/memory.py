@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.plan.data import Tap
 
-__all__ = [
-    "STORED_WEIGHT_RUN",
-    "burst_efficiency",
-    "contiguous_bytes",
-    "read_rate",
-    "relative_efficiency",
-    "shared_seconds",
-]
-
 STORED_WEIGHT_RUN = 5120  # bytes: a Q4NX block, the run that the streams' rate was fitted with
 
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-__all__ = ["GEMM_TABLES", "TABLE", "VALUES", "Parameter", "Values"]
-
 Values: TypeAlias = Mapping[str, float]
 
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.plan.data import Array, Plan, Statement, Tile
 
-__all__ = ["ARRAY", "CONTROLLER", "KERNELS", "WAITS", "Cost", "call_cost"]
-
 KERNELS, WAITS, ARRAY, CONTROLLER = "kernels", "waits", "streams of the array", "controller"
 
 

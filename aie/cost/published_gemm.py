@@ -19,8 +19,6 @@ from typing import Any
 from flownpu.aie.cost.gemm_kernel import KernelSize
 from flownpu.aie.cost.gemm_model import Tiling
 
-__all__ = ["CORES", "GEMMS", "OTHERS", "Core", "Measured"]
-
 _DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 

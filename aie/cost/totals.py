@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.plan.data import Array, Fifo, Plan, Statement
 
-__all__ = ["array_flow", "core_cycles", "from_shim", "stream_seconds"]
-
 
 def stream_seconds(array: Array, through: Mapping[str, float], chip: Chip) -> dict[str, float]:
     """Seconds of each fifo's stream on the array: `through`, its bytes, at 32 bits a cycle."""

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from flownpu.aie.designs.common import bits, ceil_div
 from flownpu.aie.iron.compat import TensorAccessPattern
 
-__all__ = ["ALL_KEYS", "MOVING", "Cache", "PackedQKV", "Sweep", "sweep"]
-
 ALL_KEYS = 2147483647  # the window that hides no key (kernels/README.md)
 MOVING = 4  # words of `Sweep.words` that change with the position: chunks, first query, first key, key end
 

@@ -21,8 +21,6 @@ from flownpu.aie.designs.common import BF16, BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_R
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["bias_column", "with_bias"]
-
 _GROUP = 32  # columns that share a scale and a minimum
 _MINIMA = 512  # the byte of a block where its minima begin, behind the scales
 

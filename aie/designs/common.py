@@ -33,12 +33,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.plan.limits import Limits
 
-__all__ = [
-    "BF16", "BLOCK_BYTES", "BLOCK_COLUMNS", "BLOCK_ROWS", "F32", "I32", "PARAMETERS", "TILES", "U8",
-    "RunTimeParameters", "Window", "bits", "bytes_of", "ceil_div", "device", "equal_steps", "kernel", "limits_of",
-    "named", "pieces", "run", "tensor", "tiled", "untiled", "worker",
-]  # fmt: skip
-
 BF16, F32, I32, U8 = bfloat16, np.float32, np.int32, np.uint8
 # Words of a core's run-time parameters: what the attention kernels read (kernels/README.md), a cache line on the host.
 PARAMETERS = 16

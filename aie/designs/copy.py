@@ -20,8 +20,6 @@ from flownpu.aie.iron.compat import range_
 if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Program
 
-__all__ = ["Copy"]
-
 _LINE = 16  # elements that the kernel copies at least
 
 

@@ -51,8 +51,6 @@ from flownpu.aie.iron.compat import ObjectFifo, Program, Runtime, TensorAccessPa
 if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["DequantEngine"]
-
 _STREAMS = 2  # streams of blocks into a column: all that its shim tile has
 _SHARE = TILES // _STREAMS  # blocks of a group on a stream
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["FlowKV", "Pairs"]
-
 _PAIRS_OF_A_QUERY_STREAM = 4  # what a memory tile's six output channels leave room for
 
 

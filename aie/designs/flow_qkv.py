@@ -52,8 +52,6 @@ from flownpu.aie.plan.kernel_memory import stack_for
 if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["FlowQKV"]
-
 # Bounds of the default sizes: tokens are padded to whole tiles, and longer chunks make no kernel much faster.
 _MOST_ROWS, _MOST_KEYS = 64, 32
 # Into how many parts a head's columns may be cut: 64 rows of d = 128 ask for eight, and no default tile asks for more.

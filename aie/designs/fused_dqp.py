@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["FusedDQP"]
-
 _HALF = BLOCK_BYTES // 2
 _WEIGHT_CHANNELS = 8
 # By epilogue: the kernel that stores, and how many accumulators it takes.

@@ -65,8 +65,6 @@ from flownpu.aie.iron.compat import Buffer, ObjectFifo, Program, Runtime, Tensor
 if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["Gemm"]
-
 _PANEL = 32  # columns of B that lie together
 # By epilogue: the kernel that stores, and of how many tiles of C it makes one.
 _EPILOGUES = {

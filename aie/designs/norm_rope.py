@@ -27,8 +27,6 @@ from flownpu.aie.iron.compat import Buffer, TensorAccessPattern, range_
 if TYPE_CHECKING:
     from flownpu.aie.iron.compat import ObjectFifoHandle, Program
 
-__all__ = ["NormRope"]
-
 
 @dataclass(frozen=True)
 class NormRope:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.iron.compat import Kernel, Program
 
-__all__ = ["GEMM_TILE", "KERNELS", "ROW", "ROW_HEADS", "OneTile", "Operands"]
-
 ROW = 1024  # elements of a vector
 ROW_HEADS = 8  # heads in such a vector
 GEMM_TILE = 32, 64, 32  # m, k, n

@@ -23,8 +23,6 @@ from flownpu.aie.iron.compat import Buffer, TensorAccessPattern, range_
 if TYPE_CHECKING:
     from flownpu.aie.iron.compat import ObjectFifoHandle, Program
 
-__all__ = ["PatchPooling"]
-
 
 @dataclass(frozen=True)
 class PatchPooling:

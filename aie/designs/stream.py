@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.iron.compat import Kernel
 
-__all__ = ["Operand", "ahead", "each", "once", "stream"]
-
 
 @dataclass(frozen=True)
 class Operand:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Program
 
-__all__ = ["RMSNorm", "ResidualLayerNorm", "ResidualRMSNorm"]
-
 _SMALL_THINGS = 2176  # bytes of a tile: 1024 each for the stack and constants of kernels, run-time parameters, counters
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.plan import data as plan
 
-__all__ = ["Emulator"]
-
 
 class Emulator:
     """An array as an xclbin would configure it; calls change its memories, locks and cores, nothing resets them.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from flownpu.aie.plan.data import Array, Core, End, Fifo, Link, Sequence, Tile, TileBuffer
     from flownpu.aie.plan.limits import Limits
 
-__all__ = ["FlatArray", "flatten_array"]
-
 _TRANSFER, _AWAIT, _FREE, _WRITE, _SET = range(5)  # kinds of steps (program.h, `Step`)
 
 

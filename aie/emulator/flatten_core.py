@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.plan.data import Core
 
-__all__ = ["CoreCode", "Op"]
-
 
 class Op(IntEnum):
     """The same as `enum class Op` of `program.h`."""

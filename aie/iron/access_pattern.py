@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["TensorAccessPattern"]
-
-
 class TensorAccessPattern:
     """A walk over a tensor of shape `tensor_dims`: from `offset`, `sizes` steps of `strides` elements.
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.iron.access_pattern import TensorAccessPattern
 
-__all__ = ["ObjectFifo", "ObjectFifoHandle", "ObjectFifoLink"]
-
 
 class ObjectFifo:
     """A circular buffer between one producer and its consumers (`aie.iron.ObjectFifo`).

@@ -25,8 +25,6 @@ from flownpu.aie.plan.limits import LIMITS, Limits
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["assemble"]
-
 _T = TypeVar("_T")
 
 

@@ -15,8 +15,6 @@ from flownpu.aie.plan import data as plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Runtime"]
-
 
 class Runtime:
     """The sequence (`aie.iron.Runtime`): `seq_fn` gets one argument for each entry of `fn_args`.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.iron.access_pattern import TensorAccessPattern
 
-__all__ = ["RuntimeData", "SequenceTrace", "Task", "TaskGroup", "current_sequence"]
-
 _SEQUENCE: ContextVar[SequenceTrace | None] = ContextVar("sequence", default=None)
 
 

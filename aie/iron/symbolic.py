@@ -19,18 +19,6 @@ from flownpu.aie.plan import data as plan
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "NO_FLOATS",
-    "CoreTrace",
-    "ElementReference",
-    "RecordingError",
-    "Symbol",
-    "View",
-    "current_core",
-    "expression",
-    "range_",
-]
-
 NO_FLOATS = (
     "a plan's cores compute with integers only: give a kernel the bits of a float as an integer, "
     "np.float32(x).view(np.int32), or write the number into the kernel"

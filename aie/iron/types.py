@@ -13,21 +13,6 @@ from flownpu.aie.plan import data as plan
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = [
-    "NPU1",
-    "NPU2",
-    "AnyComputeTile",
-    "AnyMemTile",
-    "AnyShimTile",
-    "Device",
-    "Tile",
-    "flatten",
-    "own_tile",
-    "plan_type",
-    "refuse",
-    "v8bfp16ebs8",
-]
-
 
 class v8bfp16ebs8:  # noqa: N801
     """Element type: 8 values that share an exponent, in 9 bytes (named as in `aie.helpers.util`)."""

@@ -25,8 +25,6 @@ from flownpu.aie.plan.limits import NPU2
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Buffer", "ExternalFunction", "Kernel", "Worker", "WorkerRuntimeBarrier"]
-
 
 class Buffer:
     """Memory of a tile (`aie.iron.Buffer`); with `use_write_rtp` the sequence may write it: `buffer[i] = v`."""

@@ -26,8 +26,6 @@ from flownpu.aie.plan.data import (
 if TYPE_CHECKING:
     from flownpu.aie.plan.data import Array, Core, Expression, Type
 
-__all__ = ["CorePrinter"]
-
 _PORTS = {"produce": "Produce", "consume": "Consume"}
 _ACQUIRE, _RELEASE = "Acquire", "Release"  # LockAction: wait for a value that is equal, add
 _OPERATIONS = {"+": "addi", "-": "subi", "*": "muli", "//": "floordivsi", "%": "remsi"}

@@ -29,8 +29,6 @@ from flownpu.aie.plan.limits import LIMITS
 if TYPE_CHECKING:
     from flownpu.aie.plan.data import Array, Fifo, Kernel, Link, Plan, Tile, TileBuffer
 
-__all__ = ["DIALECT", "to_mlir"]
-
 DIALECT = (1, 4, 5)
 """The first release of mlir_aie that takes the printed forms."""
 

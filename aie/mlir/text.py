@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.plan.data import Dimension, Type
 
-__all__ = ["Lines", "attributes", "dimensions", "memref", "scalar", "sizes_and_strides", "units"]
-
 _ELEMENTS = {
     "bf16": "bf16",
     "f32": "f32",

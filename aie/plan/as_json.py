@@ -13,8 +13,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 from flownpu.aie.plan import data as plans
 from flownpu.aie.plan.data import DTYPES, Array, Plan, Type
 
-__all__ = ["from_json", "to_json"]
-
 _KINDS: dict[str, type] = {
     name: kind
     for name, kind in vars(plans).items()

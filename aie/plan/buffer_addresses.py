@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from flownpu.aie.plan.limits import Limits
     from flownpu.aie.plan.resources import Resources
 
-__all__ = ["BASIC_SEQUENTIAL", "Placed", "placed_buffers"]
-
 BASIC_SEQUENTIAL = "basic-sequential"
 
 

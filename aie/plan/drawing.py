@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from flownpu.aie.plan.limits import Limits
     from flownpu.aie.plan.usage import TileUse
 
-__all__ = ["draw", "family"]
-
 _WIDTH, _HEIGHT = 118, 66  # a tile's
 _LANE, _MARGIN, _LINE = 5, 10, 12  # distances between lanes, around the drawing, between lines of text
 _FILLS = {"compute": "#eef3fb", "memory": "#fdf3e1", "shim": "#eeeeee"}

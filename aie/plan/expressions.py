@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.plan.data import Call, Expression
 
-__all__ = ["call_bytes", "call_integers", "depends_on_index", "evaluate"]
-
 
 def _remainder(left: int, right: int) -> int:
     """The remainder with the sign of `left`, as in MLIR's arith.remsi and in the emulator; Python's has `right`'s."""

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-__all__ = ["HEADER_WORDS", "WORD_BYTES", "blank", "operations", "operations_of_step", "words_of_step", "words_of_steps"]
-
 WORD_BYTES = 4
 HEADER_WORDS = 4
 WRITE, BLOCK_WRITE, MASK_WRITE, SYNC, PATCH = 0, 1, 3, 128, 129

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.plan.data import Array, Core
 
-__all__ = ["KernelMemory", "core_needs", "stack_for"]
-
 
 class KernelMemory(NamedTuple):
     """Bytes of the stack, and of program memory at least and at most."""

@@ -13,8 +13,6 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["LIMITS", "NPU1", "NPU2", "TABLE", "Limits", "Row", "TileLimits", "with_limits"]
-
 _TARGET_MODEL = "Xilinx/mlir-aie:lib/Dialect/AIE/IR/AIETargetModel.cpp"
 _TARGET_MODEL_HEADER = "Xilinx/mlir-aie:include/aie/Dialect/AIE/IR/AIETargetModel.h"
 _STRIDES_WRAPS = "Xilinx/mlir-aie:lib/Dialect/AIEX/IR/AIEXDialect.cpp (verifyStridesWraps)"

@@ -31,17 +31,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.plan.limits import Limits
 
-__all__ = [
-    "Channel",
-    "Pool",
-    "Resources",
-    "consumer_at",
-    "counter_bytes",
-    "link_ranges",
-    "resources_of",
-    "shared_memory",
-]
-
 _WORD_BYTES = 4
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from flownpu.aie.plan.data import Array, Core, Plan, Sequence
     from flownpu.aie.plan.limits import Limits
 
-__all__ = ["Part", "TileUse", "Use", "kernels_of", "live_descriptors", "memory_parts", "tile_uses"]
-
 
 @dataclass(frozen=True)
 class Use:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.programs.call import ArtifactCall
 
-__all__ = ["program_of"]
-
 
 def program_of(
     calls: Iterable[ArtifactCall],

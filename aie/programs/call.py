@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from flownpu.aie.plan.data import HostBuffer, Plan, Sequence
     from flownpu.aie.programs.call_family import CallFamily, CallSweep
 
-__all__ = ["HOST", "ArtifactCall", "HostArgument", "HostCall", "fixed_call", "moving_call"]
-
 HOST = "host"  # in the place of an array's name
 
 

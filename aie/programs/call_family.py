@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-__all__ = ["CallFamily", "CallSweep", "Patch", "Positions", "WordClass", "constant", "derive"]
-
 
 class CallSweep(NamedTuple):
     """One sweep of a call: with its first token at p, queries from p + offset on attend to keys below p + tokens.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.cost import Prices
     from flownpu.aie.programs.program import Program
 
-__all__ = ["seconds", "with_fewest"]
-
 
 def with_fewest(programs: Sequence[Program], price: Callable[[Program], float]) -> list[Program]:
     """The programs of a decoder with `fewest` set, without chunks that are never worth their time.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.call import ArtifactCall, HostCall
     from flownpu.aie.programs.program import Program, Step
 
-__all__ = ["CHANGES", "DISPATCHES", "Prices", "prompt_runs"]
-
 CHANGES, DISPATCHES, INSTRUCTIONS = "changes of array", "dispatches", "instructions"
 # Positions from the knot where the last window begins to bound a call to the next knot: as many as a long chunk has, so
 # that rounding up to a whole chunk of keys counts little.

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.call import ArtifactCall
     from flownpu.aie.programs.decoder_shape import DecoderShape
 
-__all__ = ["DECODE_WAYS", "DecodeChoice", "decode_program"]
-
 # Ways to compute a token: `decode_layer` with each way of attention, and operator by operator.
 OPERATORS = "operators"
 DECODE_WAYS = (*WAYS, OPERATORS)

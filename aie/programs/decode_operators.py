@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.decoder_shape import DecoderShape
     from flownpu.aie.programs.program import View
 
-__all__ = ["TokenSteps", "operators_program"]
-
 
 def operators_program(decoder: DecoderShape, target: str, context: int) -> Program:
     """The program of one token, with caches of `context` positions, a multiple of a chunk (`FlowKV.keys`).

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from flownpu._native import Attention, Decoder
     from flownpu.aie.programs.program import ProgramWriter
 
-__all__ = ["DecoderBuffers", "DecoderShape"]
-
 # The dequantisation engine weaves 64 columns of a gate and of its up projection (designs/dequant_engine.py).
 _GATE_COLUMNS = 64
 # Attributes of the node that a program is for whatever their values are.

@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from flownpu._native import DenseProjection, EncoderShape
     from flownpu.aie.programs.call import ArtifactCall
 
-__all__ = ["encode_program", "padded_tokens"]
-
 # Rows of activations are padded to as many.
 _ROWS = 512
 

@@ -27,8 +27,6 @@ from flownpu.aie.programs.call import HostArgument, HostCall
 if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.shape import LayerShape
 
-__all__ = ["NormOfRows", "norm_rope"]
-
 
 @dataclass(frozen=True)
 class NormOfRows:

@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.programs.program import Rows
 
-__all__ = ["buckets", "operator_program"]
-
 # Rows (tokens) of the programs; the host pads a node's rows to one of them. Chosen for GEMM's tiles: 64 rows are 16 a
 # tile, 256 are 64; with more rows the weights are dequantised less often.
 _SEVERAL = (64, 256, 1024)

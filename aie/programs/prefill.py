@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.call import HostCall
     from flownpu.aie.programs.decoder_shape import DecoderShape
 
-__all__ = ["prefill_program"]
-
 # Layers that are dequantised together: n of them need 2 + 2 / n changes of array each, so more than a few save little.
 _MOST_LAYERS = 4
 # The most bytes of dequantised weights of a group: as much again as a small model.

@@ -40,11 +40,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.words.writer import WordWriter
 
-__all__ = [
-    "BF16_BYTES", "Buffer", "CacheLayout", "Program", "ProgramWriter", "Role", "Rows", "Step", "View",
-    "attribute_words", "calls_of", "host_calls_of",
-]  # fmt: skip
-
 BF16_BYTES = 2
 
 

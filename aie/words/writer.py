@@ -21,8 +21,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ARRAY", "FAMILY", "INDEX", "MAGIC", "SEQUENCE", "VERSION", "WordWriter"]
-
 MAGIC = int.from_bytes(b"FlowNPU\0", "little")
 VERSION = 4
 # Kinds of words: two for the emulator, two in a folder of artifacts (artifacts/index.py, programs/call_family.py).

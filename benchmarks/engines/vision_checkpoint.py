@@ -15,8 +15,6 @@ import transformers
 import typer
 from tokenizers import AddedToken, Tokenizer
 
-__all__ = ["write_checkpoint"]
-
 _TOKENIZER = Path(__file__).parents[2] / "tests" / "fixtures" / "gemma3-topics" / "tokenizer.json"
 _SPECIAL = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
 _WORDS = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}

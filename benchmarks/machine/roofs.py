@@ -12,8 +12,6 @@ from pathlib import Path
 
 from flownpu.bench.roofline import read_bandwidth
 
-__all__ = ["Roofs", "measure_roofs"]
-
 # Rounds that take about a tenth of a second at 4 GHz: 12 or 16 instructions per round, at one or two per cycle.
 _ROUNDS = 50_000_000
 

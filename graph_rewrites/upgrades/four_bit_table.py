@@ -18,8 +18,6 @@ from flownpu.graph_rewrites.report import Miss
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["bytes_of_tables"]
-
 _TYPES = {ir.DataType.INT4, ir.DataType.UINT4}
 # Flips the highest bit of both codes of a byte: adds 8 to codes of int4, modulo 16.
 _ADD_8 = 0x88

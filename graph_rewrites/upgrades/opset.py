@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-__all__ = ["raise_opset"]
-
 # The oldest opset that onnxscript's converter takes.
 _OLDEST_OF_ONNXSCRIPT = 18
 # Stands for ONNX's domain at operators of it that are ONNX Runtime's own.

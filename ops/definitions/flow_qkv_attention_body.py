@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from flownpu.ops.definitions.int8_cache import dequantised, quantised
 
-__all__ = ["NORM", "NO_NORM", "NO_ROTARY", "ROTARY", "SCORES", "WEIGHTS", "body"]
-
 # The steps of the body. q0..q3, k0..k4 and v0..v4 are the queries, keys and values after successive steps.
 _SHAPES = """
     minus_one = Constant <value_ints = [-1]> ()

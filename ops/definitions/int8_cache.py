@@ -21,8 +21,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["SCALE_BYTES", "dequantise_rows", "dequantised", "quantise_rows", "quantised"]
-
 Array: TypeAlias = "NDArray[Any]"
 
 SCALE_BYTES = 4

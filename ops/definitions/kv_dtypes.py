@@ -7,8 +7,6 @@ import onnx_ir as ir
 
 from flownpu.ops.definitions.int8_cache import SCALE_BYTES
 
-__all__ = ["KV_DTYPES", "cache_columns"]
-
 KV_DTYPES = {
     "bf16": ir.DataType.BFLOAT16,
     "fp16": ir.DataType.FLOAT16,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from scripts.release.zig import Zig
 
-__all__ = ["FOLDER", "PLATFORM", "TARGET", "build_wheel", "find_objcopy"]
-
 TARGET = "aarch64-linux-gnu.2.28"
 PLATFORM = "manylinux_2_28_aarch64"
 FOLDER = "cmake-aarch64"

@@ -12,21 +12,6 @@ from pathlib import Path
 
 from scripts.debian_packages import UnavailableError
 
-__all__ = [
-    "OWN_ABI",
-    "ROOT",
-    "STABLE_ABI",
-    "commit",
-    "environment",
-    "forget_python",
-    "glibc_platforms",
-    "pip_wheel",
-    "prefix_maps",
-    "pythons",
-    "reproducible",
-    "tools",
-]
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Versions of Python: the one with a wheel of its own, and those of which any can build the wheel for 3.12 and later.
 OWN_ABI, STABLE_ABI = "3.11", ("3.12", "3.13", "3.14")

@@ -20,8 +20,6 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
-__all__ = ["LIBRARIES", "build_id", "faults", "libraries_of", "licences_of", "newer_symbols", "platform_of"]
-
 MIB = 2**20
 MOST_BYTES = 8 * MIB
 LIBRARIES = ("_native", "libflownpu_aie_xdna", "libflownpu_aie_xdna2", "libflownpu_ep", "libflownpu_xrt")

@@ -25,8 +25,6 @@ from scripts.release.zig import Zig
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["main"]
-
 FOLDER = ROOT / "build" / "release" / "emulated"
 WHEELS = ROOT / "build" / "release" / "wheels"
 # Tests of the kernels that exist for each instruction set.

@@ -11,8 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["differing"]
-
 WHEELS = Path("build/release/wheels/cmake")
 
 

@@ -22,8 +22,6 @@ from scripts.debian_packages import Apt, UnavailableError
 from scripts.release.building import ROOT, glibc_platforms
 from scripts.tools import OLD_SUITE
 
-__all__ = ["main"]
-
 FOLDER = ROOT / "build" / "release" / "old_system"
 # Suites of Debian with the source of a version of Python; no current one has 3.12's.
 SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "testing"}

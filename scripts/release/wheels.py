@@ -24,8 +24,6 @@ from scripts.release import aarch64
 from scripts.release.building import ROOT, commit, environment, pip_wheel, prefix_maps, pythons, reproducible
 from scripts.release.zig import Zig
 
-__all__ = ["build"]
-
 PLATFORM = "manylinux_2_28_x86_64"
 SHIMS = ROOT / "scripts" / "release" / "old_glibc.cc"
 # Debian 11's glibc 2.31. The machine's own g++ compiles with it, so that a wheel has the kernels that were tested here;

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from scripts.release.building import ROOT
 
-__all__ = ["TOOLCHAIN", "Zig"]
-
 TOOLCHAIN = ROOT / "scripts" / "release" / "zig.cmake"
 
 

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
     Arrays = Mapping[str, np.ndarray | None]
 
-__all__ = [
-    "ENGINE_AND_GEMM", "Alone", "Emulated", "numbers", "product", "rounded", "session_of", "stems", "weights",
-    "write_node",
-]  # fmt: skip
-
 ENGINE_AND_GEMM = ["dequant_engine", "gemm"]  # a product's designs
 
 

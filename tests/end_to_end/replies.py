@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tests.end_to_end.conftest import Tokens
 
-__all__ = ["Reply", "assert_same", "batch", "generator_of", "reply", "rewound_and_fresh", "turns_of"]
-
 
 @dataclass
 class Reply:

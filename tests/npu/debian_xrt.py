@@ -12,8 +12,6 @@ from scripts import tools
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["FOLDER", "command", "libraries", "xclbinutil"]
-
 FOLDER = tools.folder_of("xrt")
 
 

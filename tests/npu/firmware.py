@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from errno import EINVAL, ENOENT, EOPNOTSUPP
 
-__all__ = ["CURRENT", "DEVELOPED", "FIRST", "Firmware", "driver_log"]
-
 Protocol = tuple[int, int]
 LEAST_OF_6 = 12
 

@@ -23,8 +23,6 @@ from tests.npu.firmware import DEVELOPED, Firmware, driver_log
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["BUSY", "ROOT", "TIME_LIMIT", "Machine", "require", "with_plugin"]
-
 ROOT = Path(__file__).parents[2]
 # The driver ends a command after this many ms without progress. Linux 7 has 2000, which would make the tests slow.
 WATCHDOG_MS = 100

@@ -17,8 +17,6 @@ from tests.npu import debian_xrt
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["write_xclbin"]
-
 
 def write_xclbin(path: Path, words: np.ndarray, buffers: int) -> Path:
     """An xclbin whose configuration is an array's words, preceded by their size in bytes (8 bytes, little-endian).

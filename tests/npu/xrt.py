@@ -23,11 +23,6 @@ from tests.npu.firmware import DEVELOPED, Firmware
 if TYPE_CHECKING:
     from flownpu.aie.plan.data import Plan
 
-__all__ = [
-    "DRIVER", "KERNELS", "PLUGIN", "ROOT", "SETTINGS", "Driver", "XrtBench", "halves", "kernels_of", "setting_of",
-    "write_xclbin",
-]  # fmt: skip
-
 PLUGIN = BUILT / "libflownpu_xrt.so"
 DRIVER = BUILT / "libxdna_driver.so"
 # An environment variable: the folder with the machine's /sys and /dev.

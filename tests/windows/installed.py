@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from scripts.release.windows.wine import Wine
 
-__all__ = ["COMMAND", "FIXTURE", "Installed", "here"]
-
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
 # The code of flownpu.exe, which pip writes on Windows.
 COMMAND = "import sys; from flownpu.cli import main; sys.exit(main())"

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.rows import Phase
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["DecodeArray", "Ends", "build", "projecting_words"]
-
 _LIMITS = limits_of("npu2")
 # Blocks in a compute tile's memory: two to work, two more that arrive while a phase waits for its x.
 _MOST_BLOCKS, _FEWEST_BLOCKS = 4, 2

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.sequence import LayerSequence
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["Attention", "AttentionEnds", "Meeting", "rope_tile"]
-
 
 class AttentionEnds(NamedTuple):
     """The host's ends of the streams that only attention has, by column."""

@@ -6,8 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["HostBuffers", "Layer", "Token"]
-
 
 @dataclass(frozen=True)
 class Layer:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.sequence import LayerSequence
     from flownpu.aie.iron.compat import ObjectFifo, Worker
 
-__all__ = ["PairsOfTiles"]
-
 _PAIRS_OF_A_COLUMN = TILES // 2
 
 

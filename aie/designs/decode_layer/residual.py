@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.shape import LayerShape
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["residual_tile"]
-
 
 def _deal_heads(shape: LayerShape, heads: ObjectFifoHandle, x: ObjectFifoHandle, copy: Kernel) -> None:
     """Deal batches of heads out in parts of x: several parts a batch, or several batches a part."""

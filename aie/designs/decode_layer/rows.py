@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.designs.decode_layer.shape import Projection
 
-__all__ = ["STREAMS", "TILES_OF_STREAM", "ColumnRows", "Phase", "deal_rows"]
-
 STREAMS = 2  # weight streams of a column: all that its shim tile sends
 TILES_OF_STREAM = TILES // STREAMS
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.shape import Projection, Region
     from flownpu.aie.iron.compat import ObjectFifoHandle
 
-__all__ = ["LayerSequence"]
-
 
 class LayerSequence:
     """Writes the steps of layers and of an LM head, in order.

@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = [
-    "ARRAY_COLUMNS", "RESIDUAL_COLUMN", "ROPE_COLUMN", "LayerShape", "Projection", "Region", "interleave",
-]  # fmt: skip
-
 ARRAY_COLUMNS = limits_of("npu2").columns
 RESIDUAL_COLUMN, ROPE_COLUMN = ARRAY_COLUMNS - 2, ARRAY_COLUMNS - 1
 ACTIVATIONS = ("geglu", "swiglu")

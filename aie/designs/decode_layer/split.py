@@ -76,8 +76,6 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.sequence import LayerSequence
     from flownpu.aie.iron.compat import Buffer, Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["SplitKeys"]
-
 _COLUMNS = RESIDUAL_COLUMN + 1  # those before the residual tile's, and one of tiles in columns 6 and 7
 _PART = BLOCK_ROWS  # elements in which a tile gives its results
 _HALF = BLOCK_BYTES // 4  # elements of an object's keys

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.rows import Phase
     from flownpu.aie.iron.compat import ObjectFifoHandle
 
-__all__ = ["OBJECT_BYTES", "WeightStreams", "weight_taps"]
-
 OBJECT_BYTES = TILES_OF_STREAM * BLOCK_BYTES  # what a stream brings at once: a block for each of its tiles
 _PIECE = BLOCK_BYTES // 2  # a block is longer than a shim's innermost wrap
 _LIMITS = limits_of("npu2")

@@ -20,8 +20,6 @@ from flownpu.bench.roofline import read_bandwidth
 from flownpu.errors import FlowNPUError
 from flownpu.system import NEW_GROUP
 
-__all__ = ["Case", "Engine", "Measurement", "Measurements", "Spread", "measure", "own_engine"]
-
 WORKER = Path(__file__).with_name("worker.py")
 OWN = "flownpu"
 

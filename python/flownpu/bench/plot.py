@@ -7,8 +7,6 @@ import io
 
 from flownpu.errors import require
 
-__all__ = ["draw"]
-
 Points = list[tuple[float, float]]
 
 # Colours by Okabe and Ito, which colour-blind people can tell apart.

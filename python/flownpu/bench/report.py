@@ -10,8 +10,6 @@ from flownpu.bench.measurement import Case, Measurement, Measurements, Spread
 from flownpu.bench.roofline import DecodeTraffic
 from flownpu.machine import Machine
 
-__all__ = ["BenchReport"]
-
 
 @dataclass(frozen=True)
 class BenchReport:

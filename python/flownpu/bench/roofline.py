@@ -19,8 +19,6 @@ from flownpu.model.onnx_file import load_model, reading
 from flownpu.ops.contracts import input_position
 from flownpu.system import keep_on
 
-__all__ = ["DecodeTraffic", "decode_traffic", "graph_traffic", "read_bandwidth"]
-
 # Much larger than any cache (16 times 32 MiB of L3), small compared with memory.
 _BUFFER_BYTES = 512 << 20
 # Seconds of reading, with bound threads and with free ones: about as long as a measurement of decode, so that a short

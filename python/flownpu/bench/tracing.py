@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.cost.phases import Cost
 
-__all__ = ["OperatorTime", "Profile", "Trace", "make_trace", "record", "write_trace"]
-
 _DISPATCH, _HOST_STEP = "dispatch", "host step"
 # The events of a GPU's kernels have this in the field "array" (ops/gpu/opencl/observed_run.h).
 _OPENCL = "opencl"

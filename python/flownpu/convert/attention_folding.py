@@ -20,8 +20,6 @@ from flownpu.aie.plan.limits import NPU2
 if TYPE_CHECKING:
     from flownpu.graph_rewrites.report import AttentionGeometry
 
-__all__ = ["prompt_folding", "token_folding"]
-
 # Tokens of a call if the graph does not say how many there are: the prompt of the measurements (docs/performance.md).
 _NOMINAL_TOKENS = 1024
 # Cache positions assumed for the call of one new token; a longer cache takes more chunks of the same tiles.

@@ -22,17 +22,6 @@ if TYPE_CHECKING:
 
     Floats: TypeAlias = NDArray[np.float32]
 
-__all__ = [
-    "Decoder",
-    "FrequencyFactors",
-    "Layer",
-    "LinearScaling",
-    "Llama3Scaling",
-    "Rotary",
-    "Scaling",
-    "YarnScaling",
-]
-
 
 class Scaling(Protocol):
     """A change of a rotary embedding's frequencies, for contexts longer than those that a model was trained with."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-__all__ = ["JOIN_THE_GROUP", "Check", "Host", "Status"]
-
 # The group `render` may open the device files of NPUs and GPUs.
 JOIN_THE_GROUP = 'sudo usermod -aG render "$USER", then log in again'
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from flownpu.aie.artifacts.toolchain import ToolchainError, find_toolchain
 from flownpu.doctor.checks import Check, Status
 
-__all__ = ["diagnose_compilers"]
-
 
 def diagnose_compilers() -> Iterator[Check]:
     """AMD's compilers where one is installed: their versions, or what to install beside or instead of it.

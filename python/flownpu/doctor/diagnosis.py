@@ -13,8 +13,6 @@ from flownpu.machine import module_folders, module_versions
 from flownpu.registration import check_onnxruntime_version, get_ep_name, register
 from flownpu.system import IS_WINDOWS
 
-__all__ = ["diagnose", "diagnose_software"]
-
 
 def diagnose(host: Host, model: Path | None = None) -> Iterator[Check]:
     """All checks, each after those of what it needs; with a model's folder also whether the NPU runs that model."""

@@ -14,8 +14,6 @@ from flownpu.errors import FlowNPUError
 from flownpu.registration import get_library_path
 from flownpu.system import IS_WINDOWS
 
-__all__ = ["REINSTALL", "diagnose_module", "diagnose_provider"]
-
 REINSTALL = "pip install --force-reinstall --no-deps flownpu (built from source: . in FlowNPU's source folder)"
 # Wheels are for this glibc or newer (scripts/release/wheels.py).
 OLDEST_GLIBC = (2, 28)

@@ -11,8 +11,6 @@ from flownpu import _native
 from flownpu.doctor.checks import Check, Host, Status
 from flownpu.machine import describe_machine, describe_threads
 
-__all__ = ["diagnose_machine"]
-
 GIB = 2**30
 MORE_TIME = "docker run --cpus=N, or CPUQuota=N00% of the systemd service, with N processors"
 MORE_MEMORY = "docker run --memory=SIZE, or MemoryMax=SIZE of the systemd service"

@@ -12,8 +12,6 @@ from flownpu.doctor.npu_packages import Release, release_of
 from flownpu.doctor.xrt import diagnose_xrt
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 
-__all__ = ["diagnose_model", "diagnose_npu"]
-
 # AMD's PCI devices (vendor 1022) that the driver amdxdna supports, from its table of devices (Linux 7).
 AMD = "0x1022"
 NPUS = {"0x1502": "XDNA NPU (Phoenix, Hawk Point)", "0x17f0": "XDNA2 NPU (Strix, Strix Halo, Krackan)"}

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["Release", "release_of"]
-
 # Debian 12 and newer, and Ubuntu's releases of that age, have both packages.
 _OPENCL = "sudo apt install ocl-icd-libopencl1 mesa-opencl-icd"
 _RUNTIME, _HEADERS = "libxrt-npu2", "libxrt-dev"

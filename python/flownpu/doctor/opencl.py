@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["OpenCl", "diagnose_opencl", "find_opencl"]
-
 # From pip, without the system's packages: PoCL, which computes on the CPU, and a loader, which pyopencl includes.
 FROM_PIP = "pip install pocl-binary-distribution pyopencl"
 ENABLE_RUSTICL = "export RUSTICL_ENABLE=radeonsi (Intel: iris), without which Mesa's OpenCL offers no device"

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 
 from flownpu.doctor.checks import Check, Status
 
-__all__ = ["RUN_TIME", "diagnose_devices"]
-
 # Installs the run-time library that ONNX Runtime, built with Microsoft's compiler, is linked to.
 RUN_TIME = "winget install Microsoft.VCRedist.2015+.x64"
 

@@ -12,8 +12,6 @@ from flownpu.doctor.npu_packages import release_of
 from flownpu.registration import get_library_path
 from flownpu.system import library_file
 
-__all__ = ["PLUGIN", "diagnose_xrt", "load_plugin"]
-
 # FlowNPU's plugin that calls XRT (ops/npu/xrt): beside the provider's library, if it was built.
 PLUGIN = library_file("flownpu_xrt")
 # Where Debian and Ubuntu, other distributions, and AMD's own packages put XRT's libraries.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from flownpu.explain.overview import Explanation
     from flownpu.explain.placement import Place
 
-__all__ = ["draw"]
-
 # All in pixels.
 _LABEL, _BOXES, _NOTE = 70, 640, 230  # widths of a row's parts
 _ROW, _BOX, _MARGIN = 20, 15, 12  # heights of a row and of a box; the margin around everything

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from flownpu.graph_rewrites import Report
     from flownpu.graph_rewrites.report import AttentionGeometry, Miss
 
-__all__ = ["Attention", "Explanation", "MissedNodes", "explain"]
-
 _DOMAIN = "ai.flownpu"
 _FOLDED = {"FlowQKVAttention", "FlowKVAttention"}
 _UNFOLDED = {"GroupQueryAttention", "MultiHeadAttention", "Attention", "DecoderMaskedMultiHeadAttention"}

@@ -16,8 +16,6 @@ from flownpu.registration import get_ep_name, register
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CPU", "DEVICE", "FOLDED", "HOST", "Place", "Placement", "by_layer", "layer_of", "place_nodes"]
-
 # Values of `Place.place`; for nodes of any other provider it is the provider's name.
 DEVICE, HOST, CPU, FOLDED = "flownpu", "host", "cpu", "folded"
 

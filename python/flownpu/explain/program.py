@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.cost import Prices
     from flownpu.aie.programs.program import Program
 
-__all__ = ["CallPrice", "ProgramPrice", "price_of"]
-
 
 @dataclass(frozen=True)
 class CallPrice:

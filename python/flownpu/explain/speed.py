@@ -25,8 +25,6 @@ from flownpu.predict.target import Target
 if TYPE_CHECKING:
     from flownpu.npu.operators import LeftOut
 
-__all__ = ["NPU", "Point", "Speed", "speed_of"]
-
 _CHIP = "kraken-350"
 _CONTEXTS = (1024, 4096, 32768)
 

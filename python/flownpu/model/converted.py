@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ConvertedModel"]
-
 
 class Part(NamedTuple):
     """A weight matrix, which may be some of the rows of an initializer.

@@ -62,25 +62,6 @@ _log = logging.getLogger(__name__)
 # Most bytes of a file's name on Linux's file systems (NAME_MAX).
 _LONGEST_NAME = 255
 
-__all__ = [
-    "CLASS_TOKENS",
-    "EXPORTED_GRAPH",
-    "MANIFEST",
-    "MODULES",
-    "MORE_TEMPLATES",
-    "chat_templates",
-    "check_genai_config",
-    "is_embedding_folder",
-    "locate_graph",
-    "most_tokens",
-    "onnx_path",
-    "other_graphs",
-    "read_genai_config",
-    "read_json",
-    "special_tokens",
-    "template_files",
-]
-
 
 def is_embedding_folder(folder: Path) -> bool:
     """Whether a folder holds a model that embeds texts: a graph, and the modules.json that says how."""

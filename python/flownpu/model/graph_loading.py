@@ -13,9 +13,6 @@ from pathlib import Path, PurePosixPath
 
 import onnx_ir as ir
 
-__all__ = ["load", "outside", "without_links"]
-
-
 # The domain of ONNX's own operators; onnx_ir shortens it at nodes only.
 _LONG_NAME = "ai.onnx"
 

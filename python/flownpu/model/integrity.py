@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["check_sizes", "damage", "files_of", "sha256", "tensor_sums"]
-
 _READ_AT_ONCE = 1 << 22
 
 

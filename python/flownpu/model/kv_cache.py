@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["PAST", "empty_past"]
-
 PAST = "past_key_values."
 """The beginning of the names of a decoder's inputs that hold the keys and values of earlier tokens."""
 

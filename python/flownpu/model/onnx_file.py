@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["DATA_FOLDER", "load_model", "reading"]
-
 # ONNX Runtime's entry of a session's configuration that names the folder of external data of a model given as bytes.
 DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["SHAPES"]
-
 _GEMMA3: dict[str, Any] = {
     "model_type": "gemma3_text",
     "head_dim": 256,

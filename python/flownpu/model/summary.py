@@ -14,8 +14,6 @@ from flownpu.model.folder import MANIFEST, onnx_path, other_graphs, read_genai_c
 from flownpu.model.onnx_file import load_model, reading
 from flownpu.ops.q4nx import BLOCK_BYTES
 
-__all__ = ["Summary", "Value", "Weight", "summarize"]
-
 DOMAIN = "ai.flownpu"
 Q4NX = "q4nx"
 # The beginning of GenAI's names of the inputs that hold the KV cache, [B, G, past length, d].

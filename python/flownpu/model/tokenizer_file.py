@@ -6,8 +6,6 @@ from typing import Any
 
 from flownpu.errors import FlowNPUError, require
 
-__all__ = ["open_tokenizer"]
-
 
 def open_tokenizer(folder: Path, *, extra: str, purpose: str) -> Any:
     """The folder's `tokenizers.Tokenizer`, which may cut and pad texts, as the file says.

@@ -35,16 +35,6 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.decoder_shape import DecoderShape
     from flownpu.aie.programs.program import Program
 
-__all__ = [
-    "CHUNKS",
-    "DEFAULT_CONTEXT",
-    "Built",
-    "build_artifacts",
-    "default_weights",
-    "programs_of_decoder",
-    "programs_of_model",
-]
-
 # Tokens of a chunk. 256 are the rows of GEMM's megatiles; each size is twice the one before, so that the chunk for a
 # prompt's rest of more than 256 tokens is at least half full. For a model of 4 billion weights, a chunk's changes of
 # array are predicted to take a quarter of a second, as long as the products of 600 tokens: beyond 4096 tokens little is

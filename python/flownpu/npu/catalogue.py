@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Program
     from flownpu.aie.programs.call import ArtifactCall
 
-__all__ = ["CHUNK", "CONTEXT", "OPERATORS", "catalogue"]
-
 CHUNK = 512  # tokens that are prefilled at a time
 CONTEXT = 4096  # positions of the KV cache
 _EPSILON = 1e-6  # a run-time parameter: any value will do

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from flownpu._native import EncoderShape
 
-__all__ = ["decoder_of_model", "encoder_of_model", "placing", "read_decoder", "read_encoder"]
-
 _PURPOSE = "flownpu build MODEL"
 
 

@@ -13,8 +13,6 @@ from flownpu.model.shapes import SHAPES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ENCODERS", "MODELS", "decoder_of_configuration", "projections"]
-
 
 def decoder_of_configuration(config: Mapping[str, Any], where: str, image_tokens: int = 0) -> DecoderShape:
     """The decoder that conversion makes of a checkpoint's configuration.

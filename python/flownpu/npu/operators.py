@@ -21,8 +21,6 @@ from flownpu.model.onnx_file import load_model, reading
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["LeftOut", "first_of", "programs_of_graph"]
-
 
 @dataclass(frozen=True)
 class LeftOut:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.decoder_shape import DecoderShape
     from flownpu.predict.target import Target
 
-__all__ = ["CHUNK", "GPUS", "Gpu", "GpuPoint", "Kernel", "kernels", "predict_gpu"]
-
 # Tokens of a prompt that are computed at once: ForwardPass::kMostTokens (ops/gpu/decoder/forward_pass.h).
 CHUNK = 256
 # Bytes per weight in narrow Q4NX blocks: 5120 for 32 x 256.

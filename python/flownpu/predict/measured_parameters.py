@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from flownpu.aie.cost.parameters import Values
 
-__all__ = ["measured_values"]
-
 _REPORT = "measured"  # no parameter has this name
 
 

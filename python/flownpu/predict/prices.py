@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from flownpu.npu.operators import LeftOut
     from flownpu.predict.target import Target
 
-__all__ = ["Prediction", "predicted_programs"]
-
 _TARGET = "npu2"
 _QUESTION_TOKENS = 16  # of a short question about an image
 

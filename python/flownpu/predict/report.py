@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from flownpu.predict.published import Table
     from flownpu.predict.target import Target
 
-__all__ = ["Point", "PredictionReport", "predict", "published_of"]
-
 
 @dataclass(frozen=True)
 class Point:

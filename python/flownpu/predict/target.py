@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.decoder_shape import DecoderShape
 
 
-__all__ = ["Target", "known", "nearest", "target"]
-
 # Vision towers of known models.
 _ENCODERS = {"gemma3-4b": "siglip"}
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.parameters import Values
     from flownpu.predict.published import Row
 
-__all__ = ["ERRORS", "Compared", "predicted", "summary", "validate"]
-
 # The mean absolute error of each table when it was left out and the parameters were fitted to the others (the head of
 # parameters.toml says how); a held-out table was never used for a fit. A prediction's range is made from them.
 ERRORS: dict[str, float] = {

@@ -19,8 +19,6 @@ from flownpu.model.onnx_file import load_model, reading
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DecoderGraph", "hidden_input"]
-
 _ATTENTIONS = {"FlowQKVAttention", "GroupQueryAttention"}
 _SKIP = "SkipSimplifiedLayerNormalization"
 # Norms, and which of their inputs is the weight.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from scripts.release.windows.python import Python
     from scripts.release.zig import Zig
 
-__all__ = ["LIBRARIES", "TARGET", "build_wheel"]
-
 LIBRARIES = ("flownpu_ep.dll", "flownpu_aie_xdna.dll", "flownpu_aie_xdna2.dll")
 TARGET = "x86_64-windows-gnu"
 TAG = "win_amd64"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from scripts.release.windows.python import Python
     from scripts.release.zig import Zig
 
-__all__ = ["install", "lay_out_program"]
-
 REDISTRIBUTABLE = "msvc-runtime==14.51.36231"
 # A library that Wine 8 lacks; tests/windows has a substitute.
 LACKING = "bcryptprimitives.dll"

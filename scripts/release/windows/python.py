@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from scripts.release.zig import Zig
 
-__all__ = ["Python", "download", "exported"]
-
 PANDA3D = "panda3d==1.10.16"
 # A module since Python 3.12 that calls VariantToString, at which Wine 8 ends the process; `platform` works without it.
 NOT_UNDER_WINE = "_wmi.pyd"

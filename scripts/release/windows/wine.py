@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["RUN_TIME", "Wine"]
-
 # Microsoft's C++ run-time library. Newer libraries expect another layout of std::mutex than that of Wine 8's own, with
 # which they wait for ever.
 RUN_TIME = ("msvcp140", "msvcp140_1", "msvcp140_atomic_wait", "vcruntime140", "vcruntime140_1")

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Rng = np.random.Generator
 
-__all__ = ["biased_gemm_case", "packed_flow_qkv_case"]
-
 _PAD = 32  # elements of a line beyond what it holds
 
 

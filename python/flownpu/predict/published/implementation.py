@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.shape import Projection
     from flownpu.aie.programs.decoder_shape import DecoderShape
 
-__all__ = ["image_seconds", "prompt_seconds", "token_seconds"]
-
 _COLUMNS, _STREAMS, _PAIRS, _PAIR_STREAMS = 4, 8, 4, 2  # of a decode layer
 _ARRAY_TILES, _COLUMNS_OF_THE_ARRAY = 32, 8
 _XCLBINS, _DISPATCHES = 4, 12  # of a layer of a prompt: four weights, their products, and four operators

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["CONTEXTS", "TABLES", "Role", "Row", "Table", "watts"]
-
 CONTEXTS = tuple(1024 << place for place in range(8))  # 1k .. 128k
 _DATA = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
 

@@ -56,7 +56,7 @@ __all__ = ["FlowQKV"]
 
 # Bounds of the default sizes: tokens are padded to whole tiles, and longer chunks make no kernel much faster.
 _MOST_ROWS, _MOST_KEYS = 64, 32
-# Into how many parts a head's columns may be cut: 32 rows of d = 256 ask for sixteen, and no default tile asks for more.
+# Into how many parts a head's columns may be cut: 32 rows of d = 256 ask for sixteen, and no default tile for more.
 _PARTS = 1, 2, 4, 8, 16
 _CORE_BYTES = 64 + 12  # a core's run-time parameters, and the words that count its three fifos' objects
 

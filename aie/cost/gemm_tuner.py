@@ -11,14 +11,18 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
-from flownpu.aie.cost.gemm_kernel import L1_BYTES, PRECISIONS
+from flownpu.aie.cost.gemm_kernel import PRECISIONS
 from flownpu.aie.cost.gemm_model import GemmPrediction, predict_design
 from flownpu.aie.designs.common import BLOCK_COLUMNS, PARAMETERS, ceil_div
 from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.plan.kernel_memory import stack_for
+from flownpu.aie.plan.limits import NPU2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+# What a tile has for its buffers, beside the stack and the kernels' constants.
+_L1_BYTES = NPU2.compute.memory_bytes - stack_for(("gemm", "epilogue")) - NPU2.constant_bytes
 # Tiles that are tried: in calls of fewer than 16 rows overheads dominate, and with more than 128 L1 has no room for
 # several tiles.
 _ROWS = range(16, 129, 8)
@@ -51,7 +55,7 @@ def designs(target: str, weights: str, epilogue: str, k_mt: int = BLOCK_COLUMNS)
         if gated and n != _WOVEN:
             continue
         design = Gemm(target, weights, epilogue, m, k, n, k_mt, e_y, e_x)
-        if l1_bytes(design) <= L1_BYTES:
+        if l1_bytes(design) <= _L1_BYTES:
             yield design
 
 

@@ -9,9 +9,9 @@ by chunk, keys and values in turn on one stream: with the queries, these are the
 
 Each tile reads all keys and values of its sweep, so what bounds long prompts is their stream unless a tile holds many
 rows. Each element of a row takes bytes of L1: 2 for q, 4 for y, 2 for o. Where this makes room for more rows, outputs
-leave in parts of their columns: with eight parts o takes 1/4 byte, and 64 rows of d = 128 fit instead of 48; with four
-it takes 1/2, and 32 rows of d = 256 fit instead of 16, with chunks of 8 keys. Each part is a task and a call more, so
-there are no more than the rows ask for: a group of three heads keeps 48 rows of d = 128, and these leave whole.
+leave in parts of their columns: with two parts o takes 1 byte, and 48 rows of d = 128 fit; with sixteen it takes 1/8,
+and 32 rows of d = 256 fit instead of 16, with chunks of 8 keys. Each part is a task and a call more, so there are no
+more than the rows ask for.
 
 One *round* gives every column an item (KV head, block of tokens); its run-time parameters say which chunks it sweeps,
 so they may only change when the round's outputs are there.
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 # Bounds of the default sizes: tokens are padded to whole tiles, and longer chunks make no kernel much faster.
 _MOST_ROWS, _MOST_KEYS = 64, 32
-# Into how many parts a head's columns may be cut: 64 rows of d = 128 ask for eight, and no default tile asks for more.
-_PARTS = 1, 2, 4, 8
+# Into how many parts a head's columns may be cut: 32 rows of d = 256 ask for sixteen, and no default tile for more.
+_PARTS = 1, 2, 4, 8, 16
 _CORE_BYTES = 64 + 12  # a core's run-time parameters, and the words that count its three fifos' objects
 
 

@@ -22,7 +22,7 @@
 
 namespace flownpu {
 
-// What a matrix product rounds its activations to before it multiplies them.
+// The type to which a matrix product rounds its activations before it multiplies them.
 enum class Activations : std::uint8_t { kBFloat16, kInt8 };
 
 // The type in which a GPU's decoder kernels store intermediate values. kAuto: float16 where the
@@ -61,13 +61,13 @@ struct Judged {
   std::string reason;
 };
 
-// What Device::lower() is told beside the nodes.
+// The arguments of Device::lower() besides the nodes.
 struct Lowering {
   // The folder of the model's file; empty if the model is not from a file.
   std::string model_folder;
   // Names of the values that leave the partition.
   std::vector<std::string> outputs = {};
-  // What Device::obstacle() returned for the whole graph, of which the nodes are a part.
+  // The result of Device::obstacle() for the whole graph, of which the nodes are a part.
   std::string obstacle = {};
 };
 

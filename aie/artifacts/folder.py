@@ -116,7 +116,7 @@ class ArtifactFolder:
             self._add(operator, array, call, self._with_stacks(array, plan))
 
     def _measured_stacks(self, name: str, array: Array) -> dict[str, int]:
-        """What the manifest says of an array's stacks, if the same compilers measured them of the same kernels."""
+        """The stacks that the manifest has for an array, if the same compilers measured them with the same kernels."""
         old = self._manifest["arrays"].get(name, {})
         inputs = self._array_inputs(array, old)
         is_same = bool(old) and all(old.get("inputs", {}).get(key) == value for key, value in inputs.items())
@@ -277,7 +277,7 @@ class ArtifactFolder:
         return record
 
     def _array_inputs(self, array: Array, old: dict[str, Any]) -> dict[str, str]:
-        """What an array's configuration is made of besides its MLIR: the digest of its kernels, and the compilers."""
+        """The inputs of an array's configuration besides its MLIR: the digest of its kernels, and the compilers."""
         kernels = {kernel.source: self._kernel_inputs(kernel, old) for kernel in array.kernels}
         inputs = {"kernels": digest(json.dumps(kernels, sort_keys=True))}
         return inputs | {compiler: self._compiler(compiler, old) for compiler in ("aiecc", "peano")}

@@ -180,7 +180,7 @@ def _first(*candidates: str | Path | None) -> Path | None:
 
 
 def _mismatch(aiecc: str, peano: str) -> list[MissingTool]:
-    """What to install in the place of compilers that do not take what is printed, or not one another's files.
+    """The versions to install if the compilers do not take the printed MLIR, or not each other's files.
 
     Versions that their tools do not tell, as of a build from source, are taken as they are.
     """

@@ -21,7 +21,7 @@ from flownpu.aie.plan.limits import NPU2
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-# What a tile has for its buffers, beside the stack and the kernels' constants.
+# A tile's memory for its buffers: the stack and the kernels' constants need the rest.
 _L1_BYTES = NPU2.compute.memory_bytes - stack_for(("gemm", "epilogue")) - NPU2.constant_bytes
 # Tiles that are tried: in calls of fewer than 16 rows overheads dominate, and with more than 128 L1 has no room for
 # several tiles.

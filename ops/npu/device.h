@@ -48,7 +48,7 @@ class NpuDevice final : public transformer::DeviceWithHost {
   // Throws Error for a tensor that stands for a KV cache that is gone.
   void restore(std::span<const Tensor> tensors) const override { caches().restore(tensors); }
 
-  // What was sent to the array so far; zeros before it is opened.
+  // The calls and bytes sent to the array so far; zeros before it is opened.
   npu::Counts counts() const;
 
  private:

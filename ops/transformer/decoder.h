@@ -80,8 +80,8 @@ struct Attention {
   }
 };
 
-// What lets a token's state depend on the tokens before it. A further kind, such as a gated delta
-// rule or a short convolution, is a further alternative with fields of its own.
+// The part of a layer by which a token depends on the tokens before it. A further kind, such as a
+// gated delta rule or a short convolution, is a further alternative with fields of its own.
 using Mixer = std::variant<Attention>;
 
 struct FeedForward {

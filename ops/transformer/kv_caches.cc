@@ -37,7 +37,7 @@ Tensor sequence_of(const Tensor& cache, std::int64_t row) {
   return sequence;
 }
 
-// What a tensor holds in the place of its first row.
+// The contents of a tensor's first row.
 struct KvCaches::Ticket {
   std::uint64_t magic = kMagic;
   std::uint64_t cache = 0;

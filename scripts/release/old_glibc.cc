@@ -18,8 +18,8 @@
 extern "C" {
 
 // glibc 2.30: waits until a clock of choice says `deadline`, for std::condition_variable::wait_for.
-// Here that clock is the system's time, as in libstdc++ before it used this function: if the clock is
-// set back meanwhile, the wait gets as much longer.
+// Here that clock is the system's time, as in libstdc++ before it used this function: if the clock
+// is set back meanwhile, the wait gets as much longer.
 HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex,
                                   clockid_t clock, const timespec* deadline) {
   constexpr long kSecond = 1'000'000'000;
@@ -36,8 +36,8 @@ HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mu
   return pthread_cond_timedwait(condition, mutex, &until);
 }
 
-// glibc 2.32: whether no second thread has been started. It is always false here, so that shared_ptr
-// always counts with atomic operations.
+// glibc 2.32: whether no second thread has been started. It is always false here, so that
+// shared_ptr always counts with atomic operations.
 HIDDEN extern char __libc_single_threaded;
 char __libc_single_threaded = 0;
 

@@ -32,7 +32,7 @@ struct Operand<bfp16ebs8, N> {
   using type = block_vector<bfp16ebs8, N>;
 };
 
-// What `mul` and `mac` take on the right.
+// The right operand of `mul` and `mac`.
 template <typename T, unsigned N>
 struct RightOperand : Operand<T, N> {};
 template <unsigned N>

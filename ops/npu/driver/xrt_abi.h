@@ -53,7 +53,7 @@ struct Call {
   std::size_t count;
 };
 
-// What became of a dispatch.
+// The outcome of a dispatch.
 struct Outcome {
   bool accepted;           // whether all its calls were, however they ended
   std::size_t word_bytes;  // bytes of instructions moved to the device for it

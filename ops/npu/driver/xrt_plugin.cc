@@ -14,7 +14,7 @@ using xrt_abi::Status;
 constexpr const char* kAfterFailure =
     "the driver's message is in `sudo dmesg`; close the session and make it again";
 
-// What a status means to the caller, and what to do about it. The last one is also for unknown
+// A status's meaning for the caller, and its remedy. The last entry is also for unknown
 // statuses.
 struct Meaning {
   Status status;

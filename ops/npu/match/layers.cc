@@ -97,7 +97,7 @@ Node layers_of(std::vector<Judged> graph, const std::vector<std::string>& output
   return node;
 }
 
-// What a session that knows no more than the file would say of each node. Nodes without a name get
+// Judges each node as a session that knows no more than the file. Nodes without a name get
 // that of their first output.
 std::vector<Judged> judge(std::vector<Node> nodes, const lowering::Promised& promised) {
   for (Node& node : nodes) {

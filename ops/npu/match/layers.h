@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the array computes of a graph: a decoder's layers or an encoder's, which become one node,
-// and operators by themselves.
+// Finds the parts of a graph that the array computes: a decoder's layers or an encoder's, which
+// become one node, and operators by themselves.
 #pragma once
 
 #include <string>

@@ -10,7 +10,7 @@
 namespace flownpu::npu {
 namespace {
 
-// What follows a row of the product; `bias` and `residual` are indices among the node's inputs.
+// The operations that follow a product; `bias` and `residual` are indices among the node's inputs.
 struct Epilogue {
   std::size_t bias = kProductBias;
   std::size_t residual = kProductResidual;

@@ -66,8 +66,8 @@ class DecoderLayers final : public Step {
 
   Tokens tokens_of(std::span<const Tensor> inputs) const;
   void check_blocks(const Tokens& tokens) const;
-  // What is computed together from a new token on: a block, a chunk that ends before the next
-  // block, or a single token.
+  // The tokens that are computed together: a block, a chunk that ends before the next block, or a
+  // single token.
   struct Part {
     Program* program;
     std::int64_t count;

@@ -144,7 +144,7 @@ Program::Program(std::shared_ptr<CompiledDesigns> designs, const ProgramRecord& 
   }
 }
 
-// What follows a row's columns in its line is zeroed, or left as it began if the buffer has ones.
+// The rest of a line behind a row's columns is zeroed, or left as it began if the buffer has ones.
 void Program::write(std::span<const float> values) {
   const RowsRecord& rows = record_->given;
   require_values(values.size(), rows, *record_);

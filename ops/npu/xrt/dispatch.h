@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arrays, the instructions of their calls, and dispatches, over XRT.
 //
-// What XRT does not forgive, and how it is avoided:
+// Uses of XRT that would end the process or corrupt memory, and how they are avoided:
 // - XRT ends the process if a run is destroyed while it is under way. So a dispatch that has not
 //   ended is not destroyed but abandoned, until it is found to have ended.
 // - A run does not keep its buffers. So the dispatch keeps them.

@@ -20,10 +20,10 @@ class StatusError : public std::runtime_error {
   Status status_;
 };
 
-// What was being done: the same error number means different things at different stages.
+// The operation that failed: an error number means different things at different stages.
 enum class Stage { kOpen, kLoad, kAllocate, kMove, kSubmit, kWait };
 
-// What an error number of the system or of the driver means; for numbers without a meaning of their
+// The status of an error number of the system or the driver; for numbers without a meaning of their
 // own, the status of a failure at this stage.
 Status status_of(int number, Stage stage);
 

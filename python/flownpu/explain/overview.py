@@ -75,7 +75,7 @@ class MissedNodes:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `flownpu explain` shows.
+    """The report of `flownpu explain`.
 
     Attributes:
         path: the .onnx file.

@@ -31,7 +31,7 @@ _CONTEXTS = (1024, 4096, 32768)
 
 @dataclass(frozen=True)
 class NPU:
-    """What an NPU would compute.
+    """The work and the predicted speed of an NPU.
 
     Attributes:
         takes: whether it computes the decoder's layers and head.

@@ -46,7 +46,7 @@ def tensor_sums(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def damage(folder: Path, advance: Callable[[int], None] = lambda _: None) -> list[str]:
-    """What is wrong with the folder's files, a line for each file or tensor; empty if they are what was written.
+    """The faults of the folder's files, a line for each file or tensor; empty if they are as written.
 
     Reads all files; `advance` is called with the number of bytes of each piece that was read.
 

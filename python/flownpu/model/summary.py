@@ -47,7 +47,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Summary:
-    """What `flownpu inspect` shows."""
+    """The report of `flownpu inspect`."""
 
     path: str
     operators: dict[str, int] = field(default_factory=dict)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the NPU needs of a model: the sizes of its decoder and encoder, their programs, and the artifacts' folder."""
+"""A model on the NPU: the sizes of its decoder and encoder, their programs, and the artifacts' folder."""

@@ -45,7 +45,7 @@ DEFAULT_CONTEXT = 4096  # positions, for models that are made for at least as ma
 
 @dataclass(frozen=True)
 class Built:
-    """What `build_artifacts` made.
+    """The result of `build_artifacts`.
 
     Attributes:
         folder: the folder with the artifacts.

@@ -120,7 +120,7 @@ class Int8Cost:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `flownpu verify` shows.
+    """The report of `flownpu verify`.
 
     Attributes:
         model: the model's path.
@@ -251,7 +251,7 @@ def _is_checkpoint(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Source:
-    """What a source yields, and what the model is allowed.
+    """The results of a source, and the differences that a model may have from them.
 
     Attributes:
         run: the source's whole run.

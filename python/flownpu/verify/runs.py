@@ -31,7 +31,7 @@ _ROWS = 8192
 
 @dataclass(frozen=True)
 class Run:
-    """What a decoder yields for S tokens.
+    """The results of a decoder for S tokens.
 
     Attributes:
         hidden: the residual stream before layer 0, before layer 1, .., after the last layer, each float32 [S, D].

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What Python's headers ask of a compiler for Windows x64: its types' sizes, and that functions and
+/* Python's configuration of a compiler for Windows x64: its types' sizes, and that functions and
    data come from a library (python311.dll, python3.dll). The headers of a Python on Linux say it of
    Linux; all else in them is the same. */
 #pragma once

@@ -43,7 +43,7 @@ def test_changed_command_selects_tests_that_name_or_import_it() -> None:
 
 
 def test_tests_of_several_files_are_named_once() -> None:
-    assert chosen("tests/ep/test_names.py", "ep/program/planner.cc", "ep/program/planner.h") == ["tests/ep"]
+    assert chosen("tests/ep/test_names.py", "ep/partition/planner.cc", "ep/partition/planner.h") == ["tests/ep"]
 
 
 def test_selection_has_the_code_blocks_of_changed_pages_only() -> None:

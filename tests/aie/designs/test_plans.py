@@ -51,7 +51,7 @@ def violations(program):
 def test_fused_dqp_on_16_tiles_passes(name):
     model = MODELS[name]
     k_max = -(-max(k for _, k, _ in projections(model)) // 256) * 256
-    for m, k, epilogue in [*projections(model), (model.vocabulary, model.shape.hidden, "none")]:
+    for m, k, epilogue in [*projections(model), (model.model.vocabulary, model.shape.hidden, "none")]:
         assert violations(FusedDQP("npu2", k_max, 16, epilogue).program(m, k)) == []
 
 

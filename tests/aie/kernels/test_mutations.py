@@ -117,7 +117,7 @@ MUTATIONS = {
         shares.test_share_equals_attention_of_its_keys,
     ),
     "objects of a share that follow one another": (
-        ("flow_kv_split.cc", "key + words.step", "key + kKeys"),
+        ("flow_kv_split.cc", "key + parameters.step", "key + kKeys"),
         lambda kernels, rng: shares.test_window_of_one_sweep_equals_float64(kernels, rng, 64, 130),
     ),
     "a bundle's head that has another's keys": (
@@ -125,11 +125,11 @@ MUTATIONS = {
         lambda kernels, rng: shares.test_heads_side_by_side(kernels, rng, 4, 4, 64, 300),
     ),
     "a token's own keys that are the cache's": (
-        ("flow_kv_split.cc", "!= words.position) continue", "!= words.position - 1) continue"),
+        ("flow_kv_split.cc", "!= parameters.position) continue", "!= parameters.position - 1) continue"),
         lambda kernels, rng: shares.test_heads_side_by_side(kernels, rng, 2, 3, 128, 300),
     ),
     "a token's own values that are another head's": (
-        ("flow_kv_split.cc", "x + words.own_values + kv_head * d", "x + words.own_values"),
+        ("flow_kv_split.cc", "x + parameters.own_values + kv_head * d", "x + parameters.own_values"),
         lambda kernels, rng: shares.test_heads_side_by_side(kernels, rng, 2, 3, 128, 300),
     ),
     "shares that weigh the same": (
@@ -175,16 +175,15 @@ ROUNDED = {
     "epilogue.cc": vectors.test_plain_stores_equal_float64,
     "epilogue.cc, gelu": lambda kernels, rng: vectors.test_gelu_of_accumulators(kernels),  # noqa: ARG005
     "epilogue.cc, gated": lambda kernels, rng: vectors.test_activations_of_accumulators(kernels, rng, "silu"),
-    "geglu.cc": lambda kernels, rng: vectors.test_gated_activations(kernels, rng, "geglu", "gelu"),
-    "swiglu.cc": lambda kernels, rng: vectors.test_gated_activations(kernels, rng, "swiglu", "silu"),
+    "geglu.cc": lambda kernels, rng: vectors.test_gated_activations_equal_float64(kernels, rng, "geglu", "gelu"),
+    "swiglu.cc": lambda kernels, rng: vectors.test_gated_activations_equal_float64(kernels, rng, "swiglu", "silu"),
     "flow_qkv.cc": lambda kernels, rng: attention.test_flow_qkv_of_prompt(kernels, rng, 64, 17),
     "flow_kv.cc": attention.test_flow_kv_has_no_bias,
     "flow_kv_split.cc": shares.test_shares_have_no_bias,
     "rms_norm.cc": lambda kernels, rng: vectors.test_rms_norm_equals_float64(kernels, rng, 3, 1152),
     "rms_norm.cc, with a residual": vectors.test_rms_norm_and_residual,
     "layer_norm.cc": lambda kernels, rng: vectors.test_layer_norm_of_sum(kernels, rng, 3, 1152, 0),
-    "rope.cc": lambda kernels, rng: vectors.test_rope(kernels, rng, 8, 128, "rope"),
-    "rope.cc, interleaved": lambda kernels, rng: vectors.test_rope(kernels, rng, 8, 128, "rope_interleaved"),
+    "rope.cc": lambda kernels, rng: vectors.test_rope_equals_float64(kernels, rng, 8, 128),
     "norm_rope.cc": lambda kernels, rng: layers.test_rms_norm_rope(kernels, rng, 2, 256),
     "patch_pooling.cc": vectors.test_patch_pooling_equals_float64,
 }

@@ -82,7 +82,7 @@ def test_npu1_goes_operator_by_operator():
 
 
 def test_lm_head_out_of_reach_becomes_own_call(monkeypatch):
-    shape = SHAPES["gemma3-topics"]
+    shape = decoder_of(SHAPES["gemma3-topics"]).shape
     monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", 2 * shape.weight_bytes)
     choice = decode_program(decoder_of(shape), "npu2", CONTEXT)
     assert choice.way == "split"

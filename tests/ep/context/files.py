@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAGIC = b"FlowNPUC"
-VERSION = 3
+VERSION = 4
 # Where the head begins.
 HEAD = 40
 ALIGNMENT = 4096

@@ -180,9 +180,8 @@ def _q4nx(folder: Path) -> list[str]:
 
 def _plan(folder: Path) -> list[str]:
     path = folder / "plan.json"
-    outputs = folder / "plan.svg", folder / "trace.json"
     with contextlib.redirect_stdout(sys.stderr):
-        return _refused(lambda: inspect_plan(path, as_json=True, svg=outputs[0], trace_file=outputs[1]))
+        return _refused(lambda: inspect_plan(path, as_json=True, svg=folder / "plan.svg"))
 
 
 def _images(folder: Path) -> list[str]:

@@ -62,7 +62,7 @@ def test_int8_session_equals_float64_with_int8_rows(models):
     found = [session.run(hidden[begin:end], end, past)[0] for begin, end in zip([0, *stops[:-1]], stops, strict=True)]
     changed = np.abs(expected[lasts] - unrounded[lasts]).max()
     sizes = session.attributes
-    of_float32 = float32_tolerance(expected[lasts], sizes["layers"], sizes["feed_forward"])
+    of_float32 = float32_tolerance(expected[lasts], sizes["layers"], sizes["feed_forward.size"])
     assert changed > 4 * of_float32  # so that rounding is seen at all
     error = np.abs(np.array(found)[:, : expected.shape[1]] - expected[lasts]).max()
     assert error <= of_float32 + 0.22 * changed

@@ -58,7 +58,7 @@ def test_prompts_and_tokens_are_transformers(name, capacity, models, opened):
     stops = [270, 271, 272, 309, 310]
     found, _ = run_all(session, hidden_of(models, name, ids), stops, capacity)
     expected = logits_of(models, name, ids)[np.array(stops) - 1]
-    tolerance = float32_tolerance(expected, sizes["layers"], sizes["feed_forward"])
+    tolerance = float32_tolerance(expected, sizes["layers"], sizes["feed_forward.size"])
     assert np.abs(found[:, : expected.shape[1]] - expected).max() <= tolerance
 
 

@@ -30,7 +30,7 @@ struct Operands {
     return aie::transpose(aie::load_v<64>(at), 8, 8);
   }
   static Mmul::vector_B_type values(const bfloat16* at) { return aie::load_v<64>(at); }
-  static const Mmul::vector_B_type& right(const Mmul::vector_B_type& sub_tile) { return sub_tile; }
+  static Mmul::vector_B_type right(const Mmul::vector_B_type& sub_tile) { return sub_tile; }
 };
 
 // Where the hand-off's C begins, in bf16; l follows it.

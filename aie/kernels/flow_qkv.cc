@@ -61,7 +61,7 @@ struct Operands {
   static Vector left(const bfloat16* at) { return aie::load_v<kSubTile>(at); }
   static Vector keys(const bfloat16* at) { return aie::transpose(aie::load_v<kSubTile>(at), 8, 8); }
   static Vector values(const bfloat16* at) { return aie::load_v<kSubTile>(at); }
-  static const Vector& right(const Vector& sub_tile) { return sub_tile; }
+  static Vector right(const Vector& sub_tile) { return sub_tile; }
 };
 #endif
 

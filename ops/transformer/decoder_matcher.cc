@@ -386,9 +386,10 @@ Entry Matcher::layer(const Entry& entry) {
   layer.qkv_bias = qkv_bias(qkv);
   layer.output = read_q4nx_weight(output);
   layer.norms = entry.weights;
-  decoder.layers.back().post_norms = *post_norms_;
+  const bool post_norms = post_norms_.value_or(false);  // known since the entry `middle`
+  decoder.layers.back().post_norms = post_norms;
   // Nothing is added before the first layer, so that there is no post-norm.
-  if (*post_norms_ && layer.norms.size() == 1) layer.norms.insert(layer.norms.begin(), nullptr);
+  if (post_norms && layer.norms.size() == 1) layer.norms.insert(layer.norms.begin(), nullptr);
   layer.norms.insert(layer.norms.end(), middle.weights.begin(), middle.weights.end());
   constants.layers.push_back(std::move(layer));
   return next_entry(middle, last);

@@ -79,6 +79,7 @@ void write_fields(Node& node, std::string_view prefix, const std::vector<Struct>
     }
     using Type = std::remove_cvref_t<decltype(items.front().*field.member)>;
     std::vector<std::conditional_t<std::is_same_v<Type, float>, float, std::int64_t>> values;
+    values.reserve(items.size());
     for (const Struct& item : items)
       values.push_back(static_cast<typename decltype(values)::value_type>(item.*field.member));
     attribute = std::move(values);

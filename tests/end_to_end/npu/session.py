@@ -103,7 +103,7 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
             found = {"refused": str(error)}
         found["placement"] = report.read_text(encoding="utf-8") if report.is_file() else ""
         gc.collect()
-        driver.end_hung_calls()  # What they used is kept until then, and until the device is opened again.
+        driver.end_hung_calls()  # Their buffers are kept until then, and until the device is opened again.
         driver.settle()
         return found | {"alive": driver.alive(), "violations": driver.violations()}
 

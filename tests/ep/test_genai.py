@@ -81,9 +81,7 @@ def test_genai_generates_expected_tokens(genai: Any, tmp_path: Path, scores: Any
     assert json.loads(placement.read_text())["claimed"] == 2
 
 
-def test_two_copies_of_onnxruntime_share_library(
-    genai: Any, tmp_path: Path, scores: Any, ep_devices: list[Any]
-) -> None:
+def test_copies_of_onnxruntime_share_library(genai: Any, tmp_path: Path, scores: Any, ep_devices: list[Any]) -> None:
     model = write_model(tmp_path, scores, {})
     options = onnxruntime.SessionOptions()
     options.add_provider_for_devices(ep_devices, {})

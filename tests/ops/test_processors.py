@@ -106,7 +106,7 @@ def test_cores_of_less_than_half_speed_are_left_alone(tmp_path):
     assert "not on 2 cores that are less than half as fast as the fastest" in describe_threads(tmp_path, numbers)
 
 
-def test_two_sockets_are_two_memory_nodes(tmp_path):
+def test_sockets_are_memory_nodes(tmp_path):
     numbers = machine(tmp_path, ["0", "1", "2", "3"], nodes=[0, 0, 1, 1], with_memory="0-1")
     assert [one.node for one in _native.processors(tmp_path, numbers)] == [0, 0, 1, 1]
     assert _native.memory_nodes(tmp_path) == [0, 1]

@@ -44,7 +44,7 @@ def opt(text):
 
 
 @pytest.mark.parametrize("design", ALL)
-def test_every_line_has_form_of_pinned_dialect(design):
+def test_printed_lines_have_forms_of_pinned_dialect(design):
     generic_form(to_mlir(plan_of(ALL[design]())))
 
 

@@ -13,7 +13,7 @@ from flownpu.aie.plan.limits import NPU2
 KERNELS = Path(__file__).parents[3] / "aie" / "kernels"
 
 
-def test_every_source_has_its_needs():
+def test_kernel_sources_have_memory_needs():
     table = tomllib.loads((KERNELS / "memory.toml").read_text(encoding="utf-8"))
     assert table.keys() == {file.stem for file in KERNELS.glob("*.cc")}
     for entry in table.values():

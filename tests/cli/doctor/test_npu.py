@@ -159,7 +159,7 @@ def test_ready_npu_is_good(machine):
     assert set(checks) == {"npu", "xrt"}
 
 
-def test_two_npus_are_noted(machine):
+def test_second_npu_is_noted(machine):
     machine.ready()
     machine.node("accel1", device="0x1502")
     host = Host(root=machine.root, may_use=lambda _: True, kernel_log=str)

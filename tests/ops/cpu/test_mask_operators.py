@@ -135,7 +135,7 @@ def test_functions_equal_reference(op_type: str, function: Any) -> None:
     ],
     ids=str,
 )
-def test_where_operator_equals_reference(dtype: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_operator_where_equals_reference(dtype: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
     condition, x, y = shapes
     inputs = [array(*condition, dtype=np.bool_), array(*x, dtype=dtype), array(*y, dtype=dtype)]
     (result,) = run("Where", inputs, outputs=(NAMES[np.dtype(dtype)],))

@@ -81,7 +81,7 @@ def selection(changed: Iterable[Path]) -> list[str]:
 
 
 def tests_of(changed: Iterable[Path]) -> list[str]:
-    """The test files and folders of these files, none of them inside another."""
+    """The tests to run for these files; a file inside a listed folder is left out."""
     found = {ROOT / test for file in changed for test in tests_of_file(file)}
     inside = {file for file in found if any(folder in found for folder in file.parents)}
     return sorted(str(file.relative_to(ROOT)) for file in found - inside)

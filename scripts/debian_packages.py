@@ -94,7 +94,7 @@ class Apt:
         return match[1] if match and match[1] != "(none)" else ""
 
     def missing(self, package: str) -> list[str]:
-        """Those packages that are not installed, among a package and all its dependencies."""
+        """The package and those of its dependencies that are not installed."""
         names = self.dependencies("--recurse", package)
         installed = self.run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\\n")
         return sorted(names - set(re.findall(r"^(\S+) installed$", installed, re.MULTILINE)))

@@ -154,7 +154,7 @@ def single_core_kernel(known: GemmParameters, precision: Precision, *, measured:
     """The kernel of highest throughput (table 1): the smallest tile of C that keeps the inputs up, the largest k.
 
     The paper names two objectives, most multiply-adds and least m n. Taken in that order they yield the kernels of
-    tables 2 and 3 (144 x 72 x 144); table 1's are what least m n first, then most multiply-adds, yields.
+    tables 2 and 3 (144 x 72 x 144); table 1's need the other order: least m n, then most multiply-adds.
 
     Args:
         known: the generation's parameters.

@@ -172,7 +172,7 @@ class Gemm:
         return self.columns * self.e_x * self.n
 
     def plain(self) -> Gemm:
-        """The megatiles of a call without epilogue on this array: with gating, the tiles of a pair lie side by side."""
+        """The megatiles of a call without epilogue on this array: gate and up count as columns of their own."""
         if self.epilogue == "none":
             return self
         return replace(self, epilogue="none", e_x=self.gates * self.e_x)

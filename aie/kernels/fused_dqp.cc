@@ -6,8 +6,8 @@
 // registers. Since w = minimum + scale code, a group of 32 columns of a row gives
 //     scale sum_k code_k x_k + minimum sum_k x_k,
 // so scales are applied once a group, and the sums of x, shared by all rows, are made once for each
-// vector x. Layout: block as in common/q4nx.h; x [K], beyond the weight's last column zeros up to a
-// multiple of 32 and finite numbers from there, where scales and minima are 0; sums [K/32][high,
+// vector x. Layout: block as in common/q4nx.h; x [K]: zeros from the weight's last column to the
+// next multiple of 32, any finite numbers beyond (scales and minima are 0 there); sums [K/32][high,
 // low]; y f32 [32 rows]. Callers in aie/designs/: fused_dqp.py calls fused_dqp_group_sums once,
 // then for each row of blocks zero_f32, fused_dqp for every block j along K, and store_*;
 // decode_layer/array.py calls fused_dqp_take for each part of 256 of x instead of

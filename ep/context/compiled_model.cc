@@ -19,8 +19,8 @@
 namespace flownpu {
 namespace {
 
-// The version of the file's format and of the layouts of the packed constants in it.
-constexpr std::string_view kFormat = "flownpu-context 3; ";
+// The version of a compiled model's file and of the layouts of the packed constants in it.
+constexpr std::string_view kFormat = "flownpu-context 4; ";
 
 // The attribute of an EPContext node that has the identity of the partition's file. ORT's schema of
 // the operator allows no attribute of our own.
@@ -71,7 +71,7 @@ class Attributes {
 std::string find_context_file(const std::filesystem::path& name, const ContextRequest& request,
                               const std::string& folder) {
   std::vector<std::filesystem::path> folders;
-  // With `enable` that entry is where a model is written.
+  // When a model is compiled (`enable`), the entry names the output: nothing is found there.
   if (!request.enable && !request.model_path.empty())
     folders.push_back(path_of(request.model_path).parent_path());
   folders.push_back(path_of(folder));

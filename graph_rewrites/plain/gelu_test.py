@@ -76,6 +76,6 @@ def test_unmatched_graph_reports_miss(body: str, also: str, reason: str) -> None
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("gelu", reason)]
 
 
-def test_tanh_of_soft_cap_is_no_miss() -> None:
+def test_soft_cap_is_not_reported_as_gelu() -> None:
     _, misses = testing.folded(_model("a = Div (x, two) b = Tanh (a) y = Mul (b, two)"), fold_gelu)
     assert misses == []

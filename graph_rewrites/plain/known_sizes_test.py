@@ -65,7 +65,7 @@ def test_unknown_sizes_stay(body: str) -> None:
     assert testing.operator_names(model) == testing.operator_names(original)
 
 
-def test_numbers_without_size_meaning_stay() -> None:
+def test_cast_of_data_is_not_taken_for_size() -> None:
     _, model = _folded("c = Cast <to = 7> (x) y = Add (c, two)")
     operators: list[Any] = testing.operator_names(model)
     assert operators == ["Cast", "Add"]
@@ -83,7 +83,7 @@ def _taken(body: str, inputs: str = INPUTS) -> tuple[ir.Model, ir.Model]:
 
 
 @pytest.mark.parametrize("position", ["one", "first"])
-def test_sizes_of_inputs_are_taken_from_them(position: str) -> None:
+def test_size_is_read_from_graph_input(position: str) -> None:
     original, model = _taken(ASKED.format(position))
     (shape,) = (node for node in model.graph if node.op_type == "Shape")
     assert shape.inputs[0] is model.graph.inputs[0]
@@ -102,7 +102,7 @@ def test_sizes_of_inputs_are_taken_from_them(position: str) -> None:
         ("positions = Concat <axis = 0> (first, third) shape = Shape (h) y = Gather (shape, positions)", INPUTS),
     ],
 )
-def test_sizes_of_no_input_are_still_computed(body: str, inputs: str) -> None:
+def test_size_that_no_input_has_keeps_its_shape_node(body: str, inputs: str) -> None:
     _, model = _taken(body, inputs)
     (shape,) = (node for node in model.graph if node.op_type == "Shape")
     assert shape.inputs[0] is not None

@@ -30,7 +30,7 @@ class ThreadPlaces {
   // Allocates nothing.
   void make_room(std::span<std::thread> workers);
 
-  // Where the part of `thread` in [0, whole) begins; for the number of threads it is `whole`.
+  // The first index of `thread`'s part of [0, whole); for the number of threads it is `whole`.
   std::uint64_t bound(std::uint64_t whole, std::size_t thread) const {
     return whole * before_[thread].load(std::memory_order_relaxed) /
            before_.back().load(std::memory_order_relaxed);

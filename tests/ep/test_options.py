@@ -144,6 +144,6 @@ def test_slow_kernels_are_told_of_once(make_session: MakeSession, capfd: pytest.
 
 
 @pytest.mark.skipif(_native.instruction_sets() == ["generic"], reason="this processor has plain C++ only")
-def test_fast_kernels_are_not_warned_of(make_session: MakeSession, capfd: pytest.CaptureFixture[str]) -> None:
+def test_default_session_warns_of_nothing(make_session: MakeSession, capfd: pytest.CaptureFixture[str]) -> None:
     make_session(MODEL)
     assert "FlowNPU" not in capfd.readouterr().err

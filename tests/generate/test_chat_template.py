@@ -82,7 +82,7 @@ def test_public_templates_equal_transformers():
     assert {name: row for name, row in found.items() if "differs" in row.values()} == {}
 
 
-def test_call_without_content_is_rendered():
+def test_tool_call_without_content_is_rendered():
     """Where transformers refuses: DeepSeek's templates compare content with none, others join it to a text."""
     messages = [ASK, called(None, weather={"city": "Köln"}), result("weather", "3 °C")]
     own = template(WRITTEN_BY_US["call texts"])
@@ -153,7 +153,7 @@ def hurried(monkeypatch):
     ],
 )
 @pytest.mark.usefixtures("hurried")
-def test_unclosed_template_is_ended(text, said):
+def test_endless_template_is_stopped(text, said):
     with pytest.raises(FlowNPUError, match=said):
         template(text).render([ASK])
     assert template(EVERY).render([ASK]) == f"user:{ASK['content']}|"

@@ -34,7 +34,7 @@ def test_models_are_listed(client):
     assert client.models.retrieve("topics").owned_by == "flownpu"
 
 
-def test_chat_equals_run_command(client, expected):
+def test_chat_text_equals_flownpu_run(client, expected):
     pieces, prompt_tokens = expected
     answer = client.chat.completions.create(messages=MESSAGES, max_tokens=24, **GREEDY)
     (choice,) = answer.choices

@@ -141,7 +141,7 @@ def _check_same(original: Any, **attributes: Any) -> Any:
     ("heads", "kv_heads", "size", "kind"),
     [(3, 3, 16, "MHA"), (4, 2, 16, "GQA"), (6, 2, 8, "GQA"), (4, 1, 32, "MQA"), (1, 1, 24, "MHA"), (5, 5, 40, "MHA")],
 )
-def test_heads_of_any_number(heads: int, kv_heads: int, size: int, kind: str) -> None:
+def test_any_head_counts_fold(heads: int, kv_heads: int, size: int, kind: str) -> None:
     original = _model(None, heads, kv_heads, size)
     _check_same(original, num_heads=heads, kv_num_heads=kv_heads, head_size=size, scale=0.25, causal=0)
     _, _, (folded,) = _fold(original)
@@ -165,7 +165,7 @@ def test_transposes_at_any_place(forms: dict[str, str]) -> None:
     _check_same(_model(forms), scale=0.25)
 
 
-def test_operands_with_heads_are_reshaped_back() -> None:
+def test_operand_whose_reshape_is_hidden_is_reshaped() -> None:
     node = _check_same(_model({"k": "kt = Identity (k4) k_last = Transpose <perm = [0, 2, 3, 1]> (kt)"}))
     # Behind the Identity the heads' Reshape is not found, so the operand is reshaped to [B, S, heads d] again.
     assert node.inputs[1].producer().op_type == "Reshape"
@@ -309,13 +309,13 @@ def test_unmatched_graph_reports_miss(changed: dict[str, str], reason: str) -> N
         ),
     ],
 )
-def test_miss_of_other_shapes(graph: str, reason: str) -> None:
+def test_unfit_shapes_report_miss(graph: str, reason: str) -> None:
     _, misses, folded = _fold(testing.parse(graph, table=np.ones((1, 3, 16, 5), np.float32)))
     assert folded == []
     assert [miss.reason[: len(reason)] for miss in misses] == [reason]
 
 
-def test_mqa_by_broadcasting() -> None:
+def test_broadcast_head_folds_as_mqa() -> None:
     original = testing.parse(
         """attention (float[B, 4, S, 16] q, float[B, 1, 16, S] k, float[B, 1, S, 16] v) => (float y) {
             product = MatMul (q, k) p = Softmax (product) y = MatMul (p, v) }"""
@@ -444,7 +444,7 @@ def test_mask_with_shifted_begin_is_not_causal() -> None:
 
 
 @pytest.mark.parametrize(("positions", "counted"), [("query_range", True), ("from_zero", False)])
-def test_positions_after_cache_are_left_out(positions: str, counted: bool) -> None:
+def test_positions_that_follow_cache_need_no_input(positions: str, counted: bool) -> None:
     text = CACHED.format(mask=f"{CAUSAL} seen = And (causal, padding)", start="before", end="total")
     for side in "qk":
         rotated = f"{side}t = com.microsoft.RotaryEmbedding ({side}u, positions, cos, sin)"

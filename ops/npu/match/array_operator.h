@@ -33,8 +33,7 @@ bool is_operator_on_array(const Node& node);
 struct ArrayOperator {
   std::vector<Node> sizes;
   // Multiply-adds of one row of a product; for attention, those of one query and one key in all
-  // heads; for a mixture, those that a row of X takes of one expert on average, in its larger
-  // product.
+  // heads; for a mixture, those of its larger product times experts_per_token / num_experts.
   std::int64_t multiply_adds = 0;
   // Rows that every run has, if the graph says how many, else 0. For attention, queries times keys.
   std::int64_t rows = 0;

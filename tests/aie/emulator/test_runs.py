@@ -330,7 +330,7 @@ def test_await_without_token_fails():
     fails(with_steps(chain(), *steps), "awaits a transfer that reports no end")
 
 
-def test_sequence_end_before_transfers_fails():
+def test_sequence_that_ends_before_its_transfers_fails():
     steps = [s for s in chain().sequence.steps if not isinstance(s, (Await, Free, SetBarrier))]
     fails(with_steps(chain(), *steps), "has ended, and transfer c_task1 is still under way on")
 

@@ -93,7 +93,7 @@ def test_remedy_follows_error_of_session(machine, tmp_path, monkeypatch):
     assert remedy("the array did not answer") == "sudo dmesg | grep amdxdna"
 
 
-def test_bad_checks_have_remedy():
+def test_failed_checks_name_remedy():
     """The documentation promises it. Read from the source: each Check that is BAD is made with a remedy."""
     import ast
     import inspect

@@ -32,11 +32,11 @@ def test_compatibility_of_compiled_model_predicts_loading(ep_devices: list[Any],
 @pytest.mark.parametrize(
     "text",
     [
-        "flownpu-context 2; cpu",
-        f"flownpu-context 3; emulate, {LAYOUT}, artifacts 0123",
-        f"flownpu-context 3; npu, {LAYOUT}, artifacts 0123",
-        "flownpu-context 3; gpu, decoder layers 1, operators 1",
-        "flownpu-context 3; ",
+        "flownpu-context 3; cpu",
+        f"flownpu-context 4; emulate, {LAYOUT}, artifacts 0123",
+        f"flownpu-context 4; npu, {LAYOUT}, artifacts 0123",
+        "flownpu-context 4; gpu, decoder layers 1, operators 1",
+        "flownpu-context 4; ",
         "",
     ],
 )

@@ -30,7 +30,7 @@ C_SHAPES: dict[str, Any] = {
 @pytest.mark.parametrize("added", C_SHAPES)
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (0.5, 1.0), (1.0, -2.0), (0.0, 3.0)])
 @pytest.mark.parametrize("transposed", [(0, 0), (1, 0), (0, 1), (1, 1)], ids=str)
-def test_gemm_of_every_form_is_its_equation(
+def test_gemm_forms_equal_equation(
     isa: str, sizes: tuple[int, int, int], added: str, alpha: float, beta: float, transposed: tuple[int, int]
 ) -> None:
     """B is computed, so that nothing is rounded."""

@@ -68,7 +68,7 @@ def test_int8_session_equals_float64_with_int8_rows(models):
     assert error <= of_float32 + 0.22 * changed
 
 
-def test_rows_are_format_s(pocl, rng):
+def test_appended_rows_have_exact_bytes_of_format(pocl, rng):
     """All bytes of rows, also of numbers that are not finite or tiny. All angles are 0. OpenCL's quotients may be off
     by 2.5 units, which would change a code only where it is that near to a tie."""
     heads, kv_heads, size, tokens, first, past, capacity = 2, 1, 70, 6, 1, 2, 9

@@ -96,7 +96,7 @@ def test_nan_is_seen(device, place):
         assert not np.isnan(y[1:]).any(), name
 
 
-def test_argmax_of_nan_is_cpus(device):
+def test_argmax_of_nan_equals_cpu_device(device):
     case = VARIANTS["argmax"].case()
     x = np.full((5, 300), -np.inf, np.float32)
     x[0, 7] = x[1, 0] = np.nan

@@ -20,7 +20,7 @@ def squeezed(text):
     return re.sub(r"\s+", "", text)
 
 
-def test_coordinates_become_place_in_memory():
+def test_coordinates_become_row_major_index():
     made = source("float a = args.x.Read(i, j + 1, k);", Tensor("x", "float", [2, 3, 5]))
     index = re.search(r"tensor_x\[(.*?)\];", made)
     assert index is not None
@@ -42,7 +42,7 @@ def test_constants_are_written_as_numbers():
     assert abs(float.fromhex(number[1].removesuffix("f")) - 0.1) < 2.0**-27  # the nearest float32
 
 
-def test_reads_may_nest():
+def test_read_may_be_index_of_read():
     made = source(
         "float a = args.x.Read(args.ids.Read(i));", Tensor("x", "float", [9]), Tensor("ids", "int32", [4])
     )  # fmt: skip
@@ -73,7 +73,7 @@ def test_steps_are_linked_into_their_producer():
     assert "__global const float* restrict tensor_r" in made
 
 
-def test_words_of_others_stay():
+def test_names_that_contain_args_are_not_rewritten():
     made = source("my_args.x; struct.args.y; cargs.z;")
     assert "my_args.x; struct.args.y; cargs.z;" in made
 

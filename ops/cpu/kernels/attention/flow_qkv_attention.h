@@ -205,10 +205,10 @@ class ManyRows {
     for (int v = 0; v < VECTORS; ++v) {
       const Vector before = load(maxima + v * kLanes);
       store(maxima + v * kLanes, maximum[v]);
-      // The correction is exactly 1 where the maximum stays, which A's exponential of 0 need not
-      // be: so that keys which a row does not see change nothing in its state.
+      // The correction is set to exactly 1 where the maximum stays (A's exponential of 0 may differ
+      // from 1), so that keys which a row does not see leave its state as it is.
       const auto stays = before == maximum[v];
-      // A row that has seen nothing yet: any finite reference makes exp(-inf - reference) 0.
+      // A row that has seen nothing yet has the maximum 0, since -inf - -inf is NaN.
       maximum[v] = select(maximum[v] == broadcast(kNothing), Vector{}, maximum[v]);
       store(correction + v * kLanes,
             select(stays, broadcast(1.0F), A::exponential(before - maximum[v])));
@@ -236,8 +236,8 @@ class ManyRows {
   }
 
   // Eq. 11 for kTile elements of the head. A chunk's sum begins at 0, and what was there is added
-  // at the end: for many keys, sums of few numbers a chunk, then of few chunks, have a smaller
-  // error in float than a single sum of all. Not inlined, for the same reason as score_tile.
+  // at the end: summing within chunks and then over chunks has a smaller error in float than one
+  // long sum. Not inlined, for the same reason as score_tile.
   [[gnu::noinline]] void value_tile(const Element* values, std::int64_t steps,
                                     const float* correction, float* numerator) const {
     const auto* factors = reinterpret_cast<const Element*>(scores_);

@@ -82,7 +82,8 @@ constexpr ColumnIndex column_index(int c0, int c1, int c2, int c3) {
   return index;
 }
 
-// Two columns a lane, each byte twice, for bf16; four columns a lane for bytes.
+// Indices of shuffles. Pairs (bf16): a lane gets two columns, each byte twice. Quads (int8): four
+// columns, each once.
 constexpr ColumnIndex kColumnPairs[4] = {column_index(0, 0, 1, 1), column_index(2, 2, 3, 3),
                                          column_index(4, 4, 5, 5), column_index(6, 6, 7, 7)};
 constexpr ColumnIndex kColumnQuads[2] = {column_index(0, 1, 2, 3), column_index(4, 5, 6, 7)};

@@ -58,8 +58,7 @@ def _meant(errors: Sequence[Any], body: Any) -> tuple[Place, list[Any]]:
     """The place of the error that the client meant, and all errors at this place.
 
     Where a union is expected, each of its members reports why it does not match. The one that the client meant matches
-    most of the request: its error is at the deepest place. Of equally deep ones it has the fewest errors, and in a list
-    the last.
+    most of the request: the one with the deepest error, then the one with the fewest errors, then the last of a list.
     """
     places = []
     for error in errors:

@@ -342,7 +342,8 @@ def test_batch_ends_on_signal_while_loading(topics, source, tmp_path, command, b
     heeding = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {COMMAND}"
     process = subprocess.Popen([sys.executable, "-c", heeding, *arguments], stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
-    while not (children := psutil.Process(process.pid).children()):
+    # Until the child imports modules, which takes a second, its parent may be starting it, and waits for it to run.
+    while not (children := psutil.Process(process.pid).children()) or children[0].cpu_times().user < 0.1:
         assert time.monotonic() < end
         time.sleep(0.005)
     children[0].suspend()

@@ -308,7 +308,7 @@ def test_failing_compiler_is_quoted(flownpu, tools, tmp_path):
 
 
 def test_compiler_error_with_exit_code_0_fails(flownpu, tools, tmp_path):
-    """aiecc's passes report some errors and go on (docs/npu-designs.md)."""
+    """aiecc's passes report some errors and go on (docs/npu.md)."""
     flownpu("build", *SMALL, "--output", tmp_path / "out")
     (tmp_path / "out" / "npu2" / "fused_dqp-32-k6912-none" / "m1536-k1152.insts").unlink()
     tools.fail.write_text("0 design.mlir:1: error: would override allocated address")

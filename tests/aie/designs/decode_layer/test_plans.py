@@ -55,7 +55,7 @@ def test_calls_do_not_change_array(name, way):
     ],
 )
 def test_dispatches_of_token(name, layers, vocabulary, calls, way):
-    """As docs/npu-designs.md counts them; and the call with the LM head passes the checker."""
+    """As docs/npu.md counts them; and the call with the LM head passes the checker."""
     design = DecodeLayer(SHAPES[name], way)
     counts = design.calls(layers, vocabulary)
     assert (sum(counts), len(counts)) == (layers, calls)

@@ -152,8 +152,10 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
     const Placement::Left& left =
         placement_.left.emplace_back(Placement::Left{to_string(node), node.op_type, reason});
     if (node.domain == kDomain) rejected_operators_.push_back(left);
-    placement_.left_multiply_adds += estimate_multiply_adds(node);
+    count_left(node);
   }
+  placement_.multiply_adds_known = std::ranges::all_of(
+      nodes, [](const GraphNode& node) { return product_of(node.node).is_known; });
 
   obstacle_ = obstacle(graph, nodes, partitions);
   for (const std::vector<std::size_t>& taken : partitions.taken) {
@@ -227,8 +229,13 @@ std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* f
   for (GraphNode& node : read_graph(api_, graph)) nodes.push_back(std::move(node.node));
   std::unique_ptr<CpuProvider> elsewhere = this->elsewhere(nodes, graph, fused);
   try {
+    std::vector<Product> products;  // compiling changes the nodes
+    for (const Node& node : nodes) products.push_back(product_of(node));
     CompiledPartition partition = compile_nodes(nodes, graph, fused, context_node);
+    // The plan's are for one row.
     placement_.our_multiply_adds += partition.multiply_adds;
+    for (const Product& product : products)
+      placement_.our_multiply_adds += product.multiply_adds * (product.rows - 1);
     for (const Lowered::OnHost& item : partition.on_host)
       placement_.on_host.push_back({item.node, item.op_type, item.reason});
     if (!partition.summary.empty()) placement_.lowered.push_back(partition.summary);
@@ -241,7 +248,7 @@ std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* f
     if (elsewhere == nullptr || device_->name() != "cpu") throw;
     for (const Node& node : nodes) {
       placement_.left.push_back({to_string(node), node.op_type, error.what()});
-      placement_.left_multiply_adds += estimate_multiply_adds(node);
+      count_left(node);
     }
     return std::make_unique<ComputeInfo>(api_, nullptr, std::move(elsewhere), termination_);
   }
@@ -320,6 +327,11 @@ std::vector<Placement::Left> Ep::inlined_nodes() const {
 std::string Ep::placement_path() const {
   if (!options_.placement.ends_with('/')) return options_.placement;
   return options_.placement + (model_name_.empty() ? "model" : model_name_) + ".json";
+}
+
+void Ep::count_left(const Node& node) {
+  const Product product = product_of(node);
+  placement_.left_multiply_adds += product.multiply_adds * product.rows;
 }
 
 void Ep::report_placement() {

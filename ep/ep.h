@@ -52,6 +52,8 @@ class Ep final : public ort::OrtEp {
   // Throws Error if the session must fail.
   void check() const;
   std::vector<Placement::Left> inlined_nodes() const;
+  // Adds to placement_ the multiply-adds of a node that is left to ORT.
+  void count_left(const Node& node);
   void report_placement();
   // The path of the file that the option `placement` asks for.
   std::string placement_path() const;

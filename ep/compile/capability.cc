@@ -107,25 +107,57 @@ Partitions partition(const Device& device, const std::vector<GraphNode>& nodes) 
   return result;
 }
 
-std::int64_t estimate_multiply_adds(const Node& node) {
-  const auto product = [&node](std::string_view first, std::string_view second) {
+namespace {
+
+// The product of the sizes that are known, those of axes [first, last).
+std::int64_t known_elements(const Value& value, int first, int last) {
+  std::int64_t elements = 1;
+  for (int axis = first; value.shape && axis < last; ++axis) {
+    if ((*value.shape)[axis] > 0) elements *= (*value.shape)[axis];
+  }
+  return elements;
+}
+
+// For each image [N, C, ..] the weight [M, C / group, ..] multiplies the pixels of one channel of
+// the output, or, where it is transposed, of the input.
+Product convolution(const Node& node) {
+  const Value& images = node.op_type == "Conv" ? node.outputs[0] : node.inputs[0];
+  const Value* weight = node.input(1);
+  if (!images.shape || weight == nullptr || !weight->shape) return {.is_known = false};
+  const Shape& shape = *images.shape;
+  const bool is_known =
+      std::all_of(shape.begin() + 2, shape.end(), [](auto size) { return size >= 0; });
+  return {.multiply_adds = weight->shape->elements(),
+          .rows = known_elements(images, 0, 1) * known_elements(images, 2, shape.rank()),
+          .is_known = is_known};
+}
+
+}  // namespace
+
+Product product_of(const Node& node) {
+  const auto sizes = [&node](std::string_view first, std::string_view second) {
     return node.integer(first, 0) * node.integer(second, 0);
   };
+  const Value* x = node.input(0);
+  const std::int64_t rows = x != nullptr && x->shape && x->shape->rank() > 0
+                                ? known_elements(*x, 0, x->shape->rank() - 1)
+                                : 1;
   try {
-    if (node.op_type == "MatMulNBits") return product("K", "N");
-    if (node.op_type == "Q4NXMatMul" || node.op_type == "FusedDQP") {
-      return product("K", "M") * (node.text("gating", "none") == "none" ? 1 : 2);
-    }
-    static constexpr std::array<std::string_view, 3> kProducts{"MatMul", "Gemm", "FusedMatMul"};
+    if (node.op_type == "Conv" || node.op_type == "ConvTranspose") return convolution(node);
+    if (node.op_type == "MatMulNBits") return {sizes("K", "N"), rows};
+    if (node.op_type == "Q4NXMatMul" || node.op_type == "FusedDQP")
+      return {sizes("K", "M") * (node.text("gating", "none") == "none" ? 1 : 2), rows};
+    static constexpr std::array<std::string_view, 6> kProducts{
+        "MatMul", "Gemm", "FusedMatMul", "DenseMatMul", "MatMulInteger", "DynamicQuantizeMatMul"};
     const Value* weight = node.input(1);
     if (std::ranges::find(kProducts, node.op_type) != kProducts.end() && weight != nullptr &&
         weight->constant != nullptr && weight->shape && weight->shape->rank() == 2) {
-      return weight->shape->elements();
+      return {weight->shape->elements(), rows};
     }
   } catch (const Error&) {
-    return 0;  // the node was rejected for its attributes
+    return {};  // the node was rejected for its attributes
   }
-  return 0;
+  return {};
 }
 
 }  // namespace flownpu

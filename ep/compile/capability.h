@@ -26,8 +26,15 @@ struct Partitions {
 
 Partitions partition(const Device& device, const std::vector<GraphNode>& nodes);
 
-// Multiply-adds for one token of a node that the device did not take, for which there is no Step:
-// for a matrix product the number of elements of its weight, for all other nodes 0.
-std::int64_t estimate_multiply_adds(const Node& node);
+// A product of activations with a weight.
+struct Product {
+  // For one row of activations, or one pixel; 0 for nodes of other kinds.
+  std::int64_t multiply_adds = 0;
+  // Rows or pixels, as far as the graph says; a size that it leaves open counts as 1: one token.
+  std::int64_t rows = 1;
+  // False for convolutions of images of unknown size, whose pixels no token stands for.
+  bool is_known = true;
+};
+Product product_of(const Node& node);
 
 }  // namespace flownpu

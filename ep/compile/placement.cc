@@ -69,7 +69,7 @@ std::string summary(const Placement& placement) {
   line << "FlowNPU: " << placement.nodes - placement.left.size() << " of " << placement.nodes
        << " nodes";
   const std::int64_t total = placement.our_multiply_adds + placement.left_multiply_adds;
-  if (total > 0) {
+  if (total > 0 && placement.multiply_adds_known) {
     const double percent =
         100.0 * static_cast<double>(placement.our_multiply_adds) / static_cast<double>(total);
     line << " and " << std::fixed << std::setprecision(1) << percent << " % of multiply-adds";

@@ -33,9 +33,12 @@ struct Placement {
   // partition about those that it computes itself (Lowered in ops/device.h).
   std::vector<Left> on_host;
   std::vector<std::string> lowered;
-  // Multiply-adds for one token: of the nodes that this provider runs, and of those in `left`.
+  // Multiply-adds, for one token and one image where the graph leaves their number open: of the
+  // nodes that this provider runs, and of those in `left`.
   std::int64_t our_multiply_adds = 0;
   std::int64_t left_multiply_adds = 0;
+  // False if a product's size is not known before it runs; then no share of these is reported.
+  bool multiply_adds_known = true;
   // Device::description(), and why that device was chosen: "device=auto and this build drives no
   // NPU".
   std::string device;

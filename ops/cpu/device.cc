@@ -39,7 +39,7 @@ auto operators_by_file() {
                     cpu::flow_kv_attention_operators(),
                     cpu::paged_attention_operators(),
                     cpu::normalization_operators(),
-                    cpu::elementwise_operators(),
+                    cpu::function_operators(),
                     cpu::arithmetic_operators(),
                     cpu::comparison_operators(),
                     cpu::cast_operators(),

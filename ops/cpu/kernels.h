@@ -148,12 +148,30 @@ struct DenseWeight {
 // makes at once.
 inline constexpr std::int64_t kDenseColumns = 32;
 
-enum class Activation : std::uint8_t { kNone, kGelu, kGeluTanh };
+// A function of one number.
+enum class Function : std::uint8_t {
+  kNone,  // x itself
+  kAbs,
+  kCos,
+  kErf,
+  kExp,
+  kGelu,
+  kGeluTanh,
+  kLog,
+  kNeg,
+  kReciprocal,
+  kRelu,
+  kSigmoid,
+  kSin,
+  kSqrt,
+  kTanh,
+};
 
 // The output of a product x W: y[rows, m] = activation(product + bias) + residual. Null: none.
 struct ProductEpilogue {
   const float* bias = nullptr;
-  Activation activation = Activation::kNone;
+  // kNone, kGelu or kGeluTanh.
+  Function activation = Function::kNone;
   const float* residual = nullptr;
   float* y = nullptr;
   std::int64_t m = 0;
@@ -215,8 +233,14 @@ struct Kernels {
   // y = (x - mean) / sqrt(variance + epsilon) * weight + bias, over n elements; bias may be null.
   void (*layer_norm)(const float* x, const float* weight, const float* bias, float epsilon,
                      float* y, std::int64_t n);
-  // y = activation(x), n elements.
-  void (*activate)(const float* x, Activation activation, float* y, std::int64_t n);
+  // y = function(x), n elements. In place is allowed.
+  void (*apply)(Function function, const float* x, float* y, std::int64_t n);
+  // The sum, the largest and the smallest of n elements; NaN if one is. Sums are in double.
+  double (*sum)(const float* x, std::int64_t n);
+  float (*largest)(const float* x, std::int64_t n);
+  float (*smallest)(const float* x, std::int64_t n);
+  // totals += x, n elements.
+  void (*add_to_totals)(const float* x, double* totals, std::int64_t n);
   // y = exp(x - max x) / sum exp(x - max x), n elements. In place is allowed.
   void (*softmax)(const float* x, float* y, std::int64_t n);
   // sum = x + skip, n elements.

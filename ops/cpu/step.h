@@ -47,7 +47,7 @@ std::span<const Operator> flow_qkv_attention_operators();
 std::span<const Operator> flow_kv_attention_operators();
 std::span<const Operator> paged_attention_operators();
 std::span<const Operator> normalization_operators();
-std::span<const Operator> elementwise_operators();
+std::span<const Operator> function_operators();
 std::span<const Operator> arithmetic_operators();
 std::span<const Operator> comparison_operators();
 std::span<const Operator> cast_operators();

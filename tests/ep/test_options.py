@@ -117,6 +117,21 @@ def test_placement_in_file(make_session: MakeSession, tmp_path: Path) -> None:
     assert " ".join(placement) == f"{facts} lowered on_host left inlined"
 
 
+@pytest.mark.parametrize(("size", "share"), [("4, 4", " and 14.3 % of multiply-adds"), ("H, W", "")])
+def test_placement_counts_pixels_of_convolutions_that_are_left(
+    make_session: MakeSession, tmp_path: Path, size: str, share: str
+) -> None:
+    """Left: 3 x 3 for each of 16 pixels; taken: 3 rows of 8. Without the image's size there is no share."""
+    model = parse(
+        f"g (float[1, 1, {size}] x, float[3, 1] v) => (float[1, 1, {size}] y, float[3, 8] z)"
+        "<float[1, 1, 3, 3] w = {1, 1, 1, 1, 1, 1, 1, 1, 1}, float[1, 8] m = {1, 1, 1, 1, 1, 1, 1, 1}>"
+        "{ y = Conv<pads = [1, 1, 1, 1]>(x, w)  z = MatMul(v, m) }"
+    )
+    path = tmp_path / "placement.json"
+    make_session(model, {"placement": str(path), "on_unsupported": "cpu"})
+    assert f"nodes{share} in" in json.loads(path.read_text())["summary"]
+
+
 def test_placement_in_folder_is_by_models_name(make_session: MakeSession, tmp_path: Path) -> None:
     for name, additions in (("first", 1), ("second", 2)):
         nodes = " ".join(f"x{i + 1} = Add(x{i}, x{i})" for i in range(additions))

@@ -274,19 +274,19 @@ def test_operators_of_no_device_are_logged(
     model = onnx.load(source / "model.onnx", load_external_data=False)
     lookup = next(node for node in model.graph.node if "input_ids" in node.input)
     lookup.input[list(lookup.input).index("input_ids")] = "absolute"
-    model.graph.node.insert(0, onnx.helper.make_node("Abs", ["input_ids"], ["absolute"], name="/absolute"))
-    # Abs of a constant is computed when the session is made, so the warning is not to name it.
+    model.graph.node.insert(0, onnx.helper.make_node("Sign", ["input_ids"], ["absolute"], name="/absolute"))
+    # The sign of a constant is computed when the session is made, so the warning is not to name it.
     one = onnx.helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1])
     model.graph.initializer.append(one)
-    model.graph.node.insert(0, onnx.helper.make_node("Abs", ["one"], ["absolute_one"], name="/constant"))
+    model.graph.node.insert(0, onnx.helper.make_node("Sign", ["one"], ["absolute_one"], name="/constant"))
     model.graph.node.insert(2, onnx.helper.make_node("Mul", ["absolute", "absolute_one"], ["product"], name="/product"))
     lookup.input[list(lookup.input).index("absolute")] = "product"
     onnx.save(model, source / "model.onnx")
     convert(source, tmp_path / "model")
     said = [message for message in caplog.messages if "does not run" in message]
     assert len(said) == 1
-    assert "model: FlowNPU does not run Abs (/absolute): `flownpu run` and sessions want --option on_unsup" in said[0]
-    with pytest.raises(Exception, match="Abs '/absolute'"):
+    assert "model: FlowNPU does not run Sign (/absolute): `flownpu run` and sessions want --option on_unsup" in said[0]
+    with pytest.raises(Exception, match="Sign '/absolute'"):
         DecoderSession(tmp_path / "model", ep_devices[:1])
 
 

@@ -87,11 +87,17 @@ class Pow final : public Binary {
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
-    const auto power = [](float x, float exponent) { return std::pow(x, exponent); };
-    const auto square = [](float x, float /*exponent*/) { return x * x; };
-    const bool is_square = inputs[1].shape.elements() == 1 && *inputs[1].as<const float>() == 2;
-    if (is_square) return combine<float, float>(context(), inputs, outputs[0], square);
-    combine<float, float>(context(), inputs, outputs[0], power);
+    const auto combine_with = [&](const auto& function) {
+      combine<float, float>(context(), inputs, outputs[0], function);
+    };
+    const bool is_one = inputs[1].shape.elements() == 1;
+    const float exponent = is_one ? *inputs[1].as<const float>() : 0;
+    if (exponent == 2) return combine_with([](float x, float) { return x * x; });
+    if (exponent == 3) return combine_with([](float x, float) { return x * x * x; });
+    // Unlike a root, the power of minus infinity is infinity, and that of -0 is 0.
+    if (exponent == 0.5F)
+      return combine_with([](float x, float) { return std::isinf(x) ? x * x : std::sqrt(x + 0); });
+    combine_with([](float x, float y) { return std::pow(x, y); });
   }
 };
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/cpu/kernels/activations.h"
+#include "ops/cpu/kernels/functions.h"
 #include "ops/cpu/kernels/int8_row.h"
 #include "ops/cpu/kernels/tables.h"
 #include "ops/cpu/kernels/vector.h"
@@ -82,10 +82,88 @@ void rms_norm(const float* x, const float* weight, float epsilon, float* y, std:
   for (; i < n; ++i) y[i] = x[i] * scale * weight[i];
 }
 
-void activate(const float* x, Activation activation, float* y, std::int64_t n) {
-  with_activation(activation, [&]<Activation ACTIVATION>() {
-    map(x, x, y, n, [](Vector v, Vector /*same*/) { return activate<ACTIVATION>(v); });
-  });
+template <Function FUNCTION>
+void apply(const float* x, float* y, std::int64_t n) {
+  map(x, x, y, n, [](Vector v, Vector /*same*/) { return apply<FUNCTION>(v); });
+}
+
+void apply(Function function, const float* x, float* y, std::int64_t n) {
+  switch (function) {
+    case Function::kNone:
+      return apply<Function::kNone>(x, y, n);
+    case Function::kAbs:
+      return apply<Function::kAbs>(x, y, n);
+    case Function::kCos:
+      return apply<Function::kCos>(x, y, n);
+    case Function::kErf:
+      return apply<Function::kErf>(x, y, n);
+    case Function::kExp:
+      return apply<Function::kExp>(x, y, n);
+    case Function::kGelu:
+      return apply<Function::kGelu>(x, y, n);
+    case Function::kGeluTanh:
+      return apply<Function::kGeluTanh>(x, y, n);
+    case Function::kLog:
+      return apply<Function::kLog>(x, y, n);
+    case Function::kNeg:
+      return apply<Function::kNeg>(x, y, n);
+    case Function::kReciprocal:
+      return apply<Function::kReciprocal>(x, y, n);
+    case Function::kRelu:
+      return apply<Function::kRelu>(x, y, n);
+    case Function::kSigmoid:
+      return apply<Function::kSigmoid>(x, y, n);
+    case Function::kSin:
+      return apply<Function::kSin>(x, y, n);
+    case Function::kSqrt:
+      return apply<Function::kSqrt>(x, y, n);
+    case Function::kTanh:
+      return apply<Function::kTanh>(x, y, n);
+  }
+}
+
+// Four running sums of each lane hide an addition's latency of 4 cycles.
+double sum(const float* x, std::int64_t n) {
+  TwoDoubles sums[2] = {};
+  std::int64_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    for (int part = 0; part < 2; ++part) {
+      const TwoDoubles v = to_doubles(load(x + i + part * kLanes));
+      sums[part].first += v.first;
+      sums[part].second += v.second;
+    }
+  }
+  const Doubles lanes = (sums[0].first + sums[0].second) + (sums[1].first + sums[1].second);
+  double total = 0;
+  for (int lane = 0; lane < kLanes / 2; ++lane) total += lanes[lane];
+  for (; i < n; ++i) total += static_cast<double>(x[i]);
+  return total;
+}
+
+void add_to_totals(const float* x, double* totals, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) totals[i] += static_cast<double>(x[i]);
+}
+
+// The largest, or with the sign -1 the smallest. A lane that is NaN stays NaN: nothing is larger.
+template <bool IS_LARGEST>
+float extreme(const float* x, std::int64_t n) {
+  const auto larger = [](Vector so_far, Vector v) {
+    return select((v > so_far) | (v != v), v, so_far);
+  };
+  constexpr float kSign = IS_LARGEST ? 1.0F : -1.0F;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  Vector lanes[2] = {broadcast(-kInfinity), broadcast(-kInfinity)};
+  std::int64_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    lanes[0] = larger(lanes[0], kSign * load(x + i));
+    lanes[1] = larger(lanes[1], kSign * load(x + i + kLanes));
+  }
+  const Vector both = larger(lanes[0], lanes[1]);
+  float found = -kInfinity;
+  const auto take = [&](float v) { found = v > found || std::isnan(v) ? v : found; };
+  for (int lane = 0; lane < kLanes; ++lane) take(both[lane]);
+  for (; i < n; ++i) take(kSign * x[i]);
+  return kSign * found;
 }
 
 // The variance is the mean of squared differences: with a large mean, subtracting its square from
@@ -129,33 +207,28 @@ void rope(float* x, const float* cos, const float* sin, std::int64_t half, bool 
   }
 }
 
+// Whole vectors, then element by element.
 template <typename Type>
 void store_as(const float* x, void* out, std::int64_t n) {
-  auto* elements = static_cast<typename Type::Element*>(out);
-  for (std::int64_t i = 0; i < n; ++i) elements[i] = Type::round(x[i]);
-}
-
-// Like store_as<BFloat16>, a vector at a time.
-void store_bf16(const float* x, void* out, std::int64_t n) {
   auto* elements = static_cast<std::uint16_t*>(out);
   std::int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    const Halves halves = __builtin_convertvector(bf16_bits(load(x + i)), Halves);
+    const Halves halves = Type::round_vector(load(x + i));
     std::memcpy(elements + i, &halves, sizeof(halves));
   }
-  store_as<BFloat16>(x + i, elements + i, n - i);
+  for (; i < n; ++i) elements[i] = Type::round(x[i]);
 }
 
 void store_cache(const float* x, void* out, DataType type, std::int64_t n) {
   switch (type) {
     case DataType::kBFloat16:
-      return store_bf16(x, out, n);
+      return store_as<BFloat16>(x, out, n);
     case DataType::kFloat16:
       return store_as<Half>(x, out, n);
     case DataType::kInt8:
       return store_int8_row(x, out, n);
     default:
-      return store_as<Float>(x, out, n);
+      std::copy_n(x, n, static_cast<float*>(out));
   }
 }
 
@@ -166,7 +239,11 @@ void fill_elementwise(Kernels& kernels) {
   kernels.swiglu = swiglu;
   kernels.rms_norm = rms_norm;
   kernels.layer_norm = layer_norm;
-  kernels.activate = activate;
+  kernels.apply = apply;
+  kernels.sum = sum;
+  kernels.largest = extreme<true>;
+  kernels.smallest = extreme<false>;
+  kernels.add_to_totals = add_to_totals;
   kernels.softmax = softmax;
   kernels.add = add;
   kernels.add_scaled = add_scaled;

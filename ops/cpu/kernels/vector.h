@@ -4,7 +4,7 @@
 // instruction sets, and the linker must not choose one of them for all.
 #pragma once
 
-#if defined(__AVX2__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -183,6 +183,32 @@ struct TwoVectors {
   Vector second;
 };
 
+// The elements of a Vector in double.
+typedef double Doubles __attribute__((vector_size(kLanes * 4)));
+struct TwoDoubles {
+  Doubles first;
+  Doubles second;
+};
+
+template <int... I>
+inline TwoDoubles to_doubles(Vector v, std::integer_sequence<int, I...> /*lanes*/) {
+  return {__builtin_convertvector(__builtin_shufflevector(v, v, I...), Doubles),
+          __builtin_convertvector(__builtin_shufflevector(v, v, (I + kLanes / 2)...), Doubles)};
+}
+inline TwoDoubles to_doubles(Vector v) {
+  return to_doubles(v, std::make_integer_sequence<int, kLanes / 2>());
+}
+
+template <int... I>
+inline Vector from_doubles(TwoDoubles v, std::integer_sequence<int, I...> /*lanes*/) {
+  typedef float Floats __attribute__((vector_size(kLanes * 2)));
+  return __builtin_shufflevector(__builtin_convertvector(v.first, Floats),
+                                 __builtin_convertvector(v.second, Floats), I...);
+}
+inline Vector from_doubles(TwoDoubles v) {
+  return from_doubles(v, std::make_integer_sequence<int, kLanes>());
+}
+
 template <int... I>
 inline TwoVectors even_and_odd(TwoVectors v, std::integer_sequence<int, I...> /*lanes*/) {
   return {__builtin_shufflevector(v.first, v.second, 2 * I...),
@@ -242,6 +268,7 @@ struct BFloat16 {
   }
   static float load_one(const Element* x) { return float_from_bf16(*x); }
   static Element round(float x) { return bf16_from_float(x); }
+  static Halves round_vector(Vector v) { return __builtin_convertvector(bf16_bits(v), Halves); }
 };
 
 struct Half {
@@ -263,6 +290,19 @@ struct Half {
   }
   static float load_one(const Element* x) { return float_from_half(*x); }
   static Element round(float x) { return half_from_float(x); }
+  static Halves round_vector(Vector v) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Halves>(_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+    return reinterpret_cast<Halves>(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+    return reinterpret_cast<Halves>(vcvt_f16_f32(v));
+#else
+    Halves halves;
+    for (int i = 0; i < kLanes; ++i) halves[i] = half_from_float(v[i]);
+    return halves;
+#endif
+  }
 };
 
 // Codes of a weight or of a KV cache's row; the caller multiplies them by their scale.
@@ -275,46 +315,6 @@ struct Int8 {
   }
   static float load_one(const Element* x) { return static_cast<float>(*x); }
 };
-
-// e^x: x = n ln 2 + r with |r| <= ln 2 / 2, e^r by its Taylor polynomial of degree 7 (the next term
-// is (ln 2 / 2)^8 / 8! = 5e-9, below half an ulp of 1: 6e-8), times 2^n. ln 2 is split in two so
-// that n * high is exact.
-//
-// 2^n is a float whose exponent bits are n + 127. 127 is part of what is added to round, so that n
-// + 127 stands in the low bits of the sum, and shifting them up leaves nothing else. n = -127 makes
-// it 0 and n = 128 infinity: so e^x is 0 below -126.5 ln 2 = -87.68, where it leaves the normal
-// range, and infinity above 127.5 ln 2 = 88.38. NaN stays NaN: a comparison with it is false, so
-// the constants are the first arguments.
-inline Vector exp(Vector x) {
-  constexpr float kLog2E = 1.44269504F;
-  constexpr float kLn2High = 0.693359375F;
-  constexpr float kLn2Low = -2.12194440e-4F;
-  // At these ends n is -127 and 128.
-  constexpr float kSmallest = -88.0F;
-  constexpr float kLargest = 88.7F;
-  const Vector magic = broadcast(12582912.0F + 127.0F);
-  x = min(broadcast(kLargest), max(broadcast(kSmallest), x));
-  const Vector shifted = x * kLog2E + magic;
-  const Vector n = shifted - magic;
-  const Vector r = (x - n * kLn2High) - n * kLn2Low;
-  Vector y = r * (1.0F / 5040) + (1.0F / 720);
-  y = y * r + (1.0F / 120);
-  y = y * r + (1.0F / 24);
-  y = y * r + (1.0F / 6);
-  y = y * r + 0.5F;
-  y = y * r + 1.0F;
-  y = y * r + 1.0F;
-  return y * reinterpret_cast<Vector>(reinterpret_cast<Bits>(shifted) << 23);
-}
-
-// tanh x = sign(x) (1 - e) / (1 + e) with e = exp(-2 |x|): no overflow, relative error of some ulps
-// except near 0, where the absolute error is 1e-7.
-inline Vector tanh(Vector x) {
-  const Vector magnitude = max(x, -x);
-  const Vector e = exp(magnitude * -2.0F);
-  const Vector y = (1.0F - e) / (1.0F + e);
-  return select(x < Vector{}, -y, y);
-}
 
 }  // namespace
 }  // namespace flownpu::cpu::FLOWNPU_ISA

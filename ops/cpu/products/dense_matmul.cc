@@ -20,7 +20,7 @@ struct Operands {
   std::size_t bias = kAbsent;
   std::size_t residual = kAbsent;
   bool transposed = false;
-  Activation activation = Activation::kNone;
+  Function activation = Function::kNone;
 };
 
 class DenseMatMul final : public Step {
@@ -147,11 +147,11 @@ class DenseMatMul final : public Step {
   std::int64_t m_ = 0;
 };
 
-Activation activation_of(const Node& node) {
+Function activation_of(const Node& node) {
   const std::string text = node.text("activation", "none");
-  return text == "gelu"        ? Activation::kGelu
-         : text == "gelu_tanh" ? Activation::kGeluTanh
-                               : Activation::kNone;
+  return text == "gelu"        ? Function::kGelu
+         : text == "gelu_tanh" ? Function::kGeluTanh
+                               : Function::kNone;
 }
 
 std::unique_ptr<Step> make_matmul(const Node& node, const Context& context) {

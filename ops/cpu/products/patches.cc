@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "ops/cpu/broadcast.h"
 #include "ops/cpu/products/dense_matmul.h"
 #include "ops/error.h"
-#include "ops/formats/q4nx.h"
 
 namespace flownpu::cpu {
 namespace {
@@ -69,71 +69,66 @@ class PatchConv final : public Step {
   }
 
   std::size_t scratch_bytes(std::span<const Tensor> inputs) const override {
+    const Shape& images = inputs[0].shape;
+    const std::int64_t count = window_.rows(images) * window_.columns(images);
     Scratch scratch;
-    const Work work = take(scratch, inputs[0].shape);
-    return scratch.bytes() + product_.scratch_bytes(work.count, k(), m_);
+    if (!is_pixel()) scratch.take<float>(k() * count);
+    return scratch.bytes() + product_.scratch_bytes(m_, k(), count);
   }
 
+  // Y [M][count] = W [M][K] times the patches of an image as columns [K][count]: in this order a
+  // convolution of single pixels needs no copy, and its result none either.
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> memory) const override {
-    Scratch scratch(memory.data());
     const Shape& images = inputs[0].shape;
-    const Work work = take(scratch, images);
-    const DenseWeight weight{inputs[1].data, DataType::kFloat32, k(), m_, true, nullptr};
-    ProductEpilogue epilogue;
-    epilogue.bias = inputs.size() > 2 ? inputs[2].as<const float>() : nullptr;
-    epilogue.y = work.products;
-    epilogue.m = m_;
+    const std::int64_t count = window_.rows(images) * window_.columns(images);
+    Scratch scratch(memory.data());
+    auto* gathered = is_pixel() ? nullptr : scratch.take<float>(k() * count);
     // Image by image, so that memory for one suffices.
     for (std::int64_t n = 0; n < images[0]; ++n) {
-      gather(inputs[0], n, work);
-      product_.run(work.patches, work.count, weight, epilogue, memory.data() + scratch.bytes());
-      transpose(work, outputs[0].as<float>() + n * m_ * work.count);
+      const float* image = inputs[0].as<const float>() + n * channels_ * images[2] * images[3];
+      if (!is_pixel()) gather(image, images, gathered);
+      const DenseWeight columns{
+          is_pixel() ? image : gathered, DataType::kFloat32, k(), count, false, nullptr};
+      ProductEpilogue epilogue;
+      epilogue.y = outputs[0].as<float>() + n * m_ * count;
+      epilogue.m = count;
+      product_.run(inputs[1].as<const float>(), m_, columns, epilogue,
+                   memory.data() + scratch.bytes());
+      if (inputs.size() > 2 && inputs[2].present())
+        add_bias(inputs[2].as<const float>(), count, epilogue.y);
     }
   }
 
   std::int64_t multiply_adds() const override { return m_ * k(); }
 
  private:
-  // One image: patches [count][K], and their products [count][M].
-  struct Work {
-    std::int64_t count;
-    float* patches;
-    float* products;
-  };
-
-  Work take(Scratch& scratch, const Shape& images) const {
-    const std::int64_t count = window_.rows(images) * window_.columns(images);
-    return {count, scratch.take<float>(count * k()), scratch.take<float>(count * m_)};
-  }
-
   std::int64_t k() const { return channels_ * window_.height * window_.width; }
+  bool is_pixel() const { return window_.height == 1 && window_.width == 1; }
 
-  // Copies patches in the order of the weight: [channel][row][column].
-  void gather(const Tensor& images, std::int64_t image, const Work& work) const {
-    const std::int64_t height = images.shape[2];
-    const std::int64_t width = images.shape[3];
-    const std::int64_t across = window_.columns(images.shape);
-    context_.pool->run(work.count, [&](std::int64_t patch) {
-      float* to = work.patches + patch * k();
-      for (std::int64_t c = 0; c < channels_; ++c) {
-        for (std::int64_t y = 0; y < window_.height; ++y, to += window_.width) {
-          const std::int64_t row =
-              ((image * channels_ + c) * height + patch / across * window_.height + y) * width;
-          std::copy_n(images.as<const float>() + row + patch % across * window_.width,
-                      window_.width, to);
-        }
+  // The rows of the columns are in the order of the weight: [channel][row][column].
+  void gather(const float* image, const Shape& images, float* columns) const {
+    const std::int64_t down = window_.rows(images);
+    const std::int64_t across = window_.columns(images);
+    context_.pool->run(k(), [&](std::int64_t row) {
+      const std::int64_t x = row % window_.width;
+      const std::int64_t y = row / window_.width % window_.height;
+      const std::int64_t channel = row / window_.width / window_.height;
+      float* to = columns + row * down * across;
+      for (std::int64_t window = 0; window < down; ++window) {
+        const std::int64_t line = channel * images[2] + window * window_.height + y;
+        const float* from = image + line * images[3] + x;
+        for (std::int64_t i = 0; i < across; ++i) *to++ = from[i * window_.width];
       }
     });
   }
 
-  void transpose(const Work& work, float* y) const {
-    constexpr std::int64_t kRows = 16;  // A cache line of each product.
-    context_.pool->run(q4nx::ceil_div(m_, kRows), [&](std::int64_t task) {
-      const std::int64_t end = std::min((task + 1) * kRows, m_);
-      for (std::int64_t patch = 0; patch < work.count; ++patch) {
-        for (std::int64_t m = task * kRows; m < end; ++m)
-          y[m * work.count + patch] = work.products[patch * m_ + m];
+  void add_bias(const float* bias, std::int64_t count, float* y) const {
+    in_parallel(*context_.pool, m_ * count, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end;) {
+        const std::int64_t stop = std::min((i / count + 1) * count, end);
+        const float value = bias[i / count];
+        for (; i < stop; ++i) y[i] += value;
       }
     });
   }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CumSum: graphs number the tokens of pictures with it, and make positions of a mask.
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -15,8 +17,9 @@ namespace {
 // y[i] = x[0] + .. + x[i] along an axis; exclusive: without x[i]; reverse: from the end.
 class CumSum final : public Step {
  public:
-  CumSum(const Node& node, const Context& /*context*/)
-      : name_(to_string(node)),
+  CumSum(const Node& node, const Context& context)
+      : context_(context),
+        name_(to_string(node)),
         exclusive_(node.integer("exclusive", 0) != 0),
         reverse_(node.integer("reverse", 0) != 0) {}
 
@@ -49,18 +52,25 @@ class CumSum final : public Step {
     using Total = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>,
                                               std::type_identity<double>>::type;
     const std::int64_t step = reverse_ ? -after : after;
-    for (std::int64_t line = 0; line < before * after; ++line) {
-      std::int64_t at = line / after * size * after + line % after;
-      if (reverse_) at += (size - 1) * after;
-      Total sum = 0;
+    // Neighbouring lines are added up together, as many as a task has.
+    constexpr std::int64_t kLines = 256;
+    const std::int64_t blocks = (after + kLines - 1) / kLines;
+    context_.pool->run(before * blocks, [&](std::int64_t task) {
+      const std::int64_t column = task % blocks * kLines;
+      const std::int64_t lines = std::min(kLines, after - column);
+      std::int64_t at = task / blocks * size * after + column + (reverse_ ? (size - 1) * after : 0);
+      std::array<Total, kLines> sums{};
       for (std::int64_t i = 0; i < size; ++i, at += step) {
-        const Total next = sum + static_cast<Total>(x[at]);
-        y[at] = static_cast<T>(exclusive_ ? sum : next);
-        sum = next;
+        for (std::int64_t line = 0; line < lines; ++line) {
+          const Total next = sums[line] + static_cast<Total>(x[at + line]);
+          y[at + line] = static_cast<T>(exclusive_ ? sums[line] : next);
+          sums[line] = next;
+        }
       }
-    }
+    });
   }
 
+  Context context_;
   std::string name_;
   bool exclusive_;
   bool reverse_;

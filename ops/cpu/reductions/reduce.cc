@@ -48,6 +48,9 @@ struct Sum {
   static Total<T> add(Total<T> sum, T x) {
     return sum + static_cast<Total<T>>(x);
   }
+  static void add_row(const Kernels& kernels, const float* x, std::int64_t n, double& sum) {
+    sum += kernels.sum(x, n);
+  }
   // An integer that the type does not hold becomes the nearest that it does, as in ONNX Runtime.
   template <typename T>
   static T finish(Total<T> sum, std::int64_t /*count*/) {
@@ -87,6 +90,9 @@ struct Largest : Extreme {
   static T add(T largest, T x) {
     return x > largest || is_nan(x) ? x : largest;
   }
+  static void add_row(const Kernels& kernels, const float* x, std::int64_t n, float& largest) {
+    largest = add(largest, kernels.largest(x, n));
+  }
 };
 struct Smallest : Extreme {
   template <typename T>
@@ -98,13 +104,17 @@ struct Smallest : Extreme {
   static T add(T smallest, T x) {
     return x < smallest || is_nan(x) ? x : smallest;
   }
+  static void add_row(const Kernels& kernels, const float* x, std::int64_t n, float& smallest) {
+    smallest = add(smallest, kernels.smallest(x, n));
+  }
 };
 
 template <typename Function>
 class Reduce final : public Step {
  public:
-  Reduce(const Node& node, const Context& /*context*/)
-      : name_(to_string(node)),
+  Reduce(const Node& node, const Context& context)
+      : context_(context),
+        name_(to_string(node)),
         keep_(node.integer("keepdims", 1) != 0),
         all_(node.integer("noop_with_empty_axes", 0) == 0),
         axes_(node.integers("axes")) {}
@@ -158,19 +168,42 @@ class Reduce final : public Step {
       fail("[", name_, "] expected elements, got none");
     const Shape kept = reduced_shape(shape, axes(inputs), true);
     const auto* x = inputs[0].as<const T>();
-    std::fill_n(totals, results, Function::template start<T>());
     const Broadcast<1> broadcast(shape, {&kept});
-    with_step(broadcast.step(0), [&](auto step) {
-      broadcast.walk(0, shape.elements(), [&](auto first, auto count, const auto& offsets) {
-        Total<T>* to = totals + offsets[0];
-        for (std::int64_t i = 0; i < count; ++i)
-          to[i * step] = Function::template add<T>(to[i * step], x[first + i]);
+    // Threads share the results along the axes before the first reduced one.
+    std::int64_t parts = 1;
+    for (int axis = 0; axis < shape.rank() && kept[axis] == shape[axis]; ++axis)
+      parts *= shape[axis];
+    const std::int64_t part = results / parts;
+    const std::int64_t parts_each =
+        std::max<std::int64_t>(1, kElementsEach / std::max<std::int64_t>(part * each, 1));
+    context_.pool->run((parts + parts_each - 1) / parts_each, [&](std::int64_t task) {
+      const std::int64_t begin = task * parts_each * part;
+      const std::int64_t end = std::min(begin + parts_each * part, results);
+      std::fill(totals + begin, totals + end, Function::template start<T>());
+      broadcast.walk(begin * each, end * each, [&](auto first, auto count, const auto& offsets) {
+        add_run(x + first, count, totals + offsets[0], broadcast.step(0) == 0);
       });
+      std::transform(totals + begin, totals + end, output.as<T>() + begin,
+                     [each](Total<T> total) { return Function::template finish<T>(total, each); });
     });
-    std::transform(totals, totals + results, output.as<T>(),
-                   [each](Total<T> total) { return Function::template finish<T>(total, each); });
   }
 
+  // Adds x[count] to one total, or to a total each.
+  template <typename T>
+  void add_run(const T* x, std::int64_t count, Total<T>* totals, bool to_one) const {
+    if constexpr (std::is_same_v<T, float>) {
+      if (to_one) return Function::add_row(context_.kernels, x, count, *totals);
+    }
+    if constexpr (std::is_same_v<Total<T>, double>) {
+      return context_.kernels.add_to_totals(x, totals, count);
+    }
+    with_step(to_one ? 0 : 1, [&](auto step) {
+      for (std::int64_t i = 0; i < count; ++i)
+        totals[i * step] = Function::template add<T>(totals[i * step], x[i]);
+    });
+  }
+
+  Context context_;
   std::string name_;
   bool keep_;
   bool all_;

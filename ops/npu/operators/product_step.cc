@@ -14,7 +14,7 @@ namespace {
 struct Epilogue {
   std::size_t bias = kProductBias;
   std::size_t residual = kProductResidual;
-  cpu::Activation activation = cpu::Activation::kNone;
+  cpu::Function activation = cpu::Function::kNone;
   // act(gate) * up, where the up projection begins `up` elements behind the gate; null: no gating.
   void (*gate)(const float* gate, const float* up, float* y, std::int64_t n) = nullptr;
   std::int64_t up = 0;
@@ -26,8 +26,8 @@ Epilogue epilogue_of(const Node& node, const cpu::Kernels& kernels) {
     const std::string activation = node.text("activation", "none");
     epilogue.bias = transformer::kDenseBias;
     epilogue.residual = transformer::kDenseResidual;
-    if (activation == "gelu") epilogue.activation = cpu::Activation::kGelu;
-    if (activation == "gelu_tanh") epilogue.activation = cpu::Activation::kGeluTanh;
+    if (activation == "gelu") epilogue.activation = cpu::Function::kGelu;
+    if (activation == "gelu_tanh") epilogue.activation = cpu::Function::kGeluTanh;
     return epilogue;
   }
   const std::string gating = node.text("gating", "none");
@@ -97,8 +97,8 @@ class ProductStep final : public Step {
       if (bias != nullptr) kernels.add(from, bias->as<const float>(), from, m);
       if (epilogue_.gate != nullptr) {
         epilogue_.gate(from, from + epilogue_.up, from, m);
-      } else if (epilogue_.activation != cpu::Activation::kNone) {
-        kernels.activate(from, epilogue_.activation, from, m);
+      } else if (epilogue_.activation != cpu::Function::kNone) {
+        kernels.apply(epilogue_.activation, from, from, m);
       }
       if (residual == nullptr) {
         std::copy_n(from, m, to);

@@ -138,9 +138,7 @@ def by_layer(nodes: tuple[Place, ...]) -> list[tuple[str, list[Place]]]:
 
 
 def _places(graph: Any, assigned: dict[str, tuple[str, str]], report: dict[str, Any]) -> list[Place]:
-    reasons = {_name(item["node"]): item["reason"] for item in report["left"]}
-    on_host = {_name(item["node"]): item["reason"] for item in report["on_host"]}
-    inlined = {_name(item["node"]): item["reason"] for item in report["inlined"]}
+    reasons, on_host, inlined = (_reasons(report[kind]) for kind in ("left", "on_host", "inlined"))
     places, seen = [], set()
     for node in graph:
         if node.op_type == "Constant":  # a value, which is not computed
@@ -180,6 +178,11 @@ def _assigned(name: str, operator: str, provider: str, on_host: dict[str, str], 
         return Place(name, operator, layer_of(name), DEVICE)
     place = CPU if provider == _CPU_PROVIDER else provider
     return Place(name, operator, layer_of(name), place, reasons.get(name, ""))
+
+
+def _reasons(items: list[dict[str, str]]) -> dict[str, str]:
+    """The reason for each node's name, without that name, so that nodes with one cause have one text."""
+    return {_name(item["node"]): item["reason"].removeprefix(f"[{item['node']}] ") for item in items}
 
 
 def _name(node: str) -> str:

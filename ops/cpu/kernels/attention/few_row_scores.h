@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/functions.h"
 #include "ops/cpu/kernels/vector.h"
 #include "ops/system/processor_features.h"
 

@@ -7,6 +7,7 @@
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/kernels/attention/cache_row.h"
+#include "ops/cpu/kernels/functions.h"
 #include "ops/cpu/kernels/int8_row.h"
 #include "ops/cpu/kernels/vector.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "ops/cpu/kernels/activations.h"
+#include "ops/cpu/kernels/functions.h"
 #include "ops/cpu/kernels/tables.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
@@ -28,14 +28,14 @@ inline void finish_streams() {
 }
 
 // One row of 32 columns, of which the first `columns` are y's.
-template <Activation ACTIVATION, bool STREAMED>
+template <Function ACTIVATION, bool STREAMED>
 void finish_row(const float* product, std::int64_t columns, const float* bias,
                 const float* residual, float* y) {
   for (std::int64_t i = 0; i < columns; i += kLanes) {
     const std::int64_t count = std::min<std::int64_t>(kLanes, columns - i);
     Vector value = load(product + i);
     if (bias != nullptr) value += load_some(bias + i, count);
-    value = activate<ACTIVATION>(value);
+    value = apply<ACTIVATION>(value);
     if (residual != nullptr) value += load_some(residual + i, count);
     if constexpr (STREAMED) {
       store_past_caches(y + i, value);
@@ -49,7 +49,7 @@ void finish_row(const float* product, std::int64_t columns, const float* bias,
 // faster.
 void finish_product(const float* product, std::int64_t blocks, std::int64_t first,
                     std::int64_t count, std::int64_t column, const ProductEpilogue& e) {
-  const auto finish = [&]<Activation ACTIVATION, bool STREAMED>() {
+  const auto finish = [&]<Function ACTIVATION, bool STREAMED>() {
     for (std::int64_t row = 0; row < count; ++row) {
       for (std::int64_t block = 0; block < blocks; ++block) {
         const std::int64_t from = column + block * kDenseColumns;
@@ -64,14 +64,18 @@ void finish_product(const float* product, std::int64_t blocks, std::int64_t firs
   // Stores past the caches take whole vectors at addresses that are multiples of their size.
   const bool whole =
       e.m % kLanes == 0 && reinterpret_cast<std::uintptr_t>(e.y) % sizeof(Vector) == 0;
-  with_activation(e.activation, [&]<Activation ACTIVATION>() {
+  const auto finish_as = [&]<Function ACTIVATION>() {
     if (e.streamed && whole) {
       finish.template operator()<ACTIVATION, true>();
       finish_streams();
     } else {
       finish.template operator()<ACTIVATION, false>();
     }
-  });
+  };
+  if (e.activation == Function::kGelu) return finish_as.template operator()<Function::kGelu>();
+  if (e.activation == Function::kGeluTanh)
+    return finish_as.template operator()<Function::kGeluTanh>();
+  finish_as.template operator()<Function::kNone>();
 }
 
 }  // namespace

@@ -266,6 +266,7 @@ inline constexpr ApiFunction<bool(const OrtTensorTypeAndShapeInfo* info)> Tensor
 
 inline constexpr ApiFunction<OrtStatus*(const OrtKernelContext* context, std::size_t index, const OrtValue** value)> KernelContext_GetInput{90};
 inline constexpr ApiFunction<OrtStatus*(OrtKernelContext* context, std::size_t index, const std::int64_t* dims, std::size_t rank, OrtValue** value)> KernelContext_GetOutput{91};
+inline constexpr ApiFunction<OrtStatus*(const OrtKernelContext* context, void (*work)(void* data, std::size_t index), std::size_t total, std::size_t batches, void* data)> KernelContext_ParallelFor{274};
 
 inline constexpr ApiFunction<OrtStatus*(const OrtLogger* logger, OrtLoggingLevel level, const char* message, const char* file, int line, const char* function)> Logger_LogMessage{247};
 

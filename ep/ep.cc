@@ -9,6 +9,7 @@
 
 #include "ep/compile/capability.h"
 #include "ep/compile/compiler.h"
+#include "ep/compile/worth.h"
 #include "ep/model/graph.h"
 #include "ep/run/compute.h"
 #include "ep/run/profiling.h"
@@ -141,7 +142,11 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
     claim_to_fail(nodes, support);
     return;
   }
-  const Partitions partitions = partition(*device_, nodes);
+  const bool is_priced = options_.claim == Claim::kWorthwhile && device_->name() == "cpu" &&
+                         options_.on_unsupported != OnUnsupported::kError;
+  Partitions partitions = partition(
+      *device_, nodes, is_priced ? left_patterns(*device_, nodes) : std::vector<std::string>());
+  if (is_priced && !partitions.rejected.empty()) leave_small(nodes, partitions);
   placement_.nodes = nodes.size() - partitions.elsewhere;
   placement_.elsewhere = partitions.elsewhere;
   placement_.partitions = partitions.taken.size();
@@ -240,8 +245,9 @@ std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* f
       placement_.on_host.push_back({item.node, item.op_type, item.reason});
     if (!partition.summary.empty()) placement_.lowered.push_back(partition.summary);
     if (!partition.why_whole.empty()) placement_.whole_prompts.push_back(partition.why_whole);
+    const bool is_whole = placement_.left.empty() && placement_.elsewhere == 0;
     return std::make_unique<ComputeInfo>(api_, std::move(partition.plan), std::move(elsewhere),
-                                         termination_);
+                                         termination_, !is_whole);
   } catch (const Error& error) {
     // The CPU device took each node, but not all of them together: ORT's CPU provider runs them.
     // Failures of other devices are not hidden like this.
@@ -250,7 +256,7 @@ std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* f
       placement_.left.push_back({to_string(node), node.op_type, error.what()});
       count_left(node);
     }
-    return std::make_unique<ComputeInfo>(api_, nullptr, std::move(elsewhere), termination_);
+    return std::make_unique<ComputeInfo>(api_, nullptr, std::move(elsewhere), termination_, true);
   }
 }
 

@@ -49,7 +49,7 @@ std::string parse_placement(const std::string& value) {
 
 using Parser = void (*)(Options& options, const std::string& value);
 
-constexpr std::array<std::pair<std::string_view, Parser>, 11> kParsers{{
+constexpr std::array<std::pair<std::string_view, Parser>, 12> kParsers{{
     {"device",
      [](Options& options, const std::string& value) {
        options.device = choose<DeviceChoice, 5>("device", value,
@@ -65,6 +65,11 @@ constexpr std::array<std::pair<std::string_view, Parser>, 11> kParsers{{
                                                          {{{"error", OnUnsupported::kError},
                                                            {"warn", OnUnsupported::kWarn},
                                                            {"cpu", OnUnsupported::kCpu}}});
+     }},
+    {"claim",
+     [](Options& options, const std::string& value) {
+       options.claim = choose<Claim, 2>(
+           "claim", value, {{{"worthwhile", Claim::kWorthwhile}, {"all", Claim::kAll}}});
      }},
     {"activations",
      [](Options& options, const std::string& value) {

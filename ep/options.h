@@ -23,9 +23,15 @@ enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kNpu, kEmulate, kGpu };
 // provider.
 enum class OnUnsupported : std::uint8_t { kError, kWarn, kCpu };
 
+// `claim`, where nodes may be left to ORT and the device is the CPU: kWorthwhile, the default,
+// leaves more to it where taking them would make the model slower (ep/compile/worth.h); kAll takes
+// all that the device can.
+enum class Claim : std::uint8_t { kWorthwhile, kAll };
+
 struct Options {
   DeviceChoice device = DeviceChoice::kAuto;
   OnUnsupported on_unsupported = OnUnsupported::kError;
+  Claim claim = Claim::kWorthwhile;
   // `activations`, `threads`, `cpu_isa`, `artifacts`, `npu_threshold`, `opencl_device`,
   // `gpu_dtype`, `gpu_weights`.
   DeviceOptions device_options;

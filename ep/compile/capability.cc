@@ -12,16 +12,6 @@
 namespace flownpu {
 namespace {
 
-std::string reason_against(const Device& device, const GraphNode& node, const Producer& producer) {
-  if (!node.unsupported.empty()) return node.unsupported;
-  try {
-    if (is_context(node.node)) return "";
-    return device.unsupported(node.node, producer);
-  } catch (const Error& error) {  // An attribute of the wrong type, say.
-    return error.what();
-  }
-}
-
 constexpr int kNotTaken = -1;
 
 // Moves taken nodes that only read constants, such as a Cast of a weight, to the partition that
@@ -51,11 +41,22 @@ void join_readers(const std::vector<GraphNode>& nodes, std::vector<int>& levels)
 
 }  // namespace
 
+std::string reason_against(const Device& device, const GraphNode& node, const Producer& producer) {
+  if (!node.unsupported.empty()) return node.unsupported;
+  try {
+    if (is_context(node.node)) return "";
+    return device.unsupported(node.node, producer);
+  } catch (const Error& error) {  // An attribute of the wrong type, say.
+    return error.what();
+  }
+}
+
 // A node's level is the largest number of times that any path to it leaves the taken nodes and
 // returns to them. The taken nodes of one level form a partition. It is convex: levels never fall
 // along a path, and a path that goes from one of its nodes through a rejected node to a taken one
 // reaches a higher level.
-Partitions partition(const Device& device, const std::vector<GraphNode>& nodes) {
+Partitions partition(const Device& device, const std::vector<GraphNode>& nodes,
+                     const std::vector<std::string>& left) {
   struct ProducedValue {
     int level;
     bool taken;
@@ -70,7 +71,8 @@ Partitions partition(const Device& device, const std::vector<GraphNode>& nodes) 
   std::vector<int> levels(nodes.size(), kNotTaken);
   for (std::size_t index = 0; index < nodes.size(); ++index) {
     const GraphNode& node = nodes[index];
-    const std::string reason = node.is_elsewhere ? "" : reason_against(device, node, producer);
+    std::string reason = left.empty() ? "" : left[index];
+    if (reason.empty() && !node.is_elsewhere) reason = reason_against(device, node, producer);
     const bool taken = reason.empty() && !node.is_elsewhere;
 
     // kNotTaken: no taken node comes before it.

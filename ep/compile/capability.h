@@ -24,7 +24,12 @@ struct Partitions {
   std::size_t elsewhere = 0;
 };
 
-Partitions partition(const Device& device, const std::vector<GraphNode>& nodes);
+// Why the device does not take the node; "" if it does.
+std::string reason_against(const Device& device, const GraphNode& node, const Producer& producer);
+
+// `left`: for each node the reason for which it is not to be taken, or ""; or nothing.
+Partitions partition(const Device& device, const std::vector<GraphNode>& nodes,
+                     const std::vector<std::string>& left = {});
 
 // A product of activations with a weight.
 struct Product {

@@ -5,6 +5,7 @@
 
 #include "ep/model/graph.h"
 #include "ep/run/profiling.h"
+#include "ops/lent_threads.h"
 
 namespace flownpu {
 namespace {
@@ -43,15 +44,33 @@ class KernelContextIo final : public PlanIo {
   OrtKernelContext* context_;
 };
 
+// ORT's threads, which the session's other nodes run on.
+class SessionThreads final : public LentThreads {
+ public:
+  SessionThreads(const Api& api, OrtKernelContext* context) : api_(api), context_(context) {}
+
+  void run(std::size_t count, void (*work)(void* context, std::size_t index),
+           void* context) override {
+    constexpr std::size_t kUnbatched = 0;
+    api_.call(ort::KernelContext_ParallelFor, context_, work, count, kUnbatched, context);
+  }
+
+ private:
+  const Api& api_;
+  OrtKernelContext* context_;
+};
+
 }  // namespace
 
 // Everything that a run changes is in the plan's workspaces: ORT's per-node state is not used.
 ComputeInfo::ComputeInfo(const Api& api, std::unique_ptr<PlanWithFallback> plan,
-                         std::unique_ptr<CpuProvider> elsewhere, Termination& termination)
+                         std::unique_ptr<CpuProvider> elsewhere, Termination& termination,
+                         bool shares_threads)
     : api_(api),
       plan_(std::move(plan)),
       elsewhere_(std::move(elsewhere)),
-      termination_(termination) {
+      termination_(termination),
+      shares_threads_(shares_threads) {
   ort_version_supported = api.version();
   CreateState = [](OrtNodeComputeInfo* /*self*/, OrtNodeComputeContext* /*context*/,
                    void** state) -> OrtStatus* {
@@ -76,6 +95,8 @@ void ComputeInfo::run(OrtKernelContext* context) const {
   if (plan_ == nullptr) return elsewhere();
   try {
     KernelContextIo io(api_, context);
+    SessionThreads threads(api_, context);
+    const Lend lend(shares_threads_ ? &threads : nullptr);
     const Cancellable cancellable(observer == nullptr ? &termination_ : nullptr);
     plan_->run(io, observer);
   } catch (const Unsupported&) {

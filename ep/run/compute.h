@@ -14,9 +14,11 @@ namespace flownpu {
 class ComputeInfo final : public ort::OrtNodeComputeInfo {
  public:
   // `elsewhere` computes runs that the plan does not take (Unsupported). Either may be null, but
-  // not both. `termination` outlives this.
+  // not both. `termination` outlives this. `shares_threads`: other nodes of the model run on ORT's
+  // threads, and this partition is to run on them, too.
   ComputeInfo(const Api& api, std::unique_ptr<PlanWithFallback> plan,
-              std::unique_ptr<CpuProvider> elsewhere, Termination& termination);
+              std::unique_ptr<CpuProvider> elsewhere, Termination& termination,
+              bool shares_threads);
 
  private:
   void run(OrtKernelContext* context) const;
@@ -25,6 +27,7 @@ class ComputeInfo final : public ort::OrtNodeComputeInfo {
   std::unique_ptr<PlanWithFallback> plan_;
   std::unique_ptr<CpuProvider> elsewhere_;
   Termination& termination_;
+  bool shares_threads_;
 };
 
 }  // namespace flownpu

@@ -51,6 +51,7 @@ auto operators_by_file() {
                     cpu::reshape_operators(),
                     cpu::part_operators(),
                     cpu::choice_operators(),
+                    cpu::scatter_operators(),
                     cpu::transpose_operators(),
                     cpu::dense_operators(),
                     cpu::gemm_operators(),

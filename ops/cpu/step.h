@@ -59,6 +59,7 @@ std::span<const Operator> shape_operators();
 std::span<const Operator> reshape_operators();
 std::span<const Operator> part_operators();
 std::span<const Operator> choice_operators();
+std::span<const Operator> scatter_operators();
 std::span<const Operator> dense_operators();
 std::span<const Operator> gemm_operators();
 std::span<const Operator> patch_operators();

@@ -178,10 +178,16 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) 
     computing_.fetch_sub(1, std::memory_order_relaxed);
     return;
   }
-  places_->make_room(*workers_);
   call_ = call;
   context_ = context;
   deal(tasks);
+  if (LentThreads* lent = LentThreads::current(); lent != nullptr) {
+    run_lent(*lent);
+    caller_.store(kNobody, std::memory_order_release);
+    computing_.fetch_sub(1, std::memory_order_relaxed);
+    return;
+  }
+  places_->make_room(*workers_);
   gate_.fetch_add(kJob | kOpen, std::memory_order_release);
   jobs_.fetch_add(1, std::memory_order_release);
   wake_all(jobs_);
@@ -201,6 +207,19 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) 
   if (places_->are_uneven()) learn();
   caller_.store(kNobody, std::memory_order_release);
   computing_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// Each call does a thread's share and what is left of others, so all is done even if the threads
+// come one after the other.
+void ThreadPool::run_lent(LentThreads& threads) {
+  threads.run(
+      shares_.size(),
+      [](void* self, std::size_t thread) {
+        auto& pool = *static_cast<ThreadPool*>(self);
+        for (std::int64_t index = pool.claim(thread); index != kNone; index = pool.claim(thread))
+          pool.call_(pool.context_, index, thread);
+      },
+      this);
 }
 
 void ThreadPool::learn() {

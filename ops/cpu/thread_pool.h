@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ops/cpu/thread_places.h"
+#include "ops/lent_threads.h"
 #include "ops/system/processors.h"
 
 namespace flownpu::cpu {
@@ -48,6 +49,9 @@ class ThreadPool {
   // workers help while a core is free for them, and leave after their current task when another
   // caller needs it. A caller that finds no free core, or whose pool is helping another caller,
   // does all tasks alone.
+  //
+  // In a run that was lent threads (ops/lent_threads.h), these do the tasks instead of the workers:
+  // as many at a time as the pool has threads.
   //
   // A process that was forked has none of its parent's workers: the first call there starts new
   // ones.
@@ -108,6 +112,7 @@ class ThreadPool {
   void start(const std::vector<Processor>& processors);
   void forget();
   void run_erased(std::int64_t tasks, Call call, const void* context);
+  void run_lent(LentThreads& threads);
   void work(std::size_t thread);
   bool join();
   void leave();

@@ -51,12 +51,6 @@ constexpr Rule kRules[] = {
     {"unread_present", of_graph<unread_present>, For::kSession},
 };
 
-// Only for unknown_part(): the operators' numbers of inputs and outputs, and that they have no
-// attributes.
-constexpr Port kOne[] = {{.name = "X"}};
-constexpr Contract kPlain[] = {{.domain = "", .op_type = "Cos", .inputs = kOne, .outputs = kOne},
-                               {.domain = "", .op_type = "Sin", .inputs = kOne, .outputs = kOne}};
-
 const Rule* rule_of(const Node& node) {
   const auto* rule = std::ranges::find_if(kRules, [&](const Rule& candidate) {
     return candidate.contract != nullptr && candidate.contract->op_type == node.op_type &&
@@ -168,7 +162,6 @@ std::vector<Contract> of_rules(std::span<const Contract> all) {
   return drawn;
 }
 
-std::span<const Contract> plain_contracts() { return kPlain; }
 
 std::vector<std::string> conversion_rules() {
   std::vector<std::string> names;

@@ -58,9 +58,6 @@ std::vector<Node> outline(std::vector<Node> nodes, const std::vector<std::string
 // The rules' own contracts, and those in `all` of operators that rules fuse: a rule must know every
 // input, output and attribute of such a node.
 std::vector<Contract> of_rules(std::span<const Contract> all);
-// Contracts of operators (Cos and Sin) that no device takes, but that graphs exported in standard
-// operators contain: for the rules of graph_rewrites/, which fold such graphs.
-std::span<const Contract> plain_contracts();
 // The names of the rules that apply when a file is converted, in their order.
 std::vector<std::string> conversion_rules();
 // Applies the rules with these names, in the order of the list above. Throws Error, which lists all

@@ -38,18 +38,11 @@ std::vector<std::string> names_of_types(flownpu::Types types) {
   return names;
 }
 
-std::vector<Contract> known_to_rules() {
-  std::vector<Contract> all = flownpu::make_cpu_device({})->contracts();
-  const auto plain = flownpu::lowering::plain_contracts();
-  all.insert(all.end(), plain.begin(), plain.end());
-  return all;
-}
-
 std::string unknown_part_of(const std::string& domain, const std::string& op_type,
                             const std::vector<std::string>& inputs,
                             const std::vector<std::string>& outputs,
                             const std::vector<std::string>& attributes) {
-  static const std::vector<Contract> contracts = known_to_rules();
+  static const std::vector<Contract> contracts = flownpu::make_cpu_device({})->contracts();
   flownpu::Node node;
   node.op_type = op_type;
   node.domain = domain;

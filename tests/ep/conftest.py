@@ -58,7 +58,7 @@ def make_session(ep_devices: list[Any]) -> MakeSession:
 
     `options` are the provider's. `by_name`: through providers=[...] instead of add_provider_for_devices(). `strict`:
     fail if a node is left for ORT's CPU provider. `configure`: attributes of SessionOptions. `prepare`: a function that
-    is called with the SessionOptions.
+    is called with the SessionOptions. Where nodes may be left to ONNX Runtime, all others are taken, however small.
     """
 
     def make(
@@ -70,6 +70,8 @@ def make_session(ep_devices: list[Any]) -> MakeSession:
         configure: dict[str, Any] | None = None,
         prepare: Callable[[onnxruntime.SessionOptions], None] | None = None,
     ) -> onnxruntime.InferenceSession:
+        if "on_unsupported" in (options or {}):
+            options = {"claim": "all", **(options or {})}
         session_options = onnxruntime.SessionOptions()
         for name, value in (configure or {}).items():
             setattr(session_options, name, value)

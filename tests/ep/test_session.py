@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 
 from tests.ep.conftest import parse, reference
+from tests.large_pages import asks_for_large_pages, has_large_pages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -214,3 +215,12 @@ def test_run_time_error_names_node_and_session_goes_on(
             session.run(None, {"x": integers(4), "y": integers(3)})
         assert session.get_providers()[0] == "FlowNPUExecutionProvider", "onnxruntime fell back to its CPU provider"
         check(session, CHAIN, {"x": integers(4), "y": integers(4)})
+
+
+@pytest.mark.skipif(not has_large_pages(), reason="this system has no large pages (transparent_hugepage) to ask for")
+def test_large_outputs_are_asked_to_be_in_large_pages(make_session: MakeSession) -> None:
+    session = make_session("g (float[N] x) => (float[N] z) { z = Mul(x, x) }", strict=True)
+    x = np.arange(9 << 20, dtype=np.float32)  # 36 MiB
+    (z,) = session.run_with_ort_values(["z"], {"x": onnxruntime.OrtValue.ortvalue_from_numpy(x)})
+    assert asks_for_large_pages(z.data_ptr() + x.nbytes // 2)
+    np.testing.assert_array_equal(z.numpy(), x * x)

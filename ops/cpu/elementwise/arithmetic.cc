@@ -45,6 +45,19 @@ struct Div {
     return a / b;
   }
 };
+// The remainder has the divisor's sign; that of floats, the dividend's.
+struct Mod {
+  template <typename T>
+  T operator()(T a, T b) const {
+    if constexpr (std::is_integral_v<T>) {
+      if (b == T{-1}) return 0;
+      const T rest = a % b;
+      return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+    } else {
+      return std::fmod(a, b);
+    }
+  }
+};
 // NaN if either is.
 struct Min {
   template <typename T>
@@ -67,7 +80,9 @@ class Arithmetic final : public Binary {
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
     with_number(outputs[0].type, [&]<typename T> {
-      if constexpr (std::is_same_v<Function, Div> && std::is_integral_v<T>) check<T>(inputs[1]);
+      if constexpr (std::is_integral_v<T> &&
+                    (std::is_same_v<Function, Div> || std::is_same_v<Function, Mod>))
+        check<T>(inputs[1]);
       combine<T, T>(context(), inputs, outputs[0], Function());
     });
   }
@@ -104,6 +119,15 @@ class Pow final : public Binary {
 constexpr Port kTwoNumbers[] = {{.name = "A", .types = kNumbers, .type_letter = 'T'},
                                 {.name = "B", .types = kNumbers, .type_letter = 'T'}};
 constexpr Port kNumber[] = {{.name = "C", .types = kNumbers, .type_letter = 'T'}};
+// The remainders of C are those of floats alone here, and of integers the others.
+std::unique_ptr<Step> make_mod(const Node& node, const Context& context) {
+  const bool is_float = node.inputs[0].type == DataType::kFloat32;
+  if (is_float != (node.integer("fmod", 0) != 0))
+    fail("[", to_string(node), "] expected fmod = ", is_float ? 1 : 0, " for this type");
+  return std::make_unique<Arithmetic<Mod>>(node, context);
+}
+
+constexpr AttributeRule kMod[] = {flag("fmod")};
 constexpr Port kTwoFloats[] = {{.name = "X", .types = kFloat}, {.name = "Y", .types = kFloat}};
 constexpr Port kOneFloat[] = {{.name = "Z", .types = kFloat}};
 
@@ -115,6 +139,7 @@ constexpr Operator kOperators[] = {
     {{"", "Div", 7, 14, kTwoNumbers, kNumber}, make<Arithmetic<Div>>},
     {{"", "Min", 8, 13, kTwoNumbers, kNumber}, make<Arithmetic<Min>>},
     {{"", "Max", 8, 13, kTwoNumbers, kNumber}, make<Arithmetic<Max>>},
+    {{"", "Mod", 10, 13, kTwoNumbers, kNumber, kMod}, make_mod},
     {{"", "Pow", 7, 15, kTwoFloats, kOneFloat}, make<Pow>},
 };
 

@@ -117,7 +117,16 @@ constexpr Port kOutput[] = {{.name = "output"}};
 constexpr AttributeRule kAttributes[] = {integer("to", 1, 16), flag("saturate"),
                                          text("round_mode", "up|down|nearest")};
 
-constexpr Operator kOperators[] = {{{"", "Cast", 6, 25, kInput, kOutput, kAttributes}, make<Cast>}};
+// The output has the second input's type.
+constexpr Port kLike[] = {{.name = "input"}, {.name = "target_type", .type_letter = 'T'}};
+constexpr Port kLikeOutput[] = {{.name = "output", .type_letter = 'T'}};
+constexpr AttributeRule kLikeAttributes[] = {flag("saturate"),
+                                             text("round_mode", "up|down|nearest")};
+
+constexpr Operator kOperators[] = {
+    {{"", "Cast", 6, 25, kInput, kOutput, kAttributes}, make<Cast>},
+    {{"", "CastLike", 15, 25, kLike, kLikeOutput, kLikeAttributes}, make<Cast>},
+};
 
 }  // namespace
 

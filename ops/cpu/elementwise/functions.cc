@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Functions of one number, element by element: activations, roots, the error function.
 #include <algorithm>
+#include <array>
+#include <functional>
+#include <limits>
+#include <string>
 #include <type_traits>
 
 #include "ops/cpu/broadcast.h"
 #include "ops/cpu/elements.h"
+#include "ops/cpu/integers.h"
 #include "ops/cpu/step.h"
 
 namespace flownpu::cpu {
@@ -49,6 +54,107 @@ class Apply final : public Step {
   Function function_;
 };
 
+// x sigmoid(alpha x).
+class Swish final : public Step {
+ public:
+  Swish(const Node& node, const Context& context)
+      : context_(context), alpha_(node.number("alpha", node.op_type == "QuickGelu" ? 1.702F : 1)) {}
+
+  std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    outputs[0] = inputs[0].shape;
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const auto* x = inputs[0].as<const float>();
+    auto* y = outputs[0].as<float>();
+    in_parallel(*context_.pool, inputs[0].shape.elements(), [&](auto begin, auto end) {
+      constexpr std::int64_t kBlock = 1024;
+      std::array<float, kBlock> gate;
+      for (std::int64_t i = begin; i < end; i += kBlock) {
+        const std::int64_t count = std::min(kBlock, end - i);
+        std::transform(x + i, x + i + count, gate.begin(), [this](float v) { return alpha_ * v; });
+        context_.kernels.apply(Function::kSigmoid, gate.data(), gate.data(), count);
+        std::transform(x + i, x + i + count, gate.begin(), y + i, std::multiplies<>());
+      }
+    });
+  }
+
+ private:
+  Context context_;
+  float alpha_;
+};
+
+// gelu(x + bias), with a bias for each element of x's last axis.
+class BiasGelu final : public Step {
+ public:
+  BiasGelu(const Node& node, const Context& context) : context_(context), name_(to_string(node)) {}
+
+  std::optional<Slicing> slicing(const Node& node) const override {
+    return slice_rows(node, {0}, 1);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    if (inputs[0].shape[-1] != inputs[1].shape[0])
+      fail("[", name_, "] expected a bias of ", inputs[0].shape[-1], " elements, got ",
+           inputs[1].shape[0]);
+    outputs[0] = inputs[0].shape;
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const std::int64_t n = inputs[0].shape[-1];
+    const std::int64_t rows = n == 0 ? 0 : inputs[0].shape.elements() / n;
+    context_.pool->run_rows(rows, [&](std::int64_t row) {
+      float* y = outputs[0].as<float>() + row * n;
+      context_.kernels.add(inputs[0].as<const float>() + row * n, inputs[1].as<const float>(), y,
+                           n);
+      context_.kernels.apply(Function::kGelu, y, y, n);
+    });
+  }
+
+ private:
+  Context context_;
+  std::string name_;
+};
+
+// Both limits are optional; NaN stays NaN.
+class Clip final : public Step {
+ public:
+  Clip(const Node& /*node*/, const Context& context) : context_(context) {}
+
+  std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    outputs[0] = inputs[0].shape;
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    with_number(inputs[0].type, [&]<typename T> {
+      const auto limit = [&](std::size_t input, T otherwise) {
+        return is_given(inputs, input) ? *inputs[input].as<const T>() : otherwise;
+      };
+      using Limits = std::numeric_limits<T>;
+      const T low = limit(1, Limits::has_infinity ? -Limits::infinity() : Limits::lowest());
+      const T high = limit(2, Limits::has_infinity ? Limits::infinity() : Limits::max());
+      const T* x = inputs[0].as<const T>();
+      T* y = outputs[0].as<T>();
+      in_parallel(*context_.pool, inputs[0].shape.elements(), [&](auto begin, auto end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const T raised = x[i] < low ? low : x[i];
+          y[i] = raised > high ? high : raised;
+        }
+      });
+    });
+  }
+
+ private:
+  Context context_;
+};
+
 template <Function FUNCTION>
 std::unique_ptr<Step> make_apply(const Node& /*node*/, const Context& context) {
   return std::make_unique<Apply>(context, FUNCTION);
@@ -65,8 +171,25 @@ constexpr Port kNumberX[] = {{.name = "X", .types = kNumbers, .type_letter = 'T'
 constexpr Port kNumberY[] = {{.name = "Y", .types = kNumbers, .type_letter = 'T'}};
 constexpr AttributeRule kGelu[] = {text("approximate", "none|tanh")};
 
+constexpr Port kBiasGelu[] = {{.name = "A", .types = kFloat, .shape = "[..,N]"},
+                              {.name = "B", .types = kFloat, .shape = "[N]"}};
+constexpr Port kClip[] = {{.name = "input", .types = kNumbers, .type_letter = 'T'},
+                          {.name = "min",
+                           .types = kNumbers,
+                           .presence = Presence::kOptional,
+                           .shape = "[]",
+                           .type_letter = 'T'},
+                          {.name = "max",
+                           .types = kNumbers,
+                           .presence = Presence::kOptional,
+                           .shape = "[]",
+                           .type_letter = 'T'}};
+constexpr AttributeRule kSwish[] = {number("alpha")};
+
 constexpr Operator kOperators[] = {
     {{"", "Abs", 6, 13, kNumberX, kNumberY}, make_apply<Function::kAbs>},
+    {{"com.microsoft", "BiasGelu", 1, 1, kBiasGelu, kY}, make<BiasGelu>},
+    {{"", "Clip", 11, 13, kClip, kNumberY}, make<Clip>},
     {{"", "Cos", 7, 22, kX, kY}, make_apply<Function::kCos>},
     {{"", "Erf", 9, 13, kX, kY}, make_apply<Function::kErf>},
     {{"", "Exp", 6, 13, kX, kY}, make_apply<Function::kExp>},
@@ -74,11 +197,13 @@ constexpr Operator kOperators[] = {
     {{"com.microsoft", "Gelu", 1, 1, kX, kY}, make_apply<Function::kGelu>},
     {{"", "Log", 6, 13, kX, kY}, make_apply<Function::kLog>},
     {{"", "Neg", 6, 13, kNumberX, kNumberY}, make_apply<Function::kNeg>},
+    {{"com.microsoft", "QuickGelu", 1, 1, kX, kY, kSwish}, make<Swish>},
     {{"", "Reciprocal", 6, 13, kX, kY}, make_apply<Function::kReciprocal>},
     {{"", "Relu", 6, 14, kNumberX, kNumberY}, make_apply<Function::kRelu>},
     {{"", "Sigmoid", 6, 13, kX, kY}, make_apply<Function::kSigmoid>},
     {{"", "Sin", 7, 22, kX, kY}, make_apply<Function::kSin>},
     {{"", "Sqrt", 6, 13, kX, kY}, make_apply<Function::kSqrt>},
+    {{"", "Swish", 24, 24, kX, kY, kSwish}, make<Swish>},
     {{"", "Tanh", 6, 13, kX, kY}, make_apply<Function::kTanh>},
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operators that copy elements with broadcasting: Expand, and Where, which chooses between two
-// tensors.
+// Operators that copy elements with broadcasting: Where, which chooses between two tensors, Expand
+// and Tile.
 #include "ops/cpu/broadcast.h"
 #include "ops/cpu/elements.h"
 #include "ops/cpu/integers.h"
@@ -52,6 +52,25 @@ class Where final : public Step {
   std::string name_;
 };
 
+// Copies x to y with numpy's broadcasting.
+void copy_broadcast(ThreadPool& pool, const Tensor& x, const Shape& from, const Tensor& y,
+                    const Shape& to) {
+  with_bytes(y.type, [&]<typename T> {
+    const Broadcast<1> broadcast(to, {&from});
+    in_parallel(pool, to.elements(), [&](auto begin, auto end) {
+      broadcast.walk(begin, end, [&](auto first, auto count, const auto& offsets) {
+        const T* source = x.as<const T>() + offsets[0];
+        T* target = y.as<T>() + first;
+        if (broadcast.step(0) == 0) {
+          std::fill_n(target, count, *source);
+        } else {
+          std::copy_n(source, count, target);
+        }
+      });
+    });
+  });
+}
+
 class Expand final : public Step {
  public:
   Expand(const Node& node, const Context& context) : context_(context), name_(to_string(node)) {}
@@ -62,20 +81,44 @@ class Expand final : public Step {
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
-    with_bytes(outputs[0].type, [&]<typename T> {
-      const Broadcast<1> broadcast(outputs[0].shape, {&inputs[0].shape});
-      in_parallel(*context_.pool, outputs[0].shape.elements(), [&](auto begin, auto end) {
-        broadcast.walk(begin, end, [&](auto first, auto count, const auto& offsets) {
-          const T* from = inputs[0].as<const T>() + offsets[0];
-          T* to = outputs[0].as<T>() + first;
-          if (broadcast.step(0) == 0) {
-            std::fill_n(to, count, *from);
-          } else {
-            std::copy_n(from, count, to);
-          }
-        });
-      });
-    });
+    copy_broadcast(*context_.pool, inputs[0], inputs[0].shape, outputs[0], outputs[0].shape);
+  }
+
+ private:
+  Context context_;
+  std::string name_;
+};
+
+// Each axis [d], repeated r times, is [1, d] broadcast to [r, d]: so of at most half of the axes
+// that a shape can have.
+class Tile final : public Step {
+ public:
+  Tile(const Node& node, const Context& context) : context_(context), name_(to_string(node)) {}
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Shape repeats = shape_in(name_, inputs[1]);
+    outputs[0] = inputs[0].shape;
+    if (repeats.rank() != outputs[0].rank())
+      fail("[", name_, "] expected a number of repeats for each of ", outputs[0].rank(),
+           " axes, got ", repeats.rank());
+    if (repeats.rank() > Shape::kMaxRank / 2)
+      unsupported("[", name_, "] expected at most ", Shape::kMaxRank / 2, " axes, got ",
+                  repeats.rank());
+    for (int axis = 0; axis < repeats.rank(); ++axis) outputs[0][axis] *= repeats[axis];
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    Shape from;
+    Shape to;
+    for (int axis = 0; axis < inputs[0].shape.rank(); ++axis) {
+      const std::int64_t size = inputs[0].shape[axis];
+      from.append(1);
+      from.append(size);
+      to.append(integer_at(inputs[1], axis));
+      to.append(size);
+    }
+    copy_broadcast(*context_.pool, inputs[0], from, outputs[0], to);
   }
 
  private:
@@ -88,11 +131,14 @@ constexpr Port kWhere[] = {{.name = "condition", .types = kBool},
                            {.name = "Y", .type_letter = 'T'}};
 constexpr Port kExpand[] = {{.name = "input", .type_letter = 'T'},
                             {.name = "shape", .types = kInt64, .shape = "[R]"}};
+constexpr Port kTile[] = {{.name = "input", .type_letter = 'T'},
+                          {.name = "repeats", .types = kInt64, .shape = "[R]"}};
 constexpr Port kOutput[] = {{.name = "output", .type_letter = 'T'}};
 
 constexpr Operator kOperators[] = {
     {{"", "Where", 9, 16, kWhere, kOutput}, make<Where>},
     {{"", "Expand", 8, 13, kExpand, kOutput}, make<Expand>},
+    {{"", "Tile", 6, 13, kTile, kOutput}, make<Tile>},
 };
 
 }  // namespace

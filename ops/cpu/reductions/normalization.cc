@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Norms over the last axis: LayerNormalization; the RMS norms SimplifiedLayerNormalization and
-// RMSNormalization (one operator under two names), and SkipSimplifiedLayerNormalization, which adds
-// a residual first and outputs the sum as well; and Softmax.
+// RMSNormalization (one operator under two names); both behind a sum with a residual, which is an
+// output as well; Softmax and LogSoftmax.
 #include <algorithm>
+#include <cmath>
 
+#include "ops/cpu/integers.h"
 #include "ops/cpu/step.h"
 #include "ops/error.h"
 
@@ -116,7 +118,8 @@ class LayerNorm final : public Step {
 class Softmax final : public Step {
  public:
   // Before version 13 the axes from `axis` on were taken as one, and 1 was its default.
-  Softmax(const Node& node, const Context& context) : context_(context) {
+  Softmax(const Node& node, const Context& context)
+      : context_(context), is_log_(node.op_type == "LogSoftmax") {
     check_axis(node, node.since_version < 13 ? 1 : -1);
   }
 
@@ -133,20 +136,33 @@ class Softmax final : public Step {
     const std::int64_t n = inputs[0].shape[-1];
     const std::int64_t rows = n == 0 ? 0 : inputs[0].shape.elements() / n;
     context_.pool->run_rows(rows, [&](std::int64_t row) {
-      context_.kernels.softmax(inputs[0].as<const float>() + row * n,
-                               outputs[0].as<float>() + row * n, n);
+      const float* x = inputs[0].as<const float>() + row * n;
+      float* y = outputs[0].as<float>() + row * n;
+      if (!is_log_) return context_.kernels.softmax(x, y, n);
+      // x - largest - ln sum e^(x - largest)
+      const float largest = context_.kernels.largest(x, n);
+      std::transform(x, x + n, y, [largest](float v) { return v - largest; });
+      context_.kernels.apply(Function::kExp, y, y, n);
+      const auto logarithm = static_cast<float>(std::log(context_.kernels.sum(y, n)));
+      std::transform(x, x + n, y, [=](float v) { return v - largest - logarithm; });
     });
   }
 
  private:
   Context context_;
+  bool is_log_;
 };
 
-class SkipRmsNorm final : public Step {
+// The norm of input + skip (+ bias): of squares, or a layer's, which has its own bias, beta.
+class SkipNorm final : public Step {
  public:
-  SkipRmsNorm(const Node& node, const Context& context)
-      : context_(context), name_(to_string(node)), epsilon_(node.number("epsilon", 1e-5F)) {
-    check_weight(node, 2);
+  SkipNorm(const Node& node, const Context& context)
+      : context_(context),
+        name_(to_string(node)),
+        epsilon_(node.number("epsilon", 1e-5F)),
+        is_of_squares_(node.op_type == "SkipSimplifiedLayerNormalization"),
+        bias_(is_of_squares_ ? 3 : 4) {
+    for (std::size_t weight = 2; weight <= bias_; ++weight) check_weight(node, weight);
   }
 
   std::optional<Slicing> slicing(const Node& node) const override {
@@ -154,7 +170,9 @@ class SkipRmsNorm final : public Step {
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
-    check_weight(name_, inputs[0].shape, inputs[2].shape);
+    for (std::size_t weight = 2; weight <= bias_; ++weight) {
+      if (is_given(inputs, weight)) check_weight(name_, inputs[0].shape, inputs[weight].shape);
+    }
     if (!(inputs[0].shape == inputs[1].shape) && !repeats(inputs[0].shape, inputs[1].shape)) {
       unsupported("[", name_, "] expected input and skip of one shape, or a skip for each row of ",
                   "the batch, got ", to_string(inputs[0].shape), " and ",
@@ -168,6 +186,11 @@ class SkipRmsNorm final : public Step {
     const std::int64_t n = inputs[0].shape[-1];
     const std::int64_t rows = n == 0 ? 0 : inputs[0].shape.elements() / n;
     const std::int64_t skips = rows == 0 ? 1 : inputs[1].shape.elements() / n;
+    const auto given = [&](std::size_t input) {
+      return is_given(inputs, input) ? inputs[input].as<const float>() : nullptr;
+    };
+    const float* bias = given(bias_);
+    const float* beta = is_of_squares_ ? nullptr : given(3);
     auto* normed = outputs[0].as<float>();
     // A sum that nobody uses is kept where the norm will overwrite it.
     auto* sums = outputs.size() > 3 && outputs[3].data != nullptr ? outputs[3].as<float>() : normed;
@@ -175,7 +198,13 @@ class SkipRmsNorm final : public Step {
       const std::int64_t at = row * n;
       context_.kernels.add(inputs[0].as<const float>() + at,
                            inputs[1].as<const float>() + row % skips * n, sums + at, n);
-      context_.kernels.rms_norm(sums + at, inputs[2].as<const float>(), epsilon_, normed + at, n);
+      if (bias != nullptr) context_.kernels.add(sums + at, bias, sums + at, n);
+      if (is_of_squares_) {
+        context_.kernels.rms_norm(sums + at, inputs[2].as<const float>(), epsilon_, normed + at, n);
+      } else {
+        context_.kernels.layer_norm(sums + at, inputs[2].as<const float>(), beta, epsilon_,
+                                    normed + at, n);
+      }
     });
   }
 
@@ -189,6 +218,8 @@ class SkipRmsNorm final : public Step {
   Context context_;
   std::string name_;
   float epsilon_;
+  bool is_of_squares_;
+  std::size_t bias_;
 };
 
 constexpr Port kLayerNorm[] = {{.name = "X", .types = kFloat, .shape = "[..,D]"},
@@ -196,9 +227,17 @@ constexpr Port kLayerNorm[] = {{.name = "X", .types = kFloat, .shape = "[..,D]"}
                                {.name = "B", .types = kFloat, .presence = Presence::kOptional}};
 constexpr Port kRmsNorm[] = {{.name = "X", .types = kFloat, .shape = "[..,D]"},
                              {.name = "scale", .types = kFloat}};
-constexpr Port kSkipRmsNorm[] = {{.name = "input", .types = kFloat, .shape = "[..,D]"},
-                                 {.name = "skip", .types = kFloat, .shape = "[..,D]"},
-                                 {.name = "gamma", .types = kFloat}};
+constexpr Port kSkipRmsNorm[] = {
+    {.name = "input", .types = kFloat, .shape = "[..,D]"},
+    {.name = "skip", .types = kFloat, .shape = "[..,D]"},
+    {.name = "gamma", .types = kFloat},
+    {.name = "bias", .types = kFloat, .presence = Presence::kOptional}};
+constexpr Port kSkipLayerNorm[] = {
+    {.name = "input", .types = kFloat, .shape = "[..,D]"},
+    {.name = "skip", .types = kFloat, .shape = "[..,D]"},
+    {.name = "gamma", .types = kFloat},
+    {.name = "beta", .types = kFloat, .presence = Presence::kOptional},
+    {.name = "bias", .types = kFloat, .presence = Presence::kOptional}};
 constexpr Port kSoftmax[] = {{.name = "input", .types = kFloat, .shape = "[..,N]"}};
 constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
 constexpr Port kSkipOutputs[] = {
@@ -214,11 +253,14 @@ constexpr AttributeRule kAxis[] = {axis("axis")};
 constexpr Operator kOperators[] = {
     {{"", "LayerNormalization", 1, 17, kLayerNorm, kY, kNorm}, make<LayerNorm>},
     {{"", "Softmax", 1, 13, kSoftmax, kY, kAxis}, make<Softmax>},
+    {{"", "LogSoftmax", 1, 13, kSoftmax, kY, kAxis}, make<Softmax>},
     {{"", "SimplifiedLayerNormalization", 1, 1, kRmsNorm, kY, kNorm}, make<RmsNorm>},
     {{"", "RMSNormalization", 23, 23, kRmsNorm, kY, kNorm}, make<RmsNorm>},
     {{"com.microsoft", "SkipSimplifiedLayerNormalization", 1, 1, kSkipRmsNorm, kSkipOutputs,
       kSkipNorm},
-     make<SkipRmsNorm>},
+     make<SkipNorm>},
+    {{"com.microsoft", "SkipLayerNormalization", 1, 1, kSkipLayerNorm, kSkipOutputs, kSkipNorm},
+     make<SkipNorm>},
 };
 
 }  // namespace

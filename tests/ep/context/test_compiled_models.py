@@ -78,7 +78,7 @@ def test_compiled_model_gives_same_bits(compiled: Any, make_session: MakeSession
 
 
 def test_partitions_have_files_of_their_own(compiled: Any, make_session: MakeSession) -> None:
-    path = compiled(SPLIT, on_unsupported="cpu")
+    path = compiled(SPLIT, on_unsupported="cpu", claim="all")
     assert len(list(path.parent.glob("*.flownpu"))) == 2
     x = np.array([[1, 2], [3, 5]], np.float32)
     (found,) = make_session(path, {"on_unsupported": "cpu"}).run(None, {"x": x})

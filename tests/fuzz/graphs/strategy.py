@@ -64,6 +64,7 @@ def build(head: bytes, nodes: list[bytes], isas: tuple[str, ...] = INSTRUCTION_S
         "threads": choices.pick(("1", "2")),
         "activations": choices.pick(("bf16", "int8")),
         "on_unsupported": choices.pick(("error", "cpu")),
+        "claim": "all",
     }
     optimise = choices.pick(("none", "all", "all", "basic"))
     feeds = [{name: source.array() for name, source in feed.items()} for feed in builder.feeds()]

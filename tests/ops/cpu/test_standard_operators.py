@@ -11,7 +11,7 @@ import pytest
 
 from flownpu.ops.eager_call import DTYPES
 from tests.one_node import one_node
-from tests.ops.device import ISAS, NAMES, run
+from tests.ops.device import ISAS, NAMES, one, run
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 3, 37), dtype=np.float32)
@@ -39,6 +39,21 @@ EXACT: list[tuple[str, list[np.ndarray], dict[str, Any]]] = [
     ("GatherND", [X, np.array([[1, 2], [0, -3]])], {}),
     ("Reshape", [X, np.array([0, -1])], {}),
     ("Identity", [X], {}),
+    ("Tile", [X, np.array([2, 1, 3])], {}),
+    ("Tile", [INTEGERS, np.array([1, 2])], {}),
+    ("Tile", [X, np.array([1, 0, 2])], {}),
+    ("Mod", [INTEGERS, np.array([4, -3, 5])], {}),
+    ("Mod", [X, Y], {"fmod": 1}),
+    ("Clip", [X, np.array(-0.5, np.float32)], {}),
+    ("Clip", [X, np.array(-0.5, np.float32), np.array(0.5, np.float32)], {}),
+    ("Clip", [INTEGERS, np.array(-2), np.array(5)], {}),
+    ("GatherElements", [X, RNG.integers(-3, 3, (2, 2, 30))], {"axis": 1}),
+    ("GatherElements", [INTEGERS, np.array([[2, 0], [-1, 1]])], {"axis": -1}),
+    ("ScatterND", [X, np.array([[0, 1], [1, -1]]), Y[0, :2].copy()], {}),
+    ("ScatterND", [X, np.array([[1]]), Y[:1].copy()], {}),
+    ("ScatterND", [X, np.zeros((0, 2), np.int64), Y[0, :0].copy()], {}),
+    *[("Trilu", [X[:, :, :5].copy(), np.array(k)], {"upper": u}) for k in (-9, -1, 0, 2, 9) for u in (0, 1)],
+    ("Trilu", [INTEGERS], {}),
 ]
 
 
@@ -63,19 +78,51 @@ def test_activations_equal_float64(op_type: str, domain: str, attributes: dict[s
     assert np.all(np.abs(result - expected) <= 16 * 2.0**-24 * (np.abs(x) + 1))
 
 
+def test_cast_like_has_type_of_second_input() -> None:
+    result = one("CastLike", [X * 9, INTEGERS], outputs=("int64",), domain="")
+    np.testing.assert_array_equal(result, (X * 9).astype(np.int64), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "domain", "inputs", "attributes"),
+    [
+        ("QuickGelu", "com.microsoft", [X * 4], {}),
+        ("QuickGelu", "com.microsoft", [X * 4], {"alpha": 0.5}),
+        ("BiasGelu", "com.microsoft", [X * 4, WEIGHT], {}),
+        ("LogSoftmax", "", [X * 4], {}),
+    ],
+)
+def test_other_activations_equal_onnxruntime(
+    op_type: str, domain: str, inputs: list[np.ndarray], attributes: dict[str, Any]
+) -> None:
+    (expected,) = ort(op_type, inputs, ("float",), domain, **attributes)
+    result = one(op_type, list(inputs), domain=domain, **attributes)
+    # As above: both sides approximate.
+    assert np.all(np.abs(result - expected) <= 16 * 2.0**-24 * (np.abs(inputs[0]) + np.abs(expected) + 1))
+
+
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("op_type", ["SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"])
-def test_rms_norm_equals_float64(isa: str, op_type: str) -> None:
+@pytest.mark.parametrize(
+    ("op_type", "biases"),
+    [
+        ("SimplifiedLayerNormalization", 0),
+        *[("SkipSimplifiedLayerNormalization", biases) for biases in (0, 1)],
+        *[("SkipLayerNormalization", biases) for biases in (0, 1, 2)],
+    ],
+)
+def test_norms_equal_onnxruntime(isa: str, op_type: str, biases: int) -> None:
     skip = op_type.startswith("Skip")
     domain = "com.microsoft" if skip else ""
-    inputs = [X, Y, WEIGHT] if skip else [X, WEIGHT]
+    inputs = [X, Y, WEIGHT, WEIGHT[::-1].copy(), WEIGHT + 1][: 3 + biases] if skip else [X, WEIGHT]
     outputs = ("float", "", "", "float") if skip else ("float",)
     expected = ort(op_type, inputs, outputs, domain, epsilon=1e-6)
-    results = run(op_type, inputs, outputs=outputs, domain=domain, options={"cpu_isa": isa}, epsilon=1e-6)
+    results = run(op_type, list(inputs), outputs=outputs, domain=domain, options={"cpu_isa": isa}, epsilon=1e-6)
     results = [result for result in results if result is not None]
-    # A mean of 37 squares, a root, a quotient, two products: at most 37 + 8 roundings on each side.
+    # A mean of 37 squares, a root, a quotient, two products: at most 37 + 8 roundings on each side. A layer's norm
+    # subtracts its mean, to the largest element's rounding.
+    atol = 0 if "Simplified" in op_type else 2 * 45 * 2.0**-24 * 8
     for result, reference in zip(results, expected, strict=True):
-        np.testing.assert_allclose(result, reference, rtol=2 * 45 * 2.0**-24, atol=0)
+        np.testing.assert_allclose(result, reference, rtol=2 * 45 * 2.0**-24, atol=atol)
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,11 @@ GRAPHS: dict[str, tuple[str, str, str]] = {
     "transposed A and matrix": (f"{XT}, {Z}", f"t = Transpose {TURN} (xt) a = MatMul(t, W) y = Add(a, z)", ""),
     "product of three axes": (X3, "a = MatMul(x3, W) y = Add(a, b)", ""),
     "Gemm and activation": (X, "a = Gemm(x, W, b) y = Sigmoid(a)", "FusedGemm"),
-    "bias and GELU": (X3, "a = MatMul(x3, W) c = Add(a, b) y = com.microsoft.Gelu(c)", "BiasGelu"),
-    "QuickGelu": (X, "a = Mul(x, much) c = Sigmoid(a) y = Mul(x, c)", "QuickGelu"),
+    "bias and GELU": (X3, "a = MatMul(x3, W) c = Add(a, b) y = com.microsoft.Gelu(c)", ""),
+    "QuickGelu": (X, "a = Mul(x, much) c = Sigmoid(a) y = Mul(x, c)", ""),
     "skip and layer norm": (
         f"{X3}, {Z3}", "a = MatMul(x3, W) c = Add(a, z3) y = LayerNormalization <axis = -1> (c, G, H)",
-        "SkipLayerNormalization",
+        "",
     ),
     "scores": (
         "float[B,2,N,16] q, float[B,2,M,16] p",

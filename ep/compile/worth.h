@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Worth: which of the nodes that the CPU device could take stay with ONNX Runtime, because taking
+// them would make the model slower. Only for sessions that leave nodes to ONNX Runtime anyway.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ep/compile/capability.h"
+#include "ops/device.h"
+
+namespace flownpu {
+
+// For each node, why it stays with ONNX Runtime as part of a quantised pattern that the device does
+// not take whole, or "". ONNX Runtime fuses DequantizeLinear with the product that reads it, if it
+// has both: a product alone would get a weight that is dequantised in each run.
+std::vector<std::string> left_patterns(const Device& device, const std::vector<GraphNode>& nodes);
+
+// Moves to `rejected` the partitions that have too little work to pay for the hand-over.
+void leave_small(const std::vector<GraphNode>& nodes, Partitions& partitions);
+
+}  // namespace flownpu

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which nodes stay with ONNX Runtime because taking them would make the model slower, with the option `claim`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.ep.conftest import parse, reference
+
+if TYPE_CHECKING:
+    from tests.ep.conftest import MakeSession, Placed
+
+RNG = np.random.default_rng(0)
+PRICED = {"on_unsupported": "cpu", "claim": "worthwhile"}
+
+
+def product(rows: str, k: int, m: int) -> onnx.ModelProto:
+    """A product between two nodes that no device takes."""
+    model = parse(
+        f"g (float[{rows}, {k}] x) => (float[{rows}, {m}] y)"
+        "{ a = Tan(x)  b = Neg(a)  c = MatMul(b, w)  d = Add(c, c)  y = Tan(d) }".replace("MatMul(b, w)", "Neg(b)")
+    )
+    weight = (RNG.standard_normal((k, m)) / k).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    model.graph.node[2].CopyFrom(helper.make_node("MatMul", ["b", "w"], ["c"]))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "m", "taken"),
+    [
+        ("8", 256, 256, 0),  # half a million multiply-adds
+        ("16", 256, 256, 3),  # a million
+        ("N", 256, 256, 3),  # as many for the 16 rows that a short text is taken to have
+        ("N", 64, 64, 0),
+    ],
+)
+def test_partition_is_taken_from_a_million_multiply_adds_on(
+    placed: Placed, rows: str, k: int, m: int, taken: int
+) -> None:
+    session, placement = placed(product(rows, k, m), PRICED)
+    assert placement["claimed"] == taken
+    left = {item["op_type"]: item["reason"] for item in placement["left"]}
+    assert ("claim=all takes it" in left.get("Neg", "")) == (taken == 0)
+    x = RNG.uniform(-1, 1, (8 if rows == "8" else 16, k)).astype(np.float32)
+    (found,), (expected,) = session.run(None, {"x": x}), reference(product(rows, k, m), {"x": x})
+    assert found.shape == expected.shape
+
+
+def test_all_is_taken_with_claim_all(placed: Placed) -> None:
+    _, placement = placed(product("8", 256, 256), PRICED | {"claim": "all"})
+    assert placement["claimed"] == 3
+
+
+def test_whole_model_is_taken_however_small(placed: Placed) -> None:
+    _, placement = placed("g (float[2] x) => (float[2] y) { y = Add(x, x) }", PRICED)
+    assert (placement["claimed"], placement["left"]) == (1, [])
+
+
+def quantized(weight_type: int, static: bool) -> onnx.ModelProto:
+    """x times a quantised weight; `static`: x is quantised, too, and so is the result."""
+    codes = helper.make_tensor("codes", weight_type, [256, 256], RNG.integers(-7, 8, 256 * 256))
+    nodes = [helper.make_node("DequantizeLinear", ["codes", "scale"], ["w"], axis=1)]
+    if static:
+        nodes += [
+            helper.make_node("QuantizeLinear", ["x", "step"], ["q"]),
+            helper.make_node("DequantizeLinear", ["q", "step"], ["r"]),
+        ]
+    nodes.append(helper.make_node("MatMul", ["r" if static else "x", "w"], ["c" if static else "y"]))
+    if static:
+        nodes += [
+            helper.make_node("QuantizeLinear", ["c", "step"], ["p"]),
+            helper.make_node("DequantizeLinear", ["p", "step"], ["y"]),
+        ]
+    constants = [
+        codes,
+        numpy_helper.from_array(np.full(256, 0.01, np.float32), "scale"),
+        numpy_helper.from_array(np.float32(0.05), "step"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [64, 256])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 256])],
+        constants,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize(
+    ("weight_type", "static", "taken"),
+    [(TensorProto.INT8, False, 2), (TensorProto.INT4, False, 0), (TensorProto.INT8, True, 0)],
+    ids=["int8 weight", "int4 weight", "int8 weight and activations"],
+)
+def test_quantized_pattern_is_taken_or_left_whole(placed: Placed, weight_type: int, static: bool, taken: int) -> None:
+    model = quantized(weight_type, static)
+    session, placement = placed(model, PRICED)
+    assert placement["claimed"] == taken
+    x = RNG.uniform(-1, 1, (64, 256)).astype(np.float32)
+    (found,), (expected,) = session.run(None, {"x": x}), reference(model, {"x": x})
+    # Taken: activations have 8 bits for their largest, 1, and 256 terms of at most 0.07. Left: one step of the output.
+    bound = 256 * 0.07 / 254 if taken else 0.05 * (1 + 2.0**-20)
+    assert np.abs(found - expected).max() <= bound
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_partitions_on_threads_of_onnxruntime_give_same_bits(make_session: MakeSession, threads: str) -> None:
+    """Between nodes of ONNX Runtime the tasks of a partition run on its threads, one or several."""
+    model = product("512", 256, 256)
+    x = RNG.uniform(-1, 1, (512, 256)).astype(np.float32)
+    results = [
+        make_session(
+            model, PRICED | {"threads": threads}, configure={"intra_op_num_threads": count, "inter_op_num_threads": 1}
+        ).run(None, {"x": x})[0]
+        for count in (1, 2, 4)
+    ]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])

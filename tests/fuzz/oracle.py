@@ -3,7 +3,7 @@
 
 ONNX Runtime's CPU provider runs the model as it is, unoptimised; FlowNPU runs it with the case's options. Then
 
-    both give numbers      types and shapes are equal; FlowNPU's are within bounds (reference.bounds) or equal ONNX
+    both give numbers      types and shapes are equal; FlowNPU's are within bounds (reference.samples) or equal ONNX
                            Runtime's
     both refuse            at the session or at the run; FlowNPU with a message that names a node or a value
     FlowNPU alone refuses  with such a message; with on_unsupported=cpu the same case gives numbers
@@ -32,7 +32,7 @@ from tests.fuzz.worker import Ended, Worker
 
 if TYPE_CHECKING:
     from tests.fuzz.graphs.strategy import Case
-    from tests.fuzz.reference.bounds import Bounds
+    from tests.fuzz.reference.samples import Bounds
     from tests.fuzz.sessions import Arrays, Outcome
 
 REFERENCE_FAILED = ": the reference failed"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tests.fuzz.arrays import Array, is_float
-from tests.fuzz.reference import bounds
+from tests.fuzz.reference import samples
 
 if TYPE_CHECKING:
-    from tests.fuzz.reference.bounds import Bounds
+    from tests.fuzz.reference.samples import Bounds
 
 # How near FlowNPU's number must be to ONNX Runtime's if it is outside the bounds, in roundings of ONNX Runtime's.
 NEAR_UNITS = 8
@@ -33,11 +33,11 @@ def outside(found: Array, expected: Array, known: Bounds | None) -> Array:
         missing = np.isnan(ours)
         right = ~missing & (ours >= known.low) & (ours <= known.high)
         apart = np.abs(ours - theirs)
-        near = apart <= NEAR_UNITS * bounds.unit(found.dtype) * np.abs(theirs)
+        near = apart <= NEAR_UNITS * samples.unit(found.dtype) * np.abs(theirs)
         near |= (np.maximum(known.low - theirs, theirs - known.high) > FAR * apart) & np.isfinite(ours)
     if known.nan is not None:
         right = np.select(
-            [known.nan == bounds.ALWAYS, known.nan == bounds.NOT_FINITE, known.nan == bounds.PERHAPS],
+            [known.nan == samples.ALWAYS, known.nan == samples.NOT_FINITE, known.nan == samples.PERHAPS],
             [missing, ~np.isfinite(ours), right | missing],
             right,
         )
@@ -60,7 +60,7 @@ def kinds(found: Array, expected: Array, known: Bounds | None, wrong: Array) -> 
     def kind(number: float) -> str:
         return "NaN" if np.isnan(number) else "infinity" if np.isinf(number) else "a number"
 
-    must_be_nan = known is not None and known.nan is not None and known.nan[at] == bounds.ALWAYS
+    must_be_nan = known is not None and known.nan is not None and known.nan[at] == samples.ALWAYS
     return f"{kind(float(found[at]))} for {'NaN' if must_be_nan else kind(float(expected[at]))}"
 
 

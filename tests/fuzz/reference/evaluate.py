@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluates a model with bounds in place of values."""
+"""Evaluates a model with samples in place of values, and says in which bounds each value must be."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from tests.fuzz.arrays import is_float
-from tests.fuzz.reference.bounds import Bounds, Unknown, of
+from tests.fuzz.reference.samples import Bounds, Samples, Unknown, of, restart
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 
@@ -27,27 +28,27 @@ class ReferenceFailed(Exception):  # noqa: N818
         self.op_type = op_type
 
 
-Table = dict[tuple[str, str], Callable[["Node"], "Bounds | list[Bounds | None]"]]
+Table = dict[tuple[str, str], Callable[["Node"], "Samples | Sequence[Samples | None]"]]
 
 
 @dataclass
 class Node:
-    """A node and the bounds of its inputs; None: unknown or absent.
+    """A node and the samples of its inputs; None: unknown or absent.
 
     `provider`: the provider's options. `constants`: names of constant values. `makers`, `known`: the node that makes
-    each value before this node, and its bounds.
+    each value before this node, and its samples.
     """
 
     op_type: str
     attributes: dict[str, Any]
     names: list[str]
-    values: list[Bounds | None]
+    values: list[Samples | None]
     outputs: int
     opset: int
     provider: dict[str, str] = field(default_factory=dict)
     constants: frozenset[str] = frozenset()
     makers: dict[str, onnx.NodeProto] = field(default_factory=dict)
-    known: dict[str, Bounds | None] = field(default_factory=dict)
+    known: dict[str, Samples | None] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -57,21 +58,21 @@ class Node:
         """Whether an input is present."""
         return index < len(self.names) and bool(self.names[index])
 
-    def input(self, index: int) -> Bounds:
-        """The bounds of an input. Raises Unknown."""
+    def input(self, index: int) -> Samples:
+        """The samples of an input. Raises Unknown."""
         value = self.values[index] if self.has(index) else None
         if value is None:
             raise Unknown
         return value
 
-    def optional(self, index: int) -> Bounds | None:
-        """The bounds of an input; None if it is absent. Raises Unknown."""
+    def optional(self, index: int) -> Samples | None:
+        """The samples of an input; None if it is absent. Raises Unknown."""
         return self.input(index) if self.has(index) else None
 
-    def float(self, index: int) -> Bounds:
-        """The bounds of an input of floats. Raises Unknown."""
+    def float(self, index: int) -> Samples:
+        """The samples of an input of floats. Raises Unknown."""
         value = self.input(index)
-        if not is_float(value.dtype):
+        if not value.is_float:
             raise Unknown
         return value
 
@@ -90,7 +91,7 @@ class Node:
         """Whether an input is an initializer that no run can replace, or computed from constants only."""
         return self.has(index) and self.names[index] in self.constants
 
-    def scale_behind(self, index: int) -> Bounds | None:
+    def scale_behind(self, index: int) -> Samples | None:
         """The scale of an input that a DequantizeLinear made, perhaps transposed or reshaped since; else None."""
         maker = self.makers.get(self.names[index])
         while maker is not None and maker.op_type in {"Transpose", "Reshape", "Identity"}:
@@ -101,13 +102,9 @@ class Node:
 @cache
 def references() -> Table:
     """The reference of each operator, by domain and name."""
-    from tests.fuzz.reference import attention, elementwise, experts, moves, products, reductions
+    from tests.fuzz.reference import attention, products, standard
 
-    return {
-        key: function
-        for family in (elementwise, moves, reductions, products, experts, attention)
-        for key, function in family.TABLE.items()
-    }
+    return {key: function for family in (standard, products, attention) for key, function in family.TABLE.items()}
 
 
 def evaluate(
@@ -118,7 +115,8 @@ def evaluate(
     Raises:
         ReferenceFailed: an operator's reference fails.
     """
-    values: dict[str, Bounds | None] = {}
+    restart()
+    values: dict[str, Samples | None] = {}
     for tensor in model.graph.initializer:
         values[tensor.name] = _initializer(tensor)
     makers: dict[str, onnx.NodeProto] = {}
@@ -146,12 +144,12 @@ def evaluate(
             values |= {name: value for name, value in zip(proto.output, made, strict=False) if name}
             if all(name in constants for name in names if name):
                 constants.update(proto.output)
-    return values
+        return {name: None if value is None else value.bounds() for name, value in values.items()}
 
 
-def _made(node: Node, domain: str) -> list[Bounds | None]:
+def _made(node: Node, domain: str) -> list[Samples | None]:
     function = references().get((domain, node.op_type))
-    nothing: list[Bounds | None] = [None] * node.outputs
+    nothing: list[Samples | None] = [None] * node.outputs
     if function is None:
         return nothing
     try:
@@ -160,11 +158,11 @@ def _made(node: Node, domain: str) -> list[Bounds | None]:
         return nothing
     except Exception as error:
         raise ReferenceFailed(node.op_type, error) from error
-    several = list(made) if isinstance(made, list) else [made]
+    several = [made] if isinstance(made, Samples) else list(made)
     return several + nothing[len(several) :]
 
 
-def _initializer(tensor: onnx.TensorProto) -> Bounds | None:
+def _initializer(tensor: onnx.TensorProto) -> Samples | None:
     if tensor.data_type == TensorProto.STRING:
         return None
     array = onnx.numpy_helper.to_array(tensor)

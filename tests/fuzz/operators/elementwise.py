@@ -36,6 +36,29 @@ def fast_gelu(b: Builder) -> None:
     b.node("FastGelu", [x, bias], [(x.type, x.shape)], MICROSOFT)
 
 
+def swish(b: Builder, op_type: str, domain: str) -> None:
+    x = b.operand("Sigmoid")
+    b.node(op_type, [x], [(x.type, x.shape)], domain, alpha=b.choices.pick((None, 1.0, -0.5, 1.702)))
+
+
+def bias_gelu(b: Builder) -> None:
+    x = b.operand("BiasGelu", domain=MICROSOFT, least=1)
+    b.node("BiasGelu", [x, b.like(x.type, x.shape[-1:])], [(x.type, x.shape)], MICROSOFT)
+
+
+def clip(b: Builder) -> None:
+    x = b.operand("Clip")
+    limits = [b.like(x.type, ()) if b.choices.chance(70) else ABSENT for _ in range(2)]
+    b.node("Clip", [x, *limits], [(x.type, x.shape)])
+
+
+def mod(b: Builder) -> None:
+    x = b.operand("Mod")
+    y = b.partner(x)
+    fmod = 1 if x.type in arrays.FLOATS and not b.mistake() else b.choices.pick((None, 0))
+    b.node("Mod", [x, y], [(x.type, broadcast(x.shape, y.shape) or x.shape)], fmod=fmod)
+
+
 def logical_not(b: Builder) -> None:
     x = b.operand("Not", fits=lambda v: v.type == TensorProto.BOOL)
     b.node("Not", [x], [(TensorProto.BOOL, x.shape)])
@@ -111,6 +134,11 @@ def expand(b: Builder) -> None:
     b.node("Expand", [x, b.integers(target, kind)], [(x.type, result)])
 
 
+def cast_like(b: Builder) -> None:
+    x, like = b.operand("Cast", "T1"), b.operand("Cast", "T1")  # ONNX Runtime has no kernel of CastLike
+    b.node("CastLike", [x, like], [(like.type, x.shape)])
+
+
 def masked_sum(b: Builder) -> None:
     """A mask: a comparison, a Cast of it, and a product with it."""
     x = b.operand("Add", fits=lambda v: v.type in arrays.FLOATS)
@@ -121,13 +149,13 @@ def masked_sum(b: Builder) -> None:
     b.node("Mul", [number, x], [(x.type, shape)])
 
 
-UNARY = ("Tanh", "Sigmoid", "Exp", "Sqrt", "Reciprocal", "Neg")
+UNARY = ("Abs", "Cos", "Exp", "Log", "Neg", "Reciprocal", "Relu", "Sigmoid", "Sin", "Sqrt", "Tanh")
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 LOGIC = ("And", "Or", "Xor")
 
 OPERATORS: Operators = [
-    *((8, op_type, 7, partial(unary, op_type=op_type)) for op_type in UNARY),
+    *((5, op_type, 7, partial(unary, op_type=op_type)) for op_type in UNARY),
     *((8, op_type, 7, partial(binary, op_type=op_type)) for op_type in ARITHMETIC),
     *((8, op_type, 8, partial(variadic, op_type=op_type)) for op_type in ("Min", "Max")),
     *(
@@ -142,7 +170,13 @@ OPERATORS: Operators = [
     (8, "Gelu", 20, gelu),
     (5, "Gelu", 7, partial(unary, op_type="Gelu", domain=MICROSOFT)),
     (7, "FastGelu", 7, fast_gelu),
+    (5, "QuickGelu", 7, partial(swish, op_type="QuickGelu", domain=MICROSOFT)),
+    (5, "Swish", 24, partial(swish, op_type="Swish", domain="")),
+    (5, "BiasGelu", 7, bias_gelu),
+    (5, "Clip", 11, clip),
+    (4, "Mod", 10, mod),
     (16, "Cast", 7, cast),
+    (4, "CastLike", 15, cast_like),
     (8, "Where", 9, where),
     (8, "Expand", 8, expand),
     (5, "masked sum", 7, masked_sum),

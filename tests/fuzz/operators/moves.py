@@ -131,6 +131,41 @@ def transpose(b: Builder) -> None:
     b.node("Transpose", [x], [(x.type, tuple(x.shape[axis] for axis in order))], perm=given)
 
 
+def tile(b: Builder) -> None:
+    x = b.operand("Tile")
+    repeats = [b.choices.pick((1, 2, 3, 0)) for _ in x.shape]
+    b.node("Tile", [x, b.integers(repeats)], [(x.type, tuple(n * r for n, r in zip(x.shape, repeats, strict=True)))])
+
+
+def trilu(b: Builder) -> None:
+    x = b.operand("Trilu", least=2)
+    diagonal = b.integers([b.choices.between(-9, 9)], shape=()) if b.choices.chance(70) else ABSENT
+    b.node("Trilu", [x, diagonal], [(x.type, x.shape)], upper=b.choices.pick((None, 0, 1)))
+
+
+def gather_elements(b: Builder) -> None:
+    x = b.operand("GatherElements", least=1)
+    axis = b.choices.below(x.rank)
+    shape = tuple(b.choices.below(size + 1) for size in x.shape)
+    if x.shape[axis]:
+        shape = (*shape[:axis], b.choices.between(0, 5), *shape[axis + 1 :])
+    indices = [b.choices.between(-x.shape[axis], x.shape[axis] - 1) for _ in range(math.prod(shape))]
+    place = wrapped(b.choices, axis, x.rank)
+    b.node("GatherElements", [x, b.integers(indices, shape=shape)], [(x.type, shape)], axis=place)
+
+
+def scatter_nd(b: Builder) -> None:
+    x = b.operand("ScatterND", least=1)
+    axes = b.choices.between(1, x.rank)
+    count = b.choices.between(0, 3) if 0 not in x.shape[:axes] else 0
+    # Places of one axis that differ: of two updates of a place ONNX does not say which remains.
+    first = sorted(range(x.shape[0]), key=lambda _: b.choices.below(256))[:count]
+    rows = [[place, *(b.choices.below(size) for size in x.shape[1:axes])] for place in first]
+    indices = b.integers([index for row in rows for index in row], shape=(len(rows), axes))
+    updates = b.like(x.type, (len(rows), *x.shape[axes:]))
+    b.node("ScatterND", [x, indices, updates], [(x.type, x.shape)])
+
+
 def concat(b: Builder) -> None:
     x = b.operand("Concat", least=1)
     axis = b.choices.below(x.rank)
@@ -295,6 +330,10 @@ def constant_of_shape(b: Builder) -> None:
 
 
 OPERATORS: Operators = [
+    (5, "Tile", 7, tile),
+    (5, "Trilu", 14, trilu),
+    (5, "GatherElements", 11, gather_elements),
+    (5, "ScatterND", 11, scatter_nd),
     (5, "Identity", 7, identity),
     (14, "Reshape", 7, reshape),
     (8, "Shape, Gather, Reshape", 7, reshape_to_a_shape),

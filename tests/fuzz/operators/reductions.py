@@ -65,11 +65,11 @@ def cum_sum(b: Builder) -> None:
     b.node("CumSum", [x, place], [(x.type, x.shape)], exclusive=exclusive, reverse=reverse)
 
 
-def softmax(b: Builder) -> None:
-    x = b.operand("Softmax", least=1)
+def softmax(b: Builder, op_type: str) -> None:
+    x = b.operand(op_type, least=1)
     axis = None if b.choices.chance(30) else x.rank - 1 if b.choices.chance(70) else b.choices.below(x.rank)
     given = None if axis is None else wrapped(b.choices, axis, x.rank) if b.opset >= 11 else axis
-    b.node("Softmax", [x], [(x.type, x.shape)], axis=given)
+    b.node(op_type, [x], [(x.type, x.shape)], axis=given)
 
 
 def _norm_axis(b: Builder, x: Value) -> tuple[int, int | None]:
@@ -116,9 +116,9 @@ def rms_norm(b: Builder, op_type: str) -> None:
     b.node(op_type, inputs, outputs, axis=given, **_epsilon(b), stash_type=b.choices.pick((None, 1)))
 
 
-def skip_norm(b: Builder) -> None:
-    """com.microsoft SkipSimplifiedLayerNormalization: norm(input + skip), and the sum."""
-    x = b.operand("SkipSimplifiedLayerNormalization", domain=MICROSOFT, least=2)
+def skip_norm(b: Builder, op_type: str) -> None:
+    """norm(input + skip + bias), and the sum."""
+    x = b.operand(op_type, domain=MICROSOFT, least=2)
     if x.rank > 3 and not b.mistake(50):
         x = b.source(FLOAT, b.shape(2, 3))
     skip = b.like(x.type, x.shape)
@@ -126,10 +126,15 @@ def skip_norm(b: Builder) -> None:
         skip = b.like(x.type, b.choices.pick((x.shape[1:], (1, *x.shape[1:]))))
     bias = b.like(x.type, x.shape[-1:]) if b.choices.chance(10) else ABSENT
     gamma = b.like(x.type, x.shape[-1:])
+    beta = (
+        [b.like(x.type, x.shape[-1:]) if b.choices.chance(70) else ABSENT]
+        if op_type == "SkipLayerNormalization"
+        else []
+    )
     outputs: list[tuple[int, tuple[int, ...]] | None] = [(x.type, x.shape)]
     if b.choices.chance(50):
         outputs += [None, None, (x.type, x.shape)]
-    b.node("SkipSimplifiedLayerNormalization", [x, skip, gamma, bias], outputs, MICROSOFT, **_epsilon(b))
+    b.node(op_type, [x, skip, gamma, *beta, bias], outputs, MICROSOFT, **_epsilon(b))
 
 
 def average(b: Builder) -> None:
@@ -143,15 +148,17 @@ def average(b: Builder) -> None:
     b.node("Div", [total, count], [(x.type, total.shape)])
 
 
+SKIP_NORMS = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")
 OPERATORS: Operators = [
     *((9, op_type, 7, partial(reduce_, op_type=op_type)) for op_type in ("ReduceSum", "ReduceMean")),
     *((7, op_type, 7, partial(reduce_, op_type=op_type)) for op_type in ("ReduceMax", "ReduceMin")),
     (8, "ArgMax", 7, arg_max),
     (8, "CumSum", 11, cum_sum),
-    (10, "Softmax", 7, softmax),
+    (10, "Softmax", 7, partial(softmax, op_type="Softmax")),
+    (5, "LogSoftmax", 7, partial(softmax, op_type="LogSoftmax")),
     (10, "LayerNormalization", 17, layer_norm),
     (10, "SimplifiedLayerNormalization", 7, partial(rms_norm, op_type="SimplifiedLayerNormalization")),
     (10, "RMSNormalization", 23, partial(rms_norm, op_type="RMSNormalization")),
-    (10, "SkipSimplifiedLayerNormalization", 7, skip_norm),
+    *((8, op_type, 7, partial(skip_norm, op_type=op_type)) for op_type in SKIP_NORMS),
     (3, "ReduceSum, Div", 7, average),
 ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from flownpu.ops.definitions.dense_matmul import gelu as gelu_by_erf
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tests.fuzz.reference.evaluate import Node, Table
 
 # Roundings of exp, tanh and the like, with the result's: libm's and FlowNPU's are off by up to 2 units in the last
-# place (ops/cpu/kernels/vector.h).
+# place (ops/cpu/kernels/functions.h).
 FUNCTION_UNITS = 8.0
 # An exponential that is below the normal numbers may be anything from 0 up to this.
 LEAST = 2.0**-125
@@ -107,8 +108,8 @@ def gelu(x: Samples, *, tanh: bool) -> Samples:
         return x / (1 + np.exp(np.minimum(-2 * np.sqrt(2 / np.pi) * near * (1 + 0.044715 * near * near), 700)))
 
     made = elementwise(exactly, x, units=FUNCTION_UNITS)
-    # Below 0 the value is x times a difference of numbers near 1: absolute errors count. FlowNPU's polynomial of erf
-    # has an error of 1.5e-7 (ops/cpu/kernels/activations.h); tanh's argument is off by some roundings, and so is
+    # Below 0 the value is x times a difference of numbers near 1: absolute errors count. FlowNPU's erf has an
+    # error of 1.4e-7 (ops/cpu/kernels/functions.h); tanh's argument is off by some roundings, and so is
     # 1 + tanh. For large x only the error of an exponential that does not overflow is left of tanh's.
     size = np.where(np.isfinite(x.numbers), np.minimum(np.abs(x.numbers), 1e4), 0)
     error = 0.5 * size * (2e-7 + 12 * unit(x.dtype))
@@ -132,6 +133,45 @@ def sigmoid(node: Node) -> Samples:
     # error of 2^-24; with on_unsupported=cpu it may compute a part of the graph.
     least = 2.0**-24 if node.provider.get("on_unsupported") == "cpu" else LEAST
     return elementwise(lambda x: 1 / (1 + np.exp(-x)), node.float(0), units=FUNCTION_UNITS, least=least)
+
+
+def swish(node: Node) -> Samples:
+    """x sigmoid(alpha x), whose factors are each rounded."""
+    alpha = np.float32(node.attributes.get("alpha", 1.702 if node.op_type == "QuickGelu" else 1.0))
+    x = node.float(0)
+    scaled = elementwise(lambda x: alpha * x, x)
+    gate = elementwise(lambda x: 1 / (1 + np.exp(-x)), scaled, units=FUNCTION_UNITS, least=2.0**-24)
+    return elementwise(np.multiply, x, gate).unknown_where(~np.isfinite(x.numbers).all(axis=0))
+
+
+def bias_gelu(node: Node) -> Samples:
+    return gelu(elementwise(np.add, node.float(0), node.float(1)), tanh=False)
+
+
+def clip(node: Node) -> Samples:
+    """A Clip; with limits that cross, or that are NaN, implementations differ."""
+    low, high = node.optional(1), node.optional(2)
+    limits_ = [limit.exact() for limit in (low, high) if limit is not None]
+    if any(np.isnan(limit).any() for limit in limits_) or (len(limits_) == 2 and (limits_[0] > limits_[1]).any()):
+        raise Unknown
+    return by_onnx(node)[0]
+
+
+def mod(node: Node) -> Samples:
+    """A Mod, which jumps at each multiple of the divisor; ONNX leaves divisors of 0 open."""
+    a, b = node.input(0), node.input(1)
+    if a.is_float:
+        if len(a.numbers) > 1 or len(b.numbers) > 1 or a.dtype != np.float32:
+            raise Unknown
+        return elementwise(np.fmod, a, b, units=0)
+    if (b.numbers == 0).any():
+        raise Unknown
+    return by_onnx(node)[0]
+
+
+def cast_like(node: Node) -> Samples:
+    node.attributes["to"] = helper.np_dtype_to_tensor_dtype(node.input(1).dtype)
+    return cast(node)
 
 
 def quotient_of(a: Samples, b: Samples) -> Samples:
@@ -302,6 +342,24 @@ def softmax(node: Node) -> Samples:
     return x.shaken(2 * unit(x.dtype)).map(once).rounded(FUNCTION_UNITS + terms, least=1e-36)
 
 
+def log_softmax(node: Node) -> Samples:
+    x = node.float(0)
+    axis = node.attributes.get("axis", 1 if node.opset < 13 else -1)
+    rows = x.shape if node.opset >= 13 else (int(np.prod(x.shape[:axis], dtype=np.int64)), -1)
+    if not x.numbers.size:
+        return x
+
+    def once(array: Array) -> Array:
+        flat, along = array.reshape(rows), axis if node.opset >= 13 else -1
+        less = flat - flat.max(axis=along, keepdims=True)
+        return (less - np.log(np.exp(less).sum(axis=along, keepdims=True))).reshape(x.shape)
+
+    # The logarithm's argument, from 1 to n on, is a sum of n; differences are of the size of the largest number.
+    terms = x.shape[axis] if node.opset >= 13 else int(np.prod(x.shape[axis:], dtype=np.int64))
+    size = np.nan_to_num(np.abs(x.numbers).max(), nan=0, posinf=0)
+    return x.map(once).shaken(absolute=unit(x.dtype) * (4 * size + FUNCTION_UNITS + 2 * terms)).rounded(2.0)
+
+
 def norm(node: Node, x: Samples, scale: Samples, *, centred: bool = False, epsilon: float = 1e-5) -> Samples:
     """x / sqrt(mean(x^2) + epsilon) * scale over the last axes, x less its mean if it is centred."""
     if x.dtype != np.float32 or scale.dtype != np.float32:
@@ -326,15 +384,20 @@ def layer_norm(node: Node) -> list[Samples | None]:
 
 
 def skip_norm(node: Node) -> list[Samples | None]:
-    added = elementwise(np.add, node.float(0), node.float(1))
-    if node.has(3):
-        added = elementwise(np.add, added, node.float(3))
-    return [norm(node, added, node.float(2), epsilon=SKIP_EPSILON), None, None, added]
+    is_of_layer = node.op_type == "SkipLayerNormalization"
+    added, bias = elementwise(np.add, node.float(0), node.float(1)), 4 if is_of_layer else 3
+    if node.has(bias):
+        added = elementwise(np.add, added, node.float(bias))
+    made = norm(node, added, node.float(2), centred=is_of_layer, epsilon=SKIP_EPSILON)
+    if is_of_layer and node.has(3):
+        made = elementwise(np.add, made, node.float(3))
+    return [made, None, None, added]
 
 
 _EXACT = (
-    "Less LessOrEqual Greater GreaterOrEqual And Or Xor Not IsNaN Neg Max Min Where Abs Relu Floor Reshape Squeeze "
-    "Flatten Transpose Gather GatherND Expand Concat Split Identity Shape ConstantOfShape Constant"
+    "Less LessOrEqual Greater GreaterOrEqual And Or Xor Not IsNaN Neg Max Min Where Abs Relu Floor Ceil Tile Trilu "
+    "GatherElements ScatterND Reshape Squeeze Flatten Transpose Gather GatherND Expand Concat Split Identity Shape "
+    "ConstantOfShape Constant"
 )
 _REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin")
 TABLE: Table = {
@@ -342,8 +405,14 @@ TABLE: Table = {
     **{("", name): partial(simple, units=1.0) for name in ("Add", "Sub", "Mul", "Sqrt")},
     **{("", name): reduced for name in _REDUCTIONS},
     ("", "Equal"): equal,
-    ("", "Tanh"): unary(np.tanh),
-    ("", "Exp"): unary(np.exp),
+    **{("", name): unary(getattr(np, name.lower())) for name in ("Cos", "Exp", "Log", "Sin", "Tanh")},
+    ("", "Clip"): clip,
+    ("", "Mod"): mod,
+    ("", "CastLike"): cast_like,
+    ("", "Swish"): swish,
+    ("com.microsoft", "QuickGelu"): swish,
+    ("com.microsoft", "BiasGelu"): bias_gelu,
+    ("", "LogSoftmax"): log_softmax,
     ("", "Erf"): partial(simple, units=FUNCTION_UNITS),
     ("", "Sigmoid"): sigmoid,
     ("", "Reciprocal"): lambda node: quotient_of(of(np.ones(node.float(0).shape, node.float(0).dtype)), node.float(0)),
@@ -365,4 +434,5 @@ TABLE: Table = {
         for name in ("SimplifiedLayerNormalization", "RMSNormalization")
     },
     ("com.microsoft", "SkipSimplifiedLayerNormalization"): skip_norm,
+    ("com.microsoft", "SkipLayerNormalization"): skip_norm,
 }

@@ -146,9 +146,10 @@ def rows_packed(b: Builder, attention: Attention, width: int) -> Value:
 
 
 def group_query_attention(b: Builder) -> None:
-    """com.microsoft GroupQueryAttention with float activations and cache, mostly as ONNX Runtime's kernel takes it."""
+    """com.microsoft GroupQueryAttention with float activations, mostly as ONNX Runtime's kernel takes it."""
     a = Attention(b)
-    inputs = a.normalised(a.query_key_value()) + a.cache() + a.lengths_of()
+    kind = b.choices.pick((FLOAT, FLOAT, TensorProto.FLOAT16)) if a.is_cached else FLOAT
+    inputs = a.normalised(a.query_key_value()) + a.cache(kind) + a.lengths_of()
     inputs += rotary_tables(b, a.d // 2) if a.do_rotary else [ABSENT, ABSENT]
     inputs += [a.positions(), a.bias()]
     inputs.append(b.source(FLOAT, (a.heads,), constant=True) if b.choices.chance(10) else ABSENT)
@@ -169,7 +170,7 @@ def group_query_attention(b: Builder) -> None:
             ({"causal": 0}, {"qk_norm_epsilon": 0.1}, {"qk_output": 1}, {"k_quant_type": "PER_TENSOR"}, {"causal": 1})
         )
     _mistake(b, inputs, attributes)
-    outputs = [(FLOAT, (a.batch, a.tokens, a.heads * a.d)), *a.presents()]
+    outputs = [(FLOAT, (a.batch, a.tokens, a.heads * a.d)), *a.presents(kind)]
     if b.choices.chance(2):
         outputs = outputs[:1]
     b.node("GroupQueryAttention", inputs, outputs, MICROSOFT, **attributes)

@@ -112,14 +112,13 @@ SANITIZED += $(addprefix --ignore tests/,ops/test_operator_definitions.py \
 # Without the tests that only call the compiler.
 SANITIZED += $(addprefix --deselect tests/aie/host/test_host.py::,test_refuses_to_compile test_snippet_compiles_for_its_architecture)
 
-# Tests that `make test` runs in the sanitized build only: they compare no numbers of the CPU's kernels, whose released
-# instructions only the other build has, but what C++ matches, refuses, reads and plans; and the NPU's kernels, which have
-# the same bits in both builds (-ffp-contract=off) and which the tests of plans run in the other one. Of ops/lowering one file
-# has tests marked slow, which only the other build runs.
-SANITIZED_ONLY := $(addprefix --ignore ,$(filter-out %/test_group_query_attention.py,$(wildcard tests/ops/lowering/test_*.py)))
-SANITIZED_ONLY += $(addprefix --ignore tests/,npu/match npu/artifacts ops/cpu/attention/test_refusals.py \
-	ops/cpu/attention/test_plan.py ops/cpu/test_thread_pool.py aie/kernels/test_equations.py aie/kernels/test_attention.py \
-	aie/emulator/test_runs.py aie/emulator/test_deadlocks.py)
+# Tests that `make test` runs in the sanitized build only, but for those marked slow or opencl: they compare no numbers of
+# the CPU's kernels, whose released instructions only the other build has, but what C++ matches, refuses, reads and plans;
+# and the NPU's kernels, which have the same bits in both builds (-ffp-contract=off).
+SANITIZED_ONLY := $(addprefix --sanitized ,graph_rewrites tests/ep tests/ops/lowering $(addprefix tests/ops/cpu/, \
+	attention/test_refusals.py attention/test_plan.py test_thread_pool.py) $(addprefix tests/npu/, \
+	artifacts driver match run test_over_xrt.py test_selftest.py) $(addprefix tests/aie/, \
+	kernels/test_equations.py kernels/test_attention.py emulator/test_runs.py emulator/test_deadlocks.py))
 
 # The sanitizers' run-time library, and the C++ one whose exceptions it watches, must be loaded before Python. Python itself
 # leaks. graph_rewrites tests flownpu._native. A sanitizer's report is not captured by pytest.

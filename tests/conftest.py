@@ -73,6 +73,10 @@ _let_idle_threads_sleep()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--library", help="test this build of libflownpu_ep.so rather than the installed one")
+    parser.addoption(
+        "--sanitized", action="append", default=[], metavar="PATH",
+        help="leave out the tests below a path that the sanitized build runs: all not marked slow or opencl",
+    )  # fmt: skip
     parser.addoption("--onnxruntime-headers", help="compare ep/abi.h with the headers in this folder")
 
 
@@ -85,8 +89,15 @@ TOGETHER = "tests/rewrites/"
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts tests: files that take long come first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what another build runs, and sorts the rest: files that take long come first."""
+    sanitized = tuple(config.getoption("--sanitized"))
+    own = {"slow", "opencl"}  # these run without sanitizers only
+    items[:] = [
+        item
+        for item in items
+        if not item.nodeid.startswith(sanitized) or any(mark.name in own for mark in item.iter_markers())
+    ]
 
     def place(item: pytest.Item) -> int:
         return next((place for place, room in enumerate(FIRST) if item.nodeid.startswith(f"{room}/")), len(FIRST))

@@ -278,10 +278,15 @@ def _variants(
 
 
 def _edited(plan: Plan, edit: Callable[[Statement], Iterator[tuple[str, tuple[Statement, ...]]]]) -> Mutants:
+    """Of equal statements of a core, as of a loop that is written out, the first and the last are edited."""
     for place, core in _cores(plan):
+        bodies: dict[str, list[tuple[Statement, ...]]] = {}
         for text, body in _variants(core.body, edit):
-            cores = (*plan.array.cores[:place], dataclasses.replace(core, body=body), *plan.array.cores[place + 1 :])
-            yield f"core {core.tile}: {text}", with_array(plan, cores=cores)
+            bodies.setdefault(text, []).append(body)
+        for text, edited in bodies.items():
+            for body in edited[:1] + edited[1:][-1:]:
+                cores = (*plan.array.cores[:place], dataclasses.replace(core, body=body), *plan.array.cores[place + 1 :])
+                yield f"core {core.tile}: {text}", with_array(plan, cores=cores)
 
 
 def missing_releases(plan: Plan) -> Mutants:

@@ -42,7 +42,7 @@ def _loaded(rows: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
-def test_cache_is_of_that_type(dtype: str) -> None:
+def test_cache_gets_type_that_is_asked_for(dtype: str) -> None:
     original, model = _model(), _model()
     assert set_kv_dtype(model, dtype) == (1, [])
 

@@ -40,7 +40,7 @@ def _model(head: str = HEAD, shape: str = "[B, S, 40]", lengths: str = "[B]") ->
     ],
 )
 @pytest.mark.parametrize("column", [False, True])
-def test_last_valid_token_of_each_row(new: int, capacity: int, lengths: list[int], column: bool) -> None:
+def test_row_keeps_logits_of_its_last_valid_token(new: int, capacity: int, lengths: list[int], column: bool) -> None:
     shape = "[B, 1]" if column else "[B]"
     original, model = _model(lengths=shape), _model(lengths=shape)
     assert set_logits(model, "last") == (1, [])
@@ -71,7 +71,7 @@ def test_last_valid_token_of_each_row(new: int, capacity: int, lengths: list[int
     assert np.all(np.abs(result - rows) <= testing.product_bound(x, weight))
 
 
-def test_head_of_another_kind() -> None:
+def test_head_of_another_kind_keeps_last_token() -> None:
     model = _model("logits = MatMul (hidden, weight)")
     assert set_logits(model, "last") == (1, [])
     assert testing.operator_names(model)[-2:] == ["GatherND", "MatMul"]
@@ -121,7 +121,7 @@ def test_unmatched_graph_reports_miss(model: ir.Model, which: str, reason: str) 
 
 
 @pytest.mark.parametrize(("shape", "which"), [("[B, 1, 40]", "last"), ("[B, S, 40]", "all")])
-def test_logits_already_as_wanted_stay(shape: str, which: str) -> None:
+def test_logits_that_are_already_of_last_token_stay(shape: str, which: str) -> None:
     model = _model(shape=shape)
     before = testing.operator_names(model)
     assert set_logits(model, which) == (0, [])

@@ -31,7 +31,7 @@ def _model(text: str = MODEL) -> ir.Model:
 
 
 @pytest.mark.parametrize(("new", "rows"), [(1, 1), (3, 3), (4, 4), (5, 1), (9, 1)])
-def test_logits_of_few_tokens_and_of_last(new: int, rows: int) -> None:
+def test_newest_logits_equal_last_rows_of_all(new: int, rows: int) -> None:
     model = _model()
     assert add_newest_logits(model, 4) == (NAME, [])
     testing.check(model)

@@ -52,7 +52,7 @@ def test_make_model_has_size_of_family(flownpu, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "bits"), [((), 5), (("--symmetric",), 4.5)])
-def test_bits_of_made_models_weights(flownpu, tmp_path, monkeypatch, options, bits):
+def test_made_model_has_requested_weight_bits(flownpu, tmp_path, monkeypatch, options, bits):
     monkeypatch.setitem(SHAPES, "qwen3-0.6b", SHAPES["qwen3-0.6b"] | {"num_hidden_layers": 1, "vocab_size": 320})
     done = flownpu("make-model", "qwen3-0.6b", tmp_path / "qwen", "--random", "--context-length", 64, *options)
     assert done.code == 0, done.err
@@ -64,7 +64,7 @@ def test_bits_of_made_models_weights(flownpu, tmp_path, monkeypatch, options, bi
 
 
 @pytest.mark.parametrize(("line", "words"), [("gemma9-1b --random", "gemma3-1b"), ("gemma3-1b", "expected --random")])
-def test_make_model_wants_shape_and_random(flownpu, line, words):
+def test_make_model_without_shape_or_random_is_refused(flownpu, line, words):
     done = flownpu("make-model", *line.split())
     assert done.code == 2
     assert words in done.err

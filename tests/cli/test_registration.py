@@ -54,7 +54,7 @@ print(len(onnxruntime.get_ep_devices()) == before)
     )
 
 
-def test_genai_is_registered_with_when_it_is_imported(model):
+def test_genai_import_registers_library(model):
     script = f"""
 import flownpu, sys
 flownpu.register()

@@ -48,7 +48,7 @@ def changed_stages(monkeypatch, change):
     )
 
 
-def test_rungs_all_pass_on_emulator(flownpu, tmp_path, monkeypatch):
+def test_stages_all_pass_on_emulator(flownpu, tmp_path, monkeypatch):
     """Every kernel that kernels.h declares is called by a stage, too."""
     expected, called = [stage.name for stage in stages.selftest_stages("npu2", many=False)], set()
 
@@ -76,7 +76,7 @@ def test_rungs_all_pass_on_emulator(flownpu, tmp_path, monkeypatch):
     assert entries == called
 
 
-def test_rungs_for_xdna(flownpu, tmp_path):
+def test_xdna_stages_pass_on_emulator(flownpu, tmp_path):
     """The first generation: half of the columns, bf16 only."""
     patterns = ("copy*", "streams", "kernel *[!e]", "fused_dqp none", "flow_kv*")
     options = [option for pattern in patterns for option in ("--only", pattern)]
@@ -156,7 +156,7 @@ def of_another_plan(trial):
         ("kernel geglu", reads_elsewhere, "y: .* elements are beyond their tolerance"),
     ],
 )
-def test_wrong_rung_fails_alone(flownpu, tmp_path, monkeypatch, name, change, message):
+def test_wrong_stage_fails_alone(flownpu, tmp_path, monkeypatch, name, change, message):
     planted(monkeypatch, name, change)
     done = flownpu("selftest", *THREE, "--output", tmp_path)
     assert done.code == 1
@@ -175,7 +175,7 @@ def with_another_process(monkeypatch, name, script):
     )  # fmt: skip
 
 
-def test_hanging_rung_ends_at_time_limit(flownpu, tmp_path, monkeypatch):
+def test_hanging_stage_ends_at_time_limit(flownpu, tmp_path, monkeypatch):
     with_another_process(monkeypatch, "kernel-geglu", "import time; time.sleep(600)")
     changed_stages(
         monkeypatch, lambda stage: dataclasses.replace(stage, seconds=0.5 if stage.name == "kernel geglu" else 60)
@@ -203,7 +203,7 @@ def test_seconds_bound_every_stage(flownpu, tmp_path):
         ("import os; os._exit(3)", "its process ended with exit code 3"),
     ],
 )
-def test_rung_whose_process_ends_fails_alone(flownpu, tmp_path, monkeypatch, script, message):
+def test_stage_whose_process_ends_fails_alone(flownpu, tmp_path, monkeypatch, script, message):
     with_another_process(monkeypatch, "kernel-geglu", script)
     done = flownpu("selftest", *THREE, "--output", tmp_path)
     assert done.code == 1
@@ -249,7 +249,7 @@ def test_missing_toolchain_is_named(flownpu, tmp_path):
 
 
 @pytest.mark.usefixtures("tools")
-def test_missing_npu_fails_all_rungs(flownpu, tmp_path):
+def test_missing_npu_fails_all_stages(flownpu, tmp_path):
     """Compiled by stand-ins, opened by the runtime of a real NPU, which is not there."""
     done = flownpu("selftest", "--device", "npu", "--only", "copy", "--only", "rms_norm", "--output", tmp_path)
     assert done.code == 1
@@ -358,7 +358,7 @@ def test_infinite_error_is_null_in_json():
     json.dumps(record, allow_nan=False)
 
 
-def test_rung_inputs_do_not_depend_on_selection(tmp_path):
+def test_stage_inputs_do_not_depend_on_selection(tmp_path):
     """A stage that failed can be tried again alone, with the inputs that it had."""
     chosen = [stage for stage in stages.selftest_stages("npu2", many=False) if stage.name in {"copy", "rms_norm"}]
     list(StageRunner("npu2", tmp_path / "all").run(chosen))

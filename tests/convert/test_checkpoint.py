@@ -67,7 +67,7 @@ def test_float32_and_bfloat16_of_same_values_give_same_model(checkpoint: Path, t
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_text_decoder_of_vision_checkpoint(prefix: str, checkpoint: Path, tmp_path: Path) -> None:
+def test_text_decoder_of_vision_checkpoint_is_converted(prefix: str, checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "text")
     change_tensors(
         checkpoint,
@@ -80,7 +80,7 @@ def test_text_decoder_of_vision_checkpoint(prefix: str, checkpoint: Path, tmp_pa
         assert (tmp_path / "text" / name).read_bytes() == (tmp_path / "vision" / name).read_bytes()
 
 
-def test_rows_are_read_as_they_are_stored(checkpoint: Path) -> None:
+def test_rows_are_read_in_stored_type(checkpoint: Path) -> None:
     name = "model.layers.1.self_attn.k_proj.weight"
     expected = load_file(checkpoint / "model.safetensors")[name]
     rows = Checkpoint(checkpoint).rows(name, 5, 9)
@@ -112,7 +112,7 @@ def test_missing_shard_is_named(checkpoint: Path, tmp_path: Path) -> None:
     assert "model-00002-of-00002.safetensors" in refused(checkpoint, tmp_path)
 
 
-def test_shard_without_listed_tensor(checkpoint: Path, tmp_path: Path) -> None:
+def test_shard_without_listed_tensor_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     shard(checkpoint)
     path = checkpoint / "model-00001-of-00002.safetensors"
     tensors = load_file(path)
@@ -156,7 +156,7 @@ def test_missing_tensor_is_named(checkpoint: Path, tmp_path: Path) -> None:
     assert f"tensor {name} is missing" in refused(checkpoint, tmp_path)
 
 
-def test_tensors_without_place(checkpoint: Path, tmp_path: Path) -> None:
+def test_tensors_without_place_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     """A tensor that transformers would ignore with a warning is an error; stored inverse frequencies are not."""
     frequencies = "model.layers.0.self_attn.rotary_emb.inv_freq"
     change_tensors(checkpoint, lambda tensors: tensors.update({frequencies: np.ones(8, np.float32)}))
@@ -181,7 +181,7 @@ def test_wrong_shape_is_refused(name: str, checkpoint: Path, tmp_path: Path) -> 
     assert "expected [96" in message or "expected [16" in message
 
 
-def test_configuration_of_another_size(checkpoint: Path, tmp_path: Path) -> None:
+def test_configuration_of_another_size_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     change_config(checkpoint, vocab_size=301)
     message = refused(checkpoint, tmp_path)
     assert "model.embed_tokens.weight has shape [300, 96], expected [301, 96]" in message

@@ -114,7 +114,9 @@ def _embedding_before_and_after(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     return stored, q4nx_file.read(folder / "model.q4nx")["model.embed_tokens.weight"].astype(np.float32)
 
 
-def test_progress_and_force(tiny_models: Callable[[str], TinyModel], tmp_path: Path) -> None:
+def test_export_reports_progress_and_replaces_with_force_only(
+    tiny_models: Callable[[str], TinyModel], tmp_path: Path
+) -> None:
     convert(tiny_models("qwen3").folder, tmp_path / "model")
     output, heard = tmp_path / "model.q4nx", list[Progress]()
     export_q4nx(tmp_path / "model", output, progress=heard.append)

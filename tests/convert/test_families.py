@@ -137,7 +137,7 @@ def from_transformers(config: dict[str, Any]) -> transformers.PreTrainedConfig:
 
 
 @pytest.mark.parametrize("old", [OLD_GEMMA3, OLD_LLAMA, OLD_QWEN3, *OTHERS], ids=lambda config: config["model_type"])
-def test_old_and_new_configurations_mean_same(old: dict[str, Any]) -> None:
+def test_old_and_new_configurations_give_same_decoder(old: dict[str, Any]) -> None:
     new = from_transformers(dict(old)).to_dict()
     assert "rope_parameters" in new
     assert "rope_theta" not in new
@@ -147,7 +147,7 @@ def test_old_and_new_configurations_mean_same(old: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "config", [*SHAPES.values(), OLD_GEMMA2, OLD_GEMMA3, OLD_LLAMA, OLD_QWEN3, OLD_QWEN2, OLD_SMOLLM3]
 )
-def test_values_are_those_of_transformers(config: dict[str, Any]) -> None:
+def test_configuration_values_equal_transformers(config: dict[str, Any]) -> None:
     decoder, expected = read_decoder(config), from_transformers(dict(config))
     assert decoder.hidden_size == expected.hidden_size
     size = getattr(expected, "moe_intermediate_size", expected.intermediate_size)
@@ -205,7 +205,7 @@ def test_gemmas_gelu_is_its_tanh_approximation() -> None:
         (Rotary(1e4, rotated=0.5), {"rope_type": "default", "partial_rotary_factor": 0.5}),
     ],
 )
-def test_rotary_frequencies_are_those_of_transformers(rotary: Rotary, settings: dict[str, Any]) -> None:
+def test_rotary_frequencies_equal_transformers(rotary: Rotary, settings: dict[str, Any]) -> None:
     config = transformers.LlamaConfig(head_dim=64, rope_parameters={"rope_theta": rotary.theta, **settings})
     kind = settings["rope_type"]
     if kind == "default":
@@ -243,7 +243,7 @@ def test_gemma3_configuration_is_read() -> None:
     assert len(decoder.rotaries) == 2
 
 
-def test_vision_model_is_read_by_text_config() -> None:
+def test_vision_model_takes_decoder_from_text_config() -> None:
     text = {key: value for key, value in OLD_GEMMA3.items() if key != "model_type"}
     nested = {"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text, "vision_config": {}}
     decoder = read_decoder(nested)
@@ -264,7 +264,7 @@ def test_qwen3_layers_behind_max_window_layers_have_window() -> None:
     assert expected == ["full_attention"] * 3 + ["sliding_attention"]
 
 
-def test_windows_of_others() -> None:
+def test_windows_of_other_families_are_read() -> None:
     def windows(config: dict[str, Any]) -> set[int | None]:
         return {layer.window for layer in read_decoder(config).layers}
 
@@ -275,7 +275,7 @@ def test_windows_of_others() -> None:
     assert windows(OLD_QWEN2) == {None}
 
 
-def test_phi4_mini_turns_three_quarters_of_head() -> None:
+def test_phi4_mini_rotates_three_quarters_of_head() -> None:
     decoder = read_decoder(OLD_PHI4)
     (rotary,) = decoder.rotaries
     assert (decoder.head_size, decoder.rotated_size) == (64, 48)

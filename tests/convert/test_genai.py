@@ -48,9 +48,7 @@ def generate(model: Any, prompts: list[list[int]] | None = None, tokens: int = 4
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "llama", "qwen3"])
-def test_greedy_tokens_are_those_of_transformers(
-    family: str, tiny_models: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_greedy_tokens_equal_transformers(family: str, tiny_models: Callable[[str], Any], tmp_path: Path) -> None:
     tiny = tiny_models(family)
     convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
     tokens = generate(on_cpu(tmp_path / "model"), past_present_share_buffer=True)[0]

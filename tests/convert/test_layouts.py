@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Make, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_layouts_and_values(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layouts_hold_same_values(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, symmetric = CASES[case]
     source, tiny = make(tmp_path)
     sizes = list[int]()

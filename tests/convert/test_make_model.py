@@ -61,7 +61,7 @@ def as_saved(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_weights_are_those_of_transformers_model(shape: str) -> None:
+def test_made_weights_equal_transformers_model(shape: str) -> None:
     config = transformers.AutoConfig.for_model(**SHAPES[shape])
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)

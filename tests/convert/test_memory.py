@@ -81,7 +81,7 @@ def write_export(folder: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", PRODUCTS)
-def test_peak_of_exports(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_peak_memory_is_within_bound(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_export(tmp_path / kind, kind)
     monkeypatch.setattr(integrity, "_READ_AT_ONCE", 1 << 16)
     monkeypatch.setattr(data_file, "_LARGE_PAGE", 1 << 16)

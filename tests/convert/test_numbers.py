@@ -60,7 +60,7 @@ def test_narrow_caches_round_keys_and_values_and_nothing_else(
     assert np.abs(tiny.logits(ids) - expected).max() > 2 * atol, "the rounding is too small to be seen"
 
 
-def test_logits_of_all_tokens(tiny_models: Callable[[str], Any], tmp_path: Path) -> None:
+def test_all_token_logits_are_within_bound(tiny_models: Callable[[str], Any], tmp_path: Path) -> None:
     tiny = tiny_models("llama")
     convert(tiny.folder, tmp_path / "model", kv_dtype="fp32", logits="all")
     ids = random_ids(2, 20)
@@ -124,7 +124,9 @@ def test_soft_cap_of_logits_is_in_graph(tiny_models: Callable[[str], Any], check
     np.testing.assert_allclose(logits[0, 0], expected, rtol=0, atol=atol)
 
 
-def test_sliding_window_cache_of_fixed_capacity(tiny_models: Callable[[str], Any], tmp_path: Path) -> None:
+def test_sliding_window_cache_of_fixed_capacity_is_within_bound(
+    tiny_models: Callable[[str], Any], tmp_path: Path
+) -> None:
     """Local layers' caches have 11 positions for a window of 8, and are fed back whole, like GenAI's shared buffers."""
     tiny = tiny_models("gemma3_text")
     convert(tiny.folder, tmp_path / "model", kv_dtype="fp32", sliding_window_cache=True)

@@ -27,7 +27,7 @@ def listing(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_files_of_model(checkpoint: Path, tmp_path: Path) -> None:
+def test_output_has_expected_files(checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "deep" / "er" / "model")
     assert listing(tmp_path / "deep" / "er" / "model") == [
         "flownpu_manifest.json",

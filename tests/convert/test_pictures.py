@@ -84,7 +84,7 @@ def test_features_equal_those_of_transformers(
 
 
 @pytest.mark.parametrize("vision_weights", FORMATS)
-def test_errors_of_towers_weights(vision_weights: str, converted: Callable[[str], Path]) -> None:
+def test_tower_weight_errors_are_in_manifest(vision_weights: str, converted: Callable[[str], Path]) -> None:
     model = converted(vision_weights)
     manifest = json.loads((model / "flownpu_manifest.json").read_text())
     noted = manifest["quantisation"]["vision"]
@@ -102,7 +102,9 @@ def test_errors_of_towers_weights(vision_weights: str, converted: Callable[[str]
 
 
 @pytest.mark.parametrize("vision_weights", FORMATS)
-def test_bytes_of_towers_weights(vision_weights: Any, checkpoint: Path, converted: Callable[[str], Path]) -> None:
+def test_tower_weight_bytes_equal_predicted_size(
+    vision_weights: Any, checkpoint: Path, converted: Callable[[str], Path]
+) -> None:
     """stored_bytes says the file's size beforehand, and Q4NX weights are in narrow blocks."""
     path = converted(vision_weights) / "vision.onnx"
     tower = read_vision(json.loads((checkpoint / "config.json").read_text()), TEXT["hidden_size"])
@@ -181,7 +183,7 @@ def test_text_decoder_alone_is_converted(checkpoint: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("prefix", "inner"), [("", "vision_model."), ("model.", ""), ("model.", "vision_model.")])
-def test_names_of_other_versions(
+def test_tensor_names_of_other_versions_are_read(
     prefix: str, inner: str, spoilt: Path, converted: Callable[[str], Path], tmp_path: Path
 ) -> None:
     def rename(tensors: dict[str, Any]) -> None:
@@ -197,7 +199,7 @@ def test_names_of_other_versions(
         assert (tmp_path / "model" / name).read_bytes() == (converted("bf16") / name).read_bytes()
 
 
-def test_settings_of_pictures_in_processors_own_file(
+def test_picture_settings_in_processor_file_are_read(
     spoilt: Path, converted: Callable[[str], Path], tmp_path: Path
 ) -> None:
     settings = json.loads((spoilt / "preprocessor_config.json").read_text())

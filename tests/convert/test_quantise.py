@@ -16,7 +16,7 @@ from flownpu.ops import q4nx
 
 
 @pytest.mark.parametrize("at_once", [1, 64 * 96, 1 << 20])
-def test_parts_are_whole(at_once: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantised_parts_cover_all_rows(at_once: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of 32 or 64 rows end within and between the 96 + 32 + 32 rows of a packed QKV, and within other weights."""
     monkeypatch.setattr(quantise, "_WEIGHTS_AT_ONCE", at_once)
     source = Checkpoint(checkpoint)
@@ -37,7 +37,7 @@ def test_parts_are_whole(at_once: int, checkpoint: Path, monkeypatch: pytest.Mon
         assert error == pytest.approx(q4nx.relative_error(exact, approximation), rel=1e-6)
 
 
-def test_rows_of_whole_groups_are_as_rows_with_rest() -> None:
+def test_rows_of_whole_groups_equal_rows_with_rest() -> None:
     """q4nx.quantize takes rows of whole groups as one long row, and others row by row."""
     weight = np.random.default_rng(1).standard_normal((600, 4 * q4nx.GROUP + 1), dtype=np.float32)
     by_rows, at_once = q4nx.quantize(weight), q4nx.quantize(weight[:, :-1])

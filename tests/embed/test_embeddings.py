@@ -51,7 +51,7 @@ def expected(name: str, model: Model) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("name", POOLING)
-def test_embeddings_of_transformers(name: str, model: Callable[[str], Model]) -> None:
+def test_embeddings_equal_transformers(name: str, model: Callable[[str], Model]) -> None:
     made = model(name)
     reference = expected(name, made)
     for provider, options, tolerance in (("cpu", {}, FLOAT32_TOLERANCE), ("flownpu", BFLOAT16, BFLOAT16_TOLERANCE)):
@@ -78,7 +78,7 @@ def test_batch_equals_single_texts(name: str, model: Callable[[str], Model]) -> 
     assert np.all(np.argmax(batch @ alone.T, axis=1) == np.arange(len(TEXTS)))
 
 
-def test_prompts_and_dimensions(model: Callable[[str], Model]) -> None:
+def test_prompts_and_dimensions_equal_sentence_transformers(model: Callable[[str], Model]) -> None:
     embedder = EmbeddingModel(model("qwen3").folder, options=BFLOAT16)
     whole = embedder.embed(SENTENCES, prompt_name="query").vectors
     prompted = embedder.embed([PROMPTS["query"] + text for text in SENTENCES]).vectors

@@ -31,7 +31,7 @@ DOCUMENTS = [*SENTENCES, "", "word " * 200]
 
 
 @pytest.mark.parametrize("name", ["bert-score", "xlm-roberta-score"])
-def test_scores_of_transformers(name: str, model: Callable[[str], Model]) -> None:
+def test_scores_equal_transformers(name: str, model: Callable[[str], Model]) -> None:
     made = model(name)
     expected = np.array([made.hidden((QUERY, document), "logits")[0, 0] for document in DOCUMENTS])
     # A logit is the product of the classifier's weights and a vector whose elements are below 1; errors are relative to

@@ -143,7 +143,7 @@ DISPATCHES = {"dequant_engine": 1, "gemm": 4, "flow_qkv": 1, "decode_layer": 3}
 
 
 @pytest.mark.parametrize("name", ["gemma3-1b", pytest.param("llama3.2-1b", marks=pytest.mark.slow)])
-def test_layers_in_full_shape(name: str, models: Models, ep_devices: list[Any], tmp_path: Path) -> None:
+def test_full_shape_layers_equal_reference(name: str, models: Models, ep_devices: list[Any], tmp_path: Path) -> None:
     """Two layers: a prompt beyond the window of 32 and two tokens, compared with transformers and the CPU device.
 
     Errors may be twice the expected rms, as in tests/npu/run/test_decoder_layers.py. The CPU device's error is taken to

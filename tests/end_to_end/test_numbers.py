@@ -95,7 +95,7 @@ def perplexity(logits: np.ndarray, tokens: Tokens) -> float:
     return float(np.exp(-np.take_along_axis(log_softmax(logits[:-1]), np.array(tokens[1:])[:, None], -1).mean()))
 
 
-def test_distributions_on_held_out_text(
+def test_distributions_on_held_out_text_are_within_bound(
     converted: Callable[..., Path], held_out: Tokens, reference: Any, original: Any, ep_devices: list[Any]
 ) -> None:
     """KL divergence of next-token distributions, and the perplexity that 4-bit weights cost."""
@@ -112,7 +112,9 @@ def test_distributions_on_held_out_text(
         assert quantised <= 1.03 * exact
 
 
-def test_distributions_with_int8_cache(open_model: Callable[..., Any], held_out: Tokens, reference: Any) -> None:
+def test_int8_cache_distributions_are_within_bound(
+    open_model: Callable[..., Any], held_out: Tokens, reference: Any
+) -> None:
     """benchmarks/accuracy.py measures it on more tokens; a tenth of what all roundings may cost is allowed."""
     tokens = held_out[:512]
     model = open_model(provider_options={"activations": "bf16"}, logits="all", kv_dtype="int8")

@@ -133,7 +133,7 @@ def tower_error(activations: str) -> float:
 
 
 @pytest.mark.parametrize("provider", ["stock", *ACTIVATIONS])
-def test_twenty_prompts_are_answered_as_transformers_answers_them(
+def test_answers_to_twenty_prompts_equal_transformers(
     provider: str, open_model: Callable[[str], Opened], paths: list[Path], theirs: Reference
 ) -> None:
     """Greedy tokens after one or two pictures, transformers fed with the pixels of GenAI's processor.
@@ -237,7 +237,9 @@ def text_error(rounding: float, layers: int, embedding: float) -> float:
 
 
 @pytest.mark.parametrize("provider", ["stock", *ACTIVATIONS])
-def test_text_without_pictures(provider: str, open_model: Callable[[str], Opened], theirs: Reference) -> None:
+def test_text_without_pictures_equals_transformers(
+    provider: str, open_model: Callable[[str], Opened], theirs: Reference
+) -> None:
     opened = open_model(provider)
     ids = [2, 100, 200, 300, 400]
     generator = opened.generator(20)
@@ -256,7 +258,7 @@ def test_text_without_pictures(provider: str, open_model: Callable[[str], Opened
 
 @pytest.mark.parametrize("activations", ACTIVATIONS)
 @pytest.mark.parametrize("vision_weights", ["bf16", "int8", "q4nx"])
-def test_features_on_our_provider(
+def test_provider_features_equal_transformers(
     vision_weights: str, activations: str, folder: Path, ep_devices: list[Any], tmp_path: Path
 ) -> None:
     model = folder / "model"
@@ -279,7 +281,7 @@ def test_features_on_our_provider(
 
 
 @pytest.mark.parametrize("resample", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC])
-def test_pictures_are_prepared_as_transformers_prepares_them(
+def test_prepared_pictures_equal_transformers(
     resample: Image.Resampling, genai: Any, folder: Path, tmp_path: Path
 ) -> None:
     """PNG of several sizes, resized with antialiasing by both, to whole levels of 255.

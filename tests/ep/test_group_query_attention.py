@@ -148,7 +148,7 @@ def test_positions_are_read_as_onnx_runtime_reads_them(
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("past", [0, 40])
-def test_positions_of_prompt_in_slices(placed: Placed, batch: int, past: int) -> None:
+def test_sliced_prompt_positions_equal_onnxruntime(placed: Placed, batch: int, past: int) -> None:
     """1700 tokens are computed several hundred at a time: all count on from the first slice's first position."""
     tokens = 1700
     ids = np.random.default_rng(2).integers(0, TABLE, (batch, tokens))

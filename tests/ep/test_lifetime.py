@@ -66,7 +66,7 @@ def test_registering_twice_under_one_name_is_error(library: Path) -> None:
     onnxruntime.unregister_execution_provider_library(name)
 
 
-def test_sessions_come_and_go(make_session: MakeSession) -> None:
+def test_repeated_sessions_compute_same(make_session: MakeSession) -> None:
     x = np.arange(3, dtype=np.float32)
     expected = reference(MODEL, {"x": x, "y": x})[0]
     sessions = [make_session(MODEL) for _ in range(5)]

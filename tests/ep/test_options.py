@@ -45,7 +45,9 @@ MODEL = "g (float[3] x) => (float[3] z) { z = Add(x, x) }"
         ("placement", "there", "option placement = 'there' is not known; expected one of: log, stderr, the path of"),
     ],
 )
-def test_bad_options_are_errors(make_session: MakeSession, by_name: bool, key: str, value: str, message: str) -> None:
+def test_invalid_options_are_refused(
+    make_session: MakeSession, by_name: bool, key: str, value: str, message: str
+) -> None:
     with pytest.raises(Exception, match=message):
         make_session(MODEL, {key: value}, by_name=by_name)
 
@@ -71,7 +73,7 @@ def test_bad_options_are_errors(make_session: MakeSession, by_name: bool, key: s
         ("placement", "log"),
     ],
 )
-def test_good_options_are_taken(make_session: MakeSession, key: str, value: str) -> None:
+def test_valid_options_are_accepted(make_session: MakeSession, key: str, value: str) -> None:
     make_session(MODEL, {key: value}, strict=True)
 
 
@@ -107,7 +109,7 @@ def test_placement_is_in_log_and_nowhere_else(make_session: MakeSession, capfd: 
     assert "FlowNPU: 1 of 1 nodes in 1 partition on cpu (" in capfd.readouterr().err
 
 
-def test_placement_in_file(make_session: MakeSession, tmp_path: Path) -> None:
+def test_placement_is_written_to_file(make_session: MakeSession, tmp_path: Path) -> None:
     path = tmp_path / "placement.json"
     name = 'a "name"\n of\tthe \\ worst é'
     model = parse("g (float[2,2] x) => (float z) { a = Add(x, x)  z = Det(a) }")
@@ -136,7 +138,7 @@ def test_placement_counts_pixels_of_convolutions_that_are_left(
     assert f"nodes{share} in" in json.loads(path.read_text())["summary"]
 
 
-def test_placement_in_folder_is_by_models_name(make_session: MakeSession, tmp_path: Path) -> None:
+def test_placement_file_in_folder_has_models_name(make_session: MakeSession, tmp_path: Path) -> None:
     for name, additions in (("first", 1), ("second", 2)):
         nodes = " ".join(f"x{i + 1} = Add(x{i}, x{i})" for i in range(additions))
         model = parse(f"g (float[2,2] x0) => (float[2,2] x{additions}) {{ {nodes} }}")
@@ -152,7 +154,7 @@ def test_unwritable_placement_file_is_refused(make_session: MakeSession, tmp_pat
         make_session(MODEL, {"placement": str(tmp_path / "missing" / "placement.json")})
 
 
-def test_slow_kernels_are_told_of_once(make_session: MakeSession, capfd: pytest.CaptureFixture[str]) -> None:
+def test_slow_kernels_are_reported_once(make_session: MakeSession, capfd: pytest.CaptureFixture[str]) -> None:
     session = make_session(MODEL, {"cpu_isa": "generic"})
     for _ in range(2):
         session.run(None, {"x": np.ones(3, np.float32)})

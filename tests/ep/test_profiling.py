@@ -33,7 +33,7 @@ def profile(make_session: MakeSession, folder: Path, threads: int, runs: int) ->
     return events
 
 
-def test_steps_are_events(make_session: MakeSession, tmp_path: Path) -> None:
+def test_profile_has_event_for_each_step(make_session: MakeSession, tmp_path: Path) -> None:
     events = profile(make_session, tmp_path, threads=1, runs=3)
     ours = [event for event in events if event["cat"] == "Kernel"]
     assert [(event["name"], event["args"]["op_name"]) for event in ours] == [("first", "Add"), ("second", "Mul")] * 3

@@ -60,7 +60,7 @@ def test_provider_listed_before_keeps_nodes(ep_devices: list[Any], tmp_path: Pat
 
 @pytest.mark.usefixtures("ep_devices")
 @pytest.mark.parametrize("policy", ["PREFER_CPU", "PREFER_NPU", "MAX_PERFORMANCE"])
-def test_device_policies_may_choose_us(policy: str) -> None:
+def test_device_policies_choose_provider(policy: str) -> None:
     options = onnxruntime.SessionOptions()
     options.set_provider_selection_policy(getattr(onnxruntime.OrtExecutionProviderDevicePolicy, policy))
     session = onnxruntime.InferenceSession(parse(CHAIN).SerializeToString(), options)
@@ -124,7 +124,7 @@ def test_run_shapes_may_change(make_session: MakeSession) -> None:
         ),
     ],
 )
-def test_inputs_and_outputs(make_session: MakeSession, graph: str) -> None:
+def test_session_lists_inputs_and_outputs(make_session: MakeSession, graph: str) -> None:
     model = parse(graph)
     initializers = {initializer.name for initializer in model.graph.initializer}
     shapes = {
@@ -153,7 +153,9 @@ def test_empty_initializer_runs(make_session: MakeSession) -> None:
 # ORT keeps initializers of up to 127 bytes in another place than larger ones, and we copy those of up to 4096.
 @pytest.mark.parametrize("elements", [1, 31, 32, 1024, 1025, 100_000])
 @pytest.mark.parametrize("place", ["inline", "external", "folded"])
-def test_initializers_of_all_sizes(make_session: MakeSession, tmp_path: Path, elements: int, place: str) -> None:
+def test_initializers_of_all_sizes_are_read(
+    make_session: MakeSession, tmp_path: Path, elements: int, place: str
+) -> None:
     weight = integers(elements)
     body = "folded = Mul(weight, weight)  z = Add(x, folded)" if place == "folded" else "z = Add(x, weight)"
     model = parse(f"g (float[N] x, float[{elements}] weight) => (float[{elements}] z) {{ {body} }}")

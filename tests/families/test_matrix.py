@@ -71,13 +71,13 @@ def test_array_refusals_are_as_recorded(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", AGAIN)
-def test_cells_are_still_so(form: str, tmp_path: Path, ep_devices: list[Any]) -> None:
+def test_matrix_cells_equal_fresh_runs(form: str, tmp_path: Path, ep_devices: list[Any]) -> None:
     for source, row in run_form(form, tmp_path, ep_devices, AGAIN[form]).items():
         for device, cell in row.items():
             check(cell, CELLS[form][source][device])
 
 
-def test_optimums_phi3_runs(tmp_path: Path, ep_devices: list[Any]) -> None:
+def test_optimum_phi3_equals_transformers(tmp_path: Path, ep_devices: list[Any]) -> None:
     """Its attention is not folded, for a shape is not known: the CPU device computes its IsNaN and Softmax."""
     try:
         optimum_export.environment()

@@ -258,7 +258,7 @@ def test_template_files_are_read_as_in_transformers(folder, settings, files):
 
 @pytest.mark.parametrize("given", [{}, {"bos_token": None}, {"eos_token": "<end>"}])
 @pytest.mark.parametrize("kind", ["LlamaTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend", *CLASS_TOKENS])
-def test_special_tokens_are_those_of_transformers(tmp_path, kind, given):
+def test_special_tokens_equal_transformers(tmp_path, kind, given):
     tokens = {text: at for at, text in enumerate(["<unk>", "<s>", "</s>", "a"])}
     Tokenizer(models.BPE(tokens, [], unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))  # noqa: S106
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind, **given}))

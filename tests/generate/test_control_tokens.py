@@ -99,7 +99,7 @@ def test_own_turns_keep_tokens_of_answers(folder: Path) -> None:
     assert [tokenizer.token(name) in found for name in ("<think>", "</think>", "<|turn|>")] == [True, True, False]
 
 
-def test_allowed_control_tokens_are_those_of_transformers(folder: Path) -> None:
+def test_allowed_control_tokens_equal_transformers(folder: Path) -> None:
     theirs = AutoTokenizer.from_pretrained(folder)
     messages = [{"role": "user", "content": HOSTILE}]
     expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)

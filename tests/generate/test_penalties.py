@@ -72,7 +72,7 @@ def reference(penalties, logits, prompt, new, temperature):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.9])
 @pytest.mark.parametrize("penalties", WANTED)
-def test_changed_logits_of_random_rows_are_those_of_formulas(penalties, temperature):
+def test_changed_logits_of_random_rows_equal_formulas(penalties, temperature):
     random = np.random.default_rng(0)
     prompt = random.integers(0, SIZE, 30).astype(np.int32)
     changed = ChangedLogits(penalties, prompt, temperature)
@@ -91,7 +91,7 @@ def test_changed_logits_of_random_rows_are_those_of_formulas(penalties, temperat
         changed.add(new[-1])
 
 
-def test_neutral_penalties_are_false():
+def test_neutral_penalties_count_as_none():
     neutral = [Penalties(), Penalties(repetition=1.0), Penalties(window=64), Penalties(repetition=1.0, window=64)]
     assert [bool(each) for each in (*neutral, *WANTED)] == [False] * len(neutral) + [True] * len(WANTED)
     assert [each.only_repetition for each in WANTED] == [False, True] + [False] * 8

@@ -71,7 +71,7 @@ def test_model_as_its_own_draft_keeps_all_candidates(topics: Path, plain: Langua
 
 @pytest.mark.parametrize("wrong", [0, 1, 2, 5])
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2])
-def test_right_and_wrong_candidates(
+def test_right_and_wrong_candidates_keep_text(
     wrong: int,
     sampling: Sampling,
     plain: LanguageModel,
@@ -143,7 +143,9 @@ def test_penalty_of_folder_does_not_change_text(topics: Path, tmp_path: Path, he
 
 
 @pytest.mark.parametrize("kind", ["looking", "drafted"])
-def test_turns_of_conversation(kind: str, plain: LanguageModel, held_out: str, request: pytest.FixtureRequest) -> None:
+def test_conversation_turns_keep_text(
+    kind: str, plain: LanguageModel, held_out: str, request: pytest.FixtureRequest
+) -> None:
     """Replies that are cut short, and turns that go on from what the cache holds."""
     model = request.getfixturevalue(kind)
     talks = [Conversation(each, GREEDY, 512) for each in (plain, model)]
@@ -184,7 +186,7 @@ def test_rewound_sequence_equals_fresh(
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp32"])
-def test_window_sized_caches(
+def test_window_sized_caches_keep_text(
     kv_dtype: Any, converted: Callable[..., Path], held_out: str, generate: Callable[..., list[int]]
 ) -> None:
     """There are candidates until tokens leave the cache: from then on, a wrong candidate could not be taken back."""

@@ -55,7 +55,7 @@ def texts() -> list[str]:
     ]
 
 
-def test_tokens_of_text_are_those_of_transformers(ours: Tokenizer, theirs: Any) -> None:
+def test_text_tokens_equal_transformers(ours: Tokenizer, theirs: Any) -> None:
     for text in [*texts(), TURN, "<s>a<|turn|>b <|end|>  c</s><think>d</think>    e"]:
         assert ours.tokens_of_text(text).tolist() == theirs.encode(text), text
         without = theirs.encode(text, add_special_tokens=False)

@@ -103,7 +103,9 @@ def test_machine_state_is_named(machine: dict[str, Any], without: list[str], sai
         (None, "7.3.4", NOT_STARTED),
     ],
 )
-def test_firmware_and_driver(firmware: Firmware | None, linux: str, said: str, tmp_path: Path) -> None:
+def test_firmware_and_driver_versions_are_reported(
+    firmware: Firmware | None, linux: str, said: str, tmp_path: Path
+) -> None:
     """The driver does not start an NPU whose firmware it does not take: there is no device file."""
     require()
     done = Machine(tmp_path, firmware=firmware, linux=linux).python("-c", OPEN)

@@ -49,7 +49,7 @@ def npu_of_the_driver(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("npu_of_the_driver")
-def test_rungs_run_and_are_timed(tmp_path, capfd):
+def test_stages_run_and_are_timed(tmp_path, capfd):
     patterns = ("copy*", "kernel fused_dqp*", "decode_layer*", "token")
     options = [option for pattern in patterns for option in ("--only", pattern)]
     code = main(["selftest", "--device", "npu", *options, "--output", str(tmp_path)])

@@ -39,18 +39,18 @@ def attend(
 
 
 @pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
-def test_attention_definition(turn: Turn) -> None:
+def test_attention_definition_equals_equation(turn: Turn) -> None:
     turn.check(attend(turn))
 
 
 @pytest.mark.parametrize("turn", ONE_TOKEN.values(), ids=ONE_TOKEN)
-def test_attention_definition_of_one_token(turn: Turn) -> None:
+def test_attention_definition_of_one_token_equals_equation(turn: Turn) -> None:
     turn.check(attend(turn, flow_kv_attention))
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
-def test_attention_on_cpu(turn: Turn, isa: str) -> None:
+def test_cpu_attention_equals_definition(turn: Turn, isa: str) -> None:
     feeds = turn.feeds()
     inputs = [feeds.get(name) for name in input_names("FlowQKVAttention")]
     cache = {np.dtype(np.float32): "float"}.get(np.dtype(turn.dtype), np.dtype(turn.dtype).name)
@@ -60,7 +60,7 @@ def test_attention_on_cpu(turn: Turn, isa: str) -> None:
 
 
 @pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
-def test_attention_as_function_on_arrays(turn: Turn) -> None:
+def test_eager_attention_equals_definition(turn: Turn) -> None:
     function = ops.flow_kv_attention if turn.new == 1 else ops.flow_qkv_attention
     turn.check(function(**turn.feeds(), **HEADS, **turn.attributes), pairs="avx512" in ISAS)
 
@@ -71,7 +71,7 @@ def test_attention_as_function_on_arrays(turn: Turn) -> None:
     "name",
     ["first prompt, ragged, rotary", "prompt in parts, window", "one token, growing", "norm", "bfloat16, one token"],
 )
-def test_attention_on_gpu(name: str) -> None:
+def test_gpu_attention_equals_definition(name: str) -> None:
     turn = TURNS[name]
     function = ops.flow_kv_attention if turn.new == 1 else ops.flow_qkv_attention
     turn.check(function(**turn.feeds(), **HEADS, **turn.attributes, device="gpu"))

@@ -67,7 +67,7 @@ def test_schema_ports_and_attributes_are_known_to_contract(contract: Any) -> Non
 
 
 @pytest.mark.parametrize("contract", OTHERS, ids=lambda c: c.op_type)
-def test_names_are_last_schemas(contract: Any) -> None:
+def test_input_names_equal_last_schema(contract: Any) -> None:
     last = next(s for s in versions(contract) if s.since_version == contract.last_version)
     inputs = [port.name for port in contract.inputs if port.presence != _native.Presence.ATTRIBUTE]
     # Where there is only one input, or all are alike, names may differ.
@@ -76,7 +76,7 @@ def test_names_are_last_schemas(contract: Any) -> None:
 
 
 @pytest.mark.parametrize("contract", OTHERS, ids=lambda c: c.op_type)
-def test_types_are_schemas(contract: Any) -> None:
+def test_contract_types_are_in_schema(contract: Any) -> None:
     """A contract takes what the last schema allows, or less."""
     last = next(s for s in versions(contract) if s.since_version == contract.last_version)
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in last.type_constraints}
@@ -87,7 +87,7 @@ def test_types_are_schemas(contract: Any) -> None:
 
 
 @pytest.mark.parametrize("contract", OURS, ids=lambda c: c.op_type)
-def test_our_own_are_definitions(contract: Any) -> None:
+def test_flownpu_contracts_equal_definitions(contract: Any) -> None:
     """Documentation, functions and definitions are made from it."""
     assert contract.op_type in OPERATORS
     parts = [*contract.inputs, *contract.outputs, *contract.attributes]

@@ -86,7 +86,7 @@ TURNS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_attention_in_stock_onnxruntime(name: str) -> None:
+def test_stock_onnxruntime_attention_equals_cpu(name: str) -> None:
     past, new, capacity, attributes = TURNS[name]
     rng = np.random.default_rng(5)
     angles = np.arange(32)[:, None] * 10000.0 ** (-np.arange(D // 2) / (D // 2))

@@ -65,7 +65,7 @@ def test_quota_of_control_groups_1_is_read(tmp_path, shown, group):
     assert _native.processor_quota(root) == (2.5, str(root / "sys/fs/cgroup" / folder / "cpu.cfs_quota_us"))
 
 
-def test_version_1_without_quota(tmp_path):
+def test_control_groups_1_without_quota_have_no_limit(tmp_path):
     files = {"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"}
     assert _native.processor_quota(machine(tmp_path, [V1.format(shown="/")], ["4:cpu,cpuacct:/"], files)) is None
 

@@ -55,7 +55,7 @@ def test_moe_function_equals_equation(leading: tuple[int, ...], attributes: dict
 
 @pytest.mark.parametrize("leading", [(2, 3), (4,)])
 @pytest.mark.parametrize("normalize", [0, 1])
-def test_logits_that_are_given(leading: tuple[int, ...], normalize: int) -> None:
+def test_given_router_logits_equal_reference(leading: tuple[int, ...], normalize: int) -> None:
     rng = np.random.default_rng(1)
     x, logits = (rng.standard_normal((*leading, size), dtype=np.float32) for size in (HIDDEN, EXPERTS))
     _, *given = weights()

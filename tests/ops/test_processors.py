@@ -56,7 +56,7 @@ def test_threads_are_described_as_one_per_core(tmp_path, siblings, used):
     )
 
 
-def test_second_threads_whose_first_are_not_ours(tmp_path):
+def test_second_threads_without_first_ones_are_kept(tmp_path):
     machine(tmp_path, ["0,2", "1,3", "0,2", "1,3"])
     assert chosen(tmp_path, [2, 3]) == ([2, 3], 2)
     assert chosen(tmp_path, [0, 2, 3]) == ([0, 3], 2)
@@ -83,7 +83,7 @@ def test_second_threads_whose_first_are_not_ours(tmp_path):
         ),
     ],
 )
-def test_cores_of_two_kinds(tmp_path, siblings, speeds, file, used, words):
+def test_cores_of_two_kinds_are_told_apart(tmp_path, siblings, speeds, file, used, words):
     numbers = machine(tmp_path, siblings, speeds, file)
     assert chosen(tmp_path, numbers) == (used, len(used))
     assert words in describe_threads(tmp_path, numbers)
@@ -163,7 +163,7 @@ def test_pages_are_asked_to_lie_on_nodes_in_turn(tmp_path):
     assert policy(after) == "default"
 
 
-def test_nodes_that_there_are_not_are_no_error():
+def test_missing_memory_nodes_raise_no_error():
     pages = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)
     testing.interleave(pages, [60])
     testing.interleave(pages, [])

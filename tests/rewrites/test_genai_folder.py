@@ -131,7 +131,9 @@ def test_context_length_is_limited_by_model(source: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("sliding_window_cache", [False, True])
 @pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "fp16", "int8"])
-def test_genai_runs_it(kv_dtype: str, sliding_window_cache: bool, exports: dict[str, Path], tmp_path: Path) -> None:
+def test_genai_generates_from_converted_folder(
+    kv_dtype: str, sliding_window_cache: bool, exports: dict[str, Path], tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
     convert(exports["topics"], folder, kv_dtype=kv_dtype, sliding_window_cache=sliding_window_cache)
     config = _config(folder)

@@ -88,7 +88,7 @@ def test_folded_graph_gives_same_outputs_without_flownpu(
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_batches_and_parts_of_prompts_on_cpu_device(
+def test_batches_and_parts_of_prompts_equal_source(
     name: str, folded: dict[str, Path], references: dict[str, Path], ep_devices: list[Any], tmp_path: Path
 ) -> None:
     report = tmp_path / "placement.json"

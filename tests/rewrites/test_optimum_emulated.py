@@ -58,7 +58,7 @@ def run(file: Path, devices: list[Any], feeds: dict[str, Array], **options: str)
 
 
 @pytest.mark.parametrize(("name", "pad"), EXPECTED)
-def test_encoders_on_array(
+def test_encoders_on_array_equal_transformers(
     name: str, pad: str, built: dict[str, Path], references: dict[str, Path], ep_devices: list[Any]
 ) -> None:
     reference = open_session(references[name])
@@ -75,7 +75,7 @@ def test_encoders_on_array(
     check_close(expected, valid(reference, outputs, feeds), tolerance=ARRAY_TOLERANCE)
 
 
-def test_small_models_are_hosts(built: dict[str, Path], ep_devices: list[Any]) -> None:
+def test_small_models_run_on_host(built: dict[str, Path], ep_devices: list[Any]) -> None:
     reference = open_session(built["bert"])
     placement, _, dispatches = run(built["bert"] / "model.onnx", ep_devices[:1], feeds_of(reference), npu_threshold="")
     assert not dispatches

@@ -106,7 +106,7 @@ def test_blocks_of_16_are_quantised_again_and_said_to_be(
     assert np.linalg.norm(found - expected) < 0.01 * np.linalg.norm(expected)
 
 
-def test_compiled_they_need_no_repacking(genai: Any, exports: dict[str, Path], tmp_path: Path) -> None:
+def test_compiled_models_need_no_repacking(genai: Any, exports: dict[str, Path], tmp_path: Path) -> None:
     report = tmp_path / "placement.json"
     expected, _ = logits(genai, exports["gemma3"], report)
     assert main(["compile", str(exports["gemma3"]), str(tmp_path / "compiled")]) == 0

@@ -176,7 +176,7 @@ def test_fetched_program_starts_with_its_libraries(tool, build, capsys):
     ("version", "expected"),
     [("1:2.25.0-4", (2, 25)), ("2.19.0", (2, 19)), ("3.0", (3, 0)), ("202210.2.13", ()), ("", ())],
 )
-def test_xrt_version_of_a_package(version, expected):
+def test_package_version_of_xrt_is_read(version, expected):
     assert tools.xrt_version(version) == expected
 
 

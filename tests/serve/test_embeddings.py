@@ -40,7 +40,7 @@ def expected(folder: Path) -> np.ndarray:
     return EmbeddingModel(folder, options={"device": "cpu", "activations": "bf16"}).embed(SENTENCES).vectors
 
 
-def test_clients_of_openai(server: Server, expected: np.ndarray) -> None:
+def test_openai_client_gets_embeddings(server: Server, expected: np.ndarray) -> None:
     client = server.openai()
     # The client asks for base64 unless it is told otherwise.
     found = client.embeddings.create(model="embeds", input=SENTENCES)
@@ -53,7 +53,7 @@ def test_clients_of_openai(server: Server, expected: np.ndarray) -> None:
     assert [model.id for model in client.models.list()] == ["embeds", "topics"]
 
 
-def test_clients_of_ollama(server: Server, expected: np.ndarray) -> None:
+def test_ollama_client_gets_embeddings(server: Server, expected: np.ndarray) -> None:
     client = ollama.Client(host=server.address)
     found = client.embed(model="embeds:latest", input=SENTENCES)
     np.testing.assert_allclose(np.array(found.embeddings), expected, rtol=0, atol=1e-6)

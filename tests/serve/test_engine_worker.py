@@ -209,7 +209,7 @@ def test_stop_text_ends_answer(worker: EngineWorker) -> None:
     assert answer.end().reason == "stop"
 
 
-def test_cancel_in_middle(worker: EngineWorker) -> None:
+def test_cancel_in_middle_ends_answer(worker: EngineWorker) -> None:
     alone = ask(worker, TEXTS[1], 40).text
     cancelled = Answer(
         worker, Request(worker.model.tokens_of_text(TEXTS[0]), 400, GREEDY), lambda: worker.cancel(cancelled.request)

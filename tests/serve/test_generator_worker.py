@@ -66,7 +66,7 @@ def fresh(model, text, tokens):
     return "".join(model.complete(model.tokens_of_text(text), tokens, GREEDY, Timing()))
 
 
-def test_events_of_answer(worker, model):
+def test_answer_has_expected_events(worker, model):
     text = 'The "for" statement is used to'
     events = Asked(worker, text).all()
     assert isinstance(events[0], Started)
@@ -162,7 +162,7 @@ def test_seed_starts_anew(worker):
     assert other.all()[-1].cached_tokens == 0
 
 
-def test_likelihoods_are_those_of_logits(worker, model):
+def test_likelihoods_equal_logits(worker, model):
     """Logarithms of probabilities are compared with those from GenAI's logits, in float64."""
     events = Asked(worker, "Strings are", 3, alternatives=2).all()
     generator = model.generator(64, GREEDY)

@@ -94,7 +94,7 @@ def test_logprobs_are_of_tokens_that_were_taken(client, expected):
         assert sum(map(math.exp, logprobs)) <= 1
 
 
-def test_completions_of_several_prompts(client, topics):
+def test_completions_of_several_prompts_equal_single_ones(client, topics):
     model = LanguageModel(topics, options=EXACT)
     prompts = ["Strings are", 'The "for" statement is used to']
     expected = [

@@ -190,7 +190,7 @@ def test_markup_in_text_is_text(page):
     assert page.locator("#log .user pre").inner_text() == "for x in y:\n"
 
 
-def test_keyboard_and_screen_reader(page):
+def test_page_works_with_keyboard_and_screen_reader(page):
     """Every control has a name, and Tab reaches all of them in the order of the page."""
     assert page.evaluate("document.activeElement.id") == "prompt"
     page.get_by_label("Message", exact=True).fill("first")

@@ -107,7 +107,7 @@ def test_effort_of_several_words_is_refused(effort):
 @pytest.mark.parametrize(
     ("think", "switch", "effort"), [(None, None, None), (False, False, None), (True, True, None), ("low", None, "low")]
 )
-def test_ollamas_think_is_wish(kind, think, switch, effort):
+def test_ollama_think_becomes_reasoning_wish(kind, think, switch, effort):
     fields = {"messages": MESSAGES} if kind is OllamaChat else {"prompt": "Tell."}
     request = kind.model_validate({"model": "m", "think": think, **fields}).request()
     assert (request.enable_thinking, request.reasoning_effort) == (switch, effort)

@@ -56,7 +56,7 @@ def test_module_refused_by_windows_is_bad(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("windows")
-def test_devices_of_linux_alone():
+def test_devices_of_linux_alone_are_noted():
     found = {check.name: check for check in diagnosis.diagnose(Host())}
     for device in ("npu", "opencl"):
         assert found[device].status is Status.NOTE
@@ -65,7 +65,7 @@ def test_devices_of_linux_alone():
 
 
 @pytest.mark.usefixtures("windows")
-def test_onnxruntime_without_microsofts_run_time(monkeypatch):
+def test_onnxruntime_without_microsofts_run_time_is_bad(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # its import fails
     check = next(check for check in diagnosis.diagnose_software() if check.name == "registration")
     assert check.status is Status.BAD

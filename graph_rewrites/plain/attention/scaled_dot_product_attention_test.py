@@ -161,7 +161,7 @@ def test_any_head_counts_fold(heads: int, kv_heads: int, size: int, kind: str) -
         {"output": "y = Transpose <perm = [1, 0, 2, 3]> (o)"},
     ],
 )
-def test_transposes_at_any_place(forms: dict[str, str]) -> None:
+def test_transposes_at_any_place_are_folded(forms: dict[str, str]) -> None:
     _check_same(_model(forms), scale=0.25)
 
 
@@ -186,7 +186,7 @@ BOTH_SCALED = """
         ({"scores": "a = Mul (product, half) s = Add (a, four)"}, 0.5),
     ],
 )
-def test_scale_at_any_place(forms: dict[str, str], scale: float) -> None:
+def test_scale_at_any_place_is_folded(forms: dict[str, str], scale: float) -> None:
     _check_same(_model(forms), scale=scale)
 
 
@@ -207,7 +207,7 @@ def test_soft_cap_is_folded() -> None:
     ],
 )
 @pytest.mark.parametrize("guarded", [False, True])
-def test_masks_and_biases(scores: str, guarded: bool) -> None:
+def test_masks_and_biases_are_folded(scores: str, guarded: bool) -> None:
     guard = {"guard": "no = IsNaN (p) pw = Where (no, zero, p)", "weights": "pw"} if guarded else {}
     original = _model({"scores": scores, **guard}, 4, 2)
     model, misses, (folded,) = _fold(original)

@@ -60,7 +60,7 @@ def test_index_names_files_on_disk(tmp_path):
     assert named == {file: zlib.crc32(on_disk[file]) for file in named}
 
 
-def test_arrays_and_families_are_those_of_programs(tmp_path):
+def test_index_has_arrays_and_families_of_programs(tmp_path):
     write(tmp_path / "folder")
     _, _, _, arrays, calls, *_ = read_index(tmp_path / "folder")
     for call, record in zip(CALLS, calls, strict=True):

@@ -85,7 +85,7 @@ def pieces_of(name, make=compiled):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_words_are_those_of_compiler_at_all_positions(name):
+def test_pieced_words_equal_compiler_at_all_positions(name):
     words, plan, positions = pieces_of(name)
     words.compile(positions.count - 1)
     family = derive(words, positions, checks=1, lone_chunks=False)
@@ -149,7 +149,7 @@ def test_damaged_streams_are_refused(change, message):
         operations(change(compiled(chain())))
 
 
-def test_operations_are_those_of_steps():
+def test_operations_equal_those_of_steps():
     plan = chain()
     codes = [code for step in plan.sequence.steps for code in operations_of_step(step)]
     assert [code for code, _ in operations(compiled(plan))] == codes
@@ -167,7 +167,7 @@ def test_words_of_real_compiler_match_steps(design):
 
 
 @needs_aie_opt
-def test_pieces_are_real_compilers():
+def test_pieces_equal_real_compilers_output():
     words, plan, positions = pieces_of("norm_rope", lambda plan: instructions(lowered(to_mlir(plan))[0]))
     words.compile(positions.count - 1)
     derive(words, positions, checks=1, lone_chunks=False)

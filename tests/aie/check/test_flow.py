@@ -124,7 +124,7 @@ def test_free_before_end_names_transfer():
     assert Free("a_task0") in STEPS
 
 
-def test_walk_of_joined_output_is_over_each_part():
+def test_walk_of_joined_output_covers_each_part():
     """dimensionsToStream of a join's output applies to every input's part (as a real aie-opt has it)."""
     kind, part = tensor(128), tensor(64)
     c = ObjectFifo(kind, name="c", to_stream=TensorAccessPattern.full((8, 8)).permute([1, 0]))
@@ -147,6 +147,6 @@ def test_walk_of_joined_output_is_over_each_part():
     assert any("elements of the walk: need 128, have 64" in text for text in messages(whole))
 
 
-def test_names_of_types_in_messages():
+def test_type_text_has_sizes_and_element():
     assert str(Type((2, 3), "bf16")) == "2x3xbf16"
     assert np.dtype(np.int32).itemsize == Type((), "i32").item_bytes

@@ -76,7 +76,7 @@ def pass_through(count, *, elements=64, depth=2, column=0):
     return Program(NPU2(), Runtime(sequence, [kind, kind, *ends]), workers).resolve_program()
 
 
-def test_core_memory_is_exact():
+def test_core_memory_equals_hand_count():
     """64512 bytes beside a stack of 1024 fit, eight more do not (a real aie-opt says so of both).
 
     Those that fit leave no room for constants behind them (plan/test_buffer_addresses.py), which the checker reports.
@@ -88,7 +88,7 @@ def test_core_memory_is_exact():
     ]
 
 
-def test_memory_tile_is_exact():
+def test_memory_of_memory_tile_equals_hand_count():
     """32 objects that fill 524288 bytes fit, larger ones do not; aie-opt would move some a column on, silently."""
     fit, over = (
         with_end(pass_through(1, elements=n // 4), "a0", "consume", depth=d) for n, d in ((16384, 32), (16388, 32))
@@ -106,7 +106,7 @@ def test_object_beyond_descriptor_length_is_refused():
     assert not any(text.startswith("[memory tile (0, 1)] memory") for text in messages(plan))
 
 
-def test_counters_of_objects_count():
+def test_object_counters_are_counted_as_memory():
     """A core that counts its objects at run time has a word for each fifo; a real aie-opt allocates the same."""
     plan = many(1, 1, elements=8064, depth=1)
     core = plan.array.cores[0]
@@ -116,7 +116,7 @@ def test_counters_of_objects_count():
     assert "object counters 8" in message
 
 
-def test_stack_and_buffers_count():
+def test_stack_and_buffers_are_counted_as_memory():
     plan = many(1, 1, buffers=[Buffer(tensor(16000), name="scratch")])
     assert messages(plan) == [
         "[compute tile (0, 2)] memory: need 66048 bytes, have 65536 bytes"
@@ -147,7 +147,7 @@ def test_stack_and_buffers_count():
         ),
     ],
 )
-def test_channels_and_descriptors(plan, message):
+def test_surplus_channels_and_descriptors_are_refused(plan, message):
     assert any(text.startswith(message) for text in messages(plan)), messages(plan)
 
 
@@ -166,7 +166,7 @@ def test_lock_value_beyond_limit_is_refused():
     assert message in messages(plan)
 
 
-def test_memory_within_reach():
+def test_memory_is_within_reach_of_neighbours_only():
     near, far = (TileBuffer("state", Place(*tile), Type((64,), "i32")) for tile in ((0, 3), (1, 2)))
     for buffer, expected in (
         (near, []),

@@ -209,13 +209,13 @@ def test_full_task_queue_is_refused():
     assert messages(tasks(100, awaited=True, step=4)) == []
 
 
-def test_descriptors_live_at_once():
+def test_descriptors_are_counted_while_they_are_in_use():
     longer = with_limits(LIMITS, task_queue=64)
     assert messages(tasks(8), longer) == []
     assert "[shim tile (0, 0)] buffer descriptors live at once: need 17, have 16" in messages(tasks(9), longer)
 
 
-def test_instructions_are_bounded_by_controllers_heap():
+def test_instructions_beyond_controller_heap_are_refused():
     """A header, a parameter, a barrier, two transfers, one of which gives a token, and its await are 87 words."""
     words = 4 + 6 + 6 + 30 + 37 + 4
     assert check_sequence(CHAIN, with_limits(LIMITS, heap_bytes=4 * words)) == []

@@ -173,7 +173,7 @@ def split_plan(offsets, part, elements=100):
         ([0, 100], 100, "offsets: need ascending from 0, below 100, have [0, 100]"),
     ],
 )
-def test_parts_tile_object(offsets, part, message):
+def test_parts_that_do_not_tile_object_are_refused(offsets, part, message):
     assert any(message in text for text in messages(split_plan(offsets, part)))
 
 

@@ -54,21 +54,21 @@ def test_l1_is_filled_as_published(core):
 
 
 @pytest.mark.parametrize("core", CORES, ids=named)
-def test_throughput_of_core(core):
+def test_core_throughput_equals_published_one(core):
     """To 9 %, as near as the fit is; published throughputs are whole percents of the unit's rate, up to 1.2 % off."""
     modelled = macs_per_cycle(gemm_parameters(core.target), PRECISIONS[core.precision], core.size)
     assert modelled == pytest.approx(core.macs_per_cycle, rel=0.09)
 
 
 @pytest.mark.parametrize("core", TABLE_1, ids=named)
-def test_single_core_programme(core):
+def test_single_core_programme_finds_published_tiles(core):
     """Its solutions are the kernels of table 1, with the efficiency that was measured."""
     known, kind = gemm_parameters(core.target), PRECISIONS[core.precision]
     measured = core.macs_per_cycle / peak_macs(known, kind)
     assert single_core_kernel(known, kind, measured=measured) == core.size
 
 
-def test_single_core_programme_with_modelled_efficiency():
+def test_single_core_programme_with_modelled_efficiency_finds_published_tiles():
     """int8-int32 differs: its call is predicted 5 to 7 % too fast, so that with 48 columns inputs come too slowly."""
     differing = []
     for core in TABLE_1:
@@ -88,17 +88,17 @@ def test_l2_is_filled_as_published(gemm):
 
 
 @pytest.mark.parametrize("gemm", TABLES, ids=named)
-def test_tables_sizes_need_no_padding(gemm):
+def test_published_sizes_need_no_padding(gemm):
     assert predict_gemm(gemm.target, gemm.precision, *gemm.size, gemm.tiling).padded == gemm.size
 
 
-def test_native_sizes_of_text():
+def test_native_sizes_equal_published_ones():
     """Section 5.2.2."""
     assert Tiling(96, 56, 96, 224).native("npu1") == (384, 224, 384)
     assert Tiling(128, 72, 112, 432).native("npu2") == (512, 432, 896)
 
 
-def test_tiles_are_programmes():
+def test_tiles_equal_solution_of_integer_programme():
     """Tables 2 and 3: a kernel's m n is the largest for its k, but for one, which the constraints do not explain."""
     throughput = {(core.target, core.precision, core.size): core.macs_per_cycle for core in CORES}
     differing = []
@@ -115,14 +115,14 @@ def test_tiles_are_programmes():
 
 
 @pytest.mark.parametrize(("target", "precision"), list(itertools.product(GEMM, ("int8-int8", "int8-int16"))))
-def test_balance_is_where_paper_found_it(target, precision):
+def test_balance_point_equals_published_one(target, precision):
     best = GemmSearch(target, precision).candidates()[0][0]
     published = next(gemm.tiling for gemm in TABLES if (gemm.target, gemm.precision) == (target, precision))
     assert (best.k, {best.m, best.n}) == (published.k, {published.m, published.n})
 
 
 @pytest.mark.parametrize(("target", "precision"), list(itertools.product(GEMM, ("int8-int32", "bf16-bf16"))))
-def test_balance_is_flat_where_it_differs(target, precision):
+def test_balance_that_differs_costs_little(target, precision):
     """Another k is predicted to be better, but by 11 % or less: the model's own error may be as large."""
     search = GemmSearch(target, precision)
     best = search.candidates()[0][1].tops
@@ -142,7 +142,7 @@ def test_published_tops_are_predicted_within_ten_percent(gemm):
 # --- Properties -----------------------------------------------------------------------------------------------------
 
 
-def test_padding_is_paid_for_and_not_counted():
+def test_padding_takes_time_and_counts_no_operations():
     tiling = Tiling(96, 56, 96, 224)
     exact, one_more = (predict_gemm("npu1", "bf16-bf16", m, 224, 384, tiling) for m in (384, 385))
     assert one_more.padded == (768, 224, 384)
@@ -160,7 +160,7 @@ def test_slow_tilings_are_predicted_slower():
         assert predict_gemm("npu2", "int8-int16", 4096, 4320, 4480, tiling).seconds > base.seconds
 
 
-def test_bytes_of_main_memory():
+def test_main_memory_bytes_equal_equation():
     """Equations 6 to 8."""
     gemm = next(gemm for gemm in TABLES if gemm.precision == "int8-int32" and gemm.target == "npu2")
     (m, k, n), tiling = gemm.size, gemm.tiling
@@ -194,7 +194,7 @@ def test_unfit_gemm_is_refused(make, message):
 
 
 @pytest.mark.parametrize(("kind", "epilogue"), ALL)
-def test_defaults_are_what_tuner_finds(kind, epilogue):
+def test_default_tiles_equal_tuner_result(kind, epilogue):
     """For all models' projections in chunks of 512 tokens, as `rank_for_shapes` weighs them; others may be as fast."""
     groups = [
         [
@@ -219,7 +219,7 @@ def test_tried_tiles_fit_memory(kind, epilogue):
     assert any("memory" in violation.resource for violation in found)
 
 
-def test_precisions_of_target():
+def test_target_has_its_own_precisions():
     assert precision_of("npu2", "bfp16").b == 9 / 8
     with pytest.raises(ValueError, match="expected a precision of"):
         precision_of("npu1", "bfp16-bf16")

@@ -66,7 +66,7 @@ def test_short_runs_are_as_slow_as_published():
     assert burst_efficiency(16, VALUES) / burst_efficiency(1 << 20, VALUES) == pytest.approx(10 / 47, rel=0.05)
 
 
-def test_memory_is_tuners():
+def test_memory_rate_equals_tuner_rate():
     assert VALUES["memory_read"] == pytest.approx(gemm_parameters("npu2")["read"], rel=0.02)
     assert 8 * VALUES["channel_read"] < VALUES["memory_read"] < VALUES["memory_peak"]
 
@@ -118,7 +118,7 @@ def _flow_qkv_cycles(*sizes):
     return [published_cycles(DEVICE, VALUES, f"flow_qkv_{kind}", list(sizes), 0) for kind in ("scores", "values")]
 
 
-def test_our_attention_by_its_instructions():
+def test_attention_kernel_time_follows_from_instructions():
     """16 rows, 32 keys, d = 128: 2 x 4 sub-tiles of scores, each of 16 products; then 2 x 16 sums of 4 products."""
     call = gemm_parameters(DEVICE.limits.name)["call"]
     scores, values = _flow_qkv_cycles(16, 32, 128)
@@ -140,7 +140,7 @@ def test_attention_cycles_are_between_published_ones(sizes):
 # --- Calls ------------------------------------------------------------------------------------------------------------
 
 
-def test_counting_takes_no_longer_for_long_sequences():
+def test_long_sequence_cost_grows_with_its_keys():
     """128 times the keys are 128 times the work, in a plan whose loops are as many statements."""
     values = {**VALUES, "instruction_word": 0.0}  # their number depends on how many tasks there are
     short, long = (call_cost(plan_of(FlowKV("npu2", 8, 4, 256).program(n, n)), DEVICE, values) for n in (1024, 131072))
@@ -173,7 +173,7 @@ def test_transfers_awaited_together_cost_one_wait():
     assert cores.total == pytest.approx(4096 // 32 * 8 / 32 * 1e5 / DEVICE.clock, rel=1e-3)
 
 
-def test_instructions_count_where_nothing_else_takes_as_long():
+def test_instructions_bound_time_where_they_take_longest():
     """They bound a chain (a parameter, a barrier, two transfers, an await), and count little where weights are read."""
     plan = chain()
     words = words_of_steps(plan.sequence.steps) - HEADER_WORDS
@@ -286,7 +286,7 @@ def test_program_costs_changes_and_dispatches_counted_by_hand():
     assert prices.of_runs([(program, 0)]).changes == 3
 
 
-def test_prompts_are_cut_in_chunks_of_host():
+def test_prompt_chunks_equal_those_of_host():
     """As `part_at` of ops/npu/run/decoder_layers.cc, by hand: the last token alone, the rest in chunks worth it."""
     token = program_of(norm("T"), kind="decode", tokens=1)
     short, long = (program_of(norm("P"), tokens=tokens, fewest=fewest) for tokens, fewest in ((64, 8), (256, 150)))
@@ -304,7 +304,7 @@ def test_prompts_are_cut_in_chunks_of_host():
 
 
 @pytest.mark.parametrize("window", [0, 512])
-def test_prices_between_knots_are_those_of_plans(window):
+def test_prices_between_knots_equal_prices_of_plans(window):
     """To 6 %, for a token's call and a chunk's at positions that were not counted.
 
     What differs is a chunk of keys in which a window begins: one of about 72 that a block of 64 queries sees.

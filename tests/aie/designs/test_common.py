@@ -9,7 +9,7 @@ from flownpu.aie.designs.common import bits, equal_steps, pieces, tiled, untiled
 from tests.aie.small_programs import indices
 
 
-def test_sub_tiles_and_back():
+def test_sub_tiles_invert_to_same_matrix():
     matrix = np.arange(16 * 24)
     sent = matrix[indices(tiled(16, 24).walk)]
     np.testing.assert_array_equal(sent.reshape(2, 3, 8, 8)[1, 2], matrix.reshape(16, 24)[8:, 16:])
@@ -26,7 +26,7 @@ def test_sweep_words_equal_hand_count():
     assert np.int32(bits(-1.5)).view(np.float32) == np.float32(-1.5)
 
 
-def test_runs_are_cut_and_joined():
+def test_runs_are_cut_within_wrap_limit():
     assert pieces(8192, 2) == (8, 1024)  # 512 words: the wrap holds 1023
     assert pieces(9216, 1) == (3, 3072)
     assert pieces(2046, 2) == (1, 2046)

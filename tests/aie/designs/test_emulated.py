@@ -49,7 +49,7 @@ def test_fused_dqp_equals_reference(rng, target, tiles, m, k, epilogue):
 @pytest.mark.parametrize(
     ("m", "k", "epilogue"), [(6912, 1152, "geglu"), (1152, 6912, "none"), (1536, 1152, "none")], ids=str
 )
-def test_fused_dqp_of_gemma3_1b(rng, m, k, epilogue):
+def test_fused_dqp_of_gemma3_1b_equals_reference(rng, m, k, epilogue):
     fused_dqp_case(FusedDQP("npu2", 6912, 32, epilogue), m, k, rng).check()
 
 
@@ -60,7 +60,7 @@ def test_fused_dqp_of_alternating_rows_equals_reference(rng, target, tiles, m, k
 
 
 @pytest.mark.parametrize("k", [300, 256], ids=["among the padding", "in blocks of its own"])
-def test_fused_dqp_with_bias(rng, k):
+def test_fused_dqp_with_bias_equals_reference(rng, k):
     biased_fused_dqp_case(FusedDQP("npu2", 512), 160, k, rng).check()
 
 
@@ -77,7 +77,7 @@ def test_dequant_engine_weaves_gate_and_up_projection(rng, target, weights, m, k
     dequant_engine_case(DequantEngine(target, weights), m, k, rng, gated=True, interleaved=interleaved).check()
 
 
-def test_dequant_engine_of_gemma3_1b(rng):
+def test_dequant_engine_of_gemma3_1b_equals_reference(rng):
     dequant_engine_case(DequantEngine("npu2", "bfp16"), 1536, 1152, rng).check()
 
 
@@ -106,7 +106,7 @@ def test_gemm_epilogues_equal_reference(rng, target, weights, epilogue, e_x):
 @pytest.mark.parametrize(("target", "weights"), KINDS)
 @pytest.mark.parametrize("epilogue", ["gelu", "geglu", "swiglu"])
 @pytest.mark.parametrize(("e_y", "e_x"), [(1, 1), (2, 2)])
-def test_gemm_without_its_epilogue(rng, target, weights, epilogue, e_y, e_x):
+def test_gemm_without_epilogue_equals_reference(rng, target, weights, epilogue, e_y, e_x):
     """A plain product on the array for an epilogue; where that makes one tile of two, the plain one stores both."""
     design = small(target, weights, epilogue, e_y=e_y, e_x=e_x)
     case = gemm_case(design, 70, 130, design.plain().width + 32, rng, plain=True)
@@ -125,7 +125,7 @@ def test_gemm_of_whole_array_equals_reference(rng, target, weights):
 
 @pytest.mark.parametrize(("target", "weights"), KINDS)
 @pytest.mark.parametrize("e_x", [1, 2])
-def test_gemm_narrower_than_megatile(rng, target, weights, e_x):
+def test_gemm_narrower_than_megatile_equals_reference(rng, target, weights, e_x):
     """N of one column of tiles, of several columns, and of one less than the array has."""
     design = small(target, weights, e_x=e_x)
     for n in (e_x * 32, 96, design.width - 32):
@@ -134,7 +134,7 @@ def test_gemm_narrower_than_megatile(rng, target, weights, e_x):
 
 
 @pytest.mark.parametrize(("m", "k", "n", "e_y"), [(1023, 256, 1024, 2), (257, 1152, 1536, 1)])
-def test_gemm_of_gemma3_1b(rng, m, k, n, e_y):
+def test_gemm_of_gemma3_1b_equals_reference(rng, m, k, n, e_y):
     """The packed QKV projection, and (over part of K) as many rows as a prompt of 1023 tokens."""
     gemm_case(Gemm("npu2", "bfp16", e_y=e_y), m, k, n, rng).check()
 
@@ -145,7 +145,7 @@ def test_gemm_of_gemma3_1b(rng, m, k, n, e_y):
     [("none", 0, 300), ("none", 3, 300), ("none", 3, 256), ("geglu", 0, 300), ("swiglu", 0, 300)],
     ids=["plain", "bias", "bias in a block of its own", "geglu", "swiglu"],
 )
-def test_projections_in_prefill(rng, target, weights, gating, bias, k):
+def test_prefill_projections_equal_reference(rng, target, weights, gating, bias, k):
     """Q4NXMatMul as prefill runs it, dequantisation engine and GEMM, against the operator."""
     design = Gemm(target, weights, gating)
     projection_case(design, 17, k, design.width + 64, rng, gating=gating, with_bias_of=bias).check()
@@ -153,7 +153,7 @@ def test_projections_in_prefill(rng, target, weights, gating, bias, k):
 
 @pytest.mark.parametrize(("target", "weights"), KINDS)
 @pytest.mark.parametrize("gating", ["none", "swiglu"])
-def test_projections_of_rows_without_padding(rng, target, weights, gating):
+def test_projections_of_rows_without_padding_equal_reference(rng, target, weights, gating):
     """Chunks of tokens that fill a megatile; each row's K ends where the next row begins."""
     design = Gemm(target, weights, gating, m=16)
     projection_case(design, 64, 352, 576, rng, gating=gating, unpadded=True).check()
@@ -163,7 +163,7 @@ def test_projections_of_rows_without_padding(rng, target, weights, gating):
 
 
 @pytest.mark.parametrize("group", range(1, 9))
-def test_attention_of_grouped_heads(rng, group):
+def test_attention_of_grouped_heads_equals_reference(rng, group):
     flow_kv_case(FlowKV("npu2", 2 * group, 2, 64), 100, 128, rng).check()
     flow_qkv_case(FlowQKV("npu2", group, 1, 64), 17, 30, 64, rng).check()
 
@@ -179,7 +179,7 @@ def test_flow_kv_equals_reference(rng, target, d, tokens):
 @pytest.mark.parametrize(
     ("target", "heads", "kv_heads"), [("npu2", 9, 3), ("npu2", 32, 32), ("npu1", 16, 8), ("npu2", 18, 18)]
 )
-def test_flow_kv_of_more_heads_than_pairs(rng, target, heads, kv_heads):
+def test_flow_kv_of_more_heads_than_pairs_equals_reference(rng, target, heads, kv_heads):
     """Heads take turns. Each of six pairs takes three of 18 KV heads; two get their queries on a second stream."""
     flow_kv_case(FlowKV(target, heads, kv_heads, 64), 100, 128, rng).check()
 
@@ -197,22 +197,22 @@ def test_flow_qkv_equals_reference(rng, target, d, tokens):
 
 @pytest.mark.parametrize("window", [None, 40, 150], ids=["all", "shorter than the block", "longer"])
 @pytest.mark.parametrize(("tokens", "past"), [(96, 0), (96, 101), (128, 128)])
-def test_flow_qkv_of_block(rng, window, tokens, past):
+def test_flow_qkv_of_block_equals_reference(rng, window, tokens, past):
     """Tokens that see one another, and the keys before them as far back as a window goes."""
     flow_qkv_case(FlowQKV("npu2", 4, 2, 64), tokens, past, 256, rng, window=window, block=True).check()
 
 
 @pytest.mark.parametrize(("d", "window", "causal"), [(64, 40, True), (72, None, False), (128, None, True)])
-def test_flow_qkv_of_1023_tokens(rng, d, window, causal):
+def test_flow_qkv_of_1023_tokens_equals_reference(rng, d, window, causal):
     flow_qkv_case(FlowQKV("npu2", 1, 1, d), 1023, 0, 1024, rng, window=window, causal=causal).check()
 
 
-def test_attention_of_gemma3_1b(rng):
+def test_attention_of_gemma3_1b_equals_reference(rng):
     flow_kv_case(FlowKV("npu2", 4, 1, 256), 1023, 1024, rng, window=512).check()
     flow_qkv_case(FlowQKV("npu2", 4, 1, 256), 300, 700, 1024, rng, window=512).check()
 
 
-def test_flow_kv_of_llama3_1b_at_4096_tokens(rng):
+def test_flow_kv_of_llama3_1b_at_4096_tokens_equals_reference(rng):
     """There are more chunks than one task can repeat."""
     flow_kv_case(FlowKV("npu2", 32, 8, 64), 4095, 4096, rng).check()
 
@@ -246,14 +246,14 @@ def test_norm_rope_equals_reference(rng, output, tokens, position, qk_norm):
             norm_rope_case(design, tokens, position, rng, output=output).check()
 
 
-def test_norm_rope_of_models(rng):
+def test_norm_rope_of_model_shapes_equals_reference(rng):
     """Gemma3-1B, Llama-3.2-1B and Qwen3-8B; a core has more tokens than one task can repeat."""
     norm_rope_case(NormRope("npu2", 4, 1, 256, True, 8), 256, 17, rng, capacity=512).check()
     norm_rope_case(NormRope("npu2", 32, 8, 64, cores=2), 200, 17, rng).check()
     norm_rope_case(NormRope("npu2", 32, 8, 128, True, 8), 64, 17, rng, output="q").check()
 
 
-def test_rows_of_models(rng):
+def test_row_operators_of_model_shapes_equal_reference(rng):
     """Gemma3-1B, SigLIP, Llama-3.1-8B: the widths that fill a compute tile's memory."""
     rms_norm_case(RMSNorm("npu2", 4096, 8), 1023, rng).check()
     residual_rms_norm_case(ResidualRMSNorm("npu2", 4096, cores=8), 257, rng, output="y").check()

@@ -18,7 +18,7 @@ TARGETS = ["npu1", "npu2"]
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rows", [1, 17, 300])
 @pytest.mark.parametrize("output", ["s", "y"])
-def test_layer_norm_of_sum(rng, target, rows, output):
+def test_layer_norm_of_sum_equals_reference(rng, target, rows, output):
     for n in (96, 144):
         residual_layer_norm_case(ResidualLayerNorm(target, n, 3), rows, rng, output=output).check()
 
@@ -26,7 +26,7 @@ def test_layer_norm_of_sum(rng, target, rows, output):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("epilogue", ["none", "gelu"])
 @pytest.mark.parametrize("k", [144, 150], ids=["whole groups", "a part of one"])
-def test_gemm_with_bias(rng, target, epilogue, k):
+def test_gemm_with_bias_equals_reference(rng, target, epilogue, k):
     design = Gemm(target, epilogue=epilogue, m=16, n=32, k=32, k_mt=64)
     biased_gemm_case(design, 70, k, design.width + 32, rng).check()
 
@@ -34,13 +34,13 @@ def test_gemm_with_bias(rng, target, epilogue, k):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [(2, 2, 72), (4, 2, 64)])
 @pytest.mark.parametrize("tokens", [17, 300])
-def test_attention_over_packed_qkv(rng, target, heads, kv_heads, d, tokens):
+def test_attention_over_packed_qkv_equals_reference(rng, target, heads, kv_heads, d, tokens):
     packed_flow_qkv_case(FlowQKV(target, heads, kv_heads, d), tokens, rng).check()
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("n", "side", "cores", "grid"), [(48, 2, 3, 14), (16, 4, 1, 4)])
-def test_pooling_with_norm(rng, target, n, side, cores, grid):
+def test_pooling_with_norm_equals_reference(rng, target, n, side, cores, grid):
     pooled_norm_case(PatchPooling(target, n, side, cores, normalised=True), grid, rng).check()
 
 
@@ -63,7 +63,7 @@ SERIES = {
 
 
 @pytest.mark.parametrize("design", SERIES)
-def test_calls_of_other_shapes_follow_on_one_array(rng, design):
+def test_calls_of_other_shapes_on_one_array_equal_reference(rng, design):
     cases = SERIES[design](rng)
     array = emulator(cases[0].plan.array)
     for case in cases:

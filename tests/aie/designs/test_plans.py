@@ -48,7 +48,7 @@ def violations(program):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_fused_dqp_on_16_tiles_passes(name):
+def test_fused_dqp_on_16_tiles_passes_checker(name):
     model = MODELS[name]
     k_max = -(-max(k for _, k, _ in projections(model)) // 256) * 256
     for m, k, epilogue in [*projections(model), (model.model.vocabulary, model.shape.hidden, "none")]:
@@ -57,7 +57,7 @@ def test_fused_dqp_on_16_tiles_passes(name):
 
 @pytest.mark.parametrize(("target", "weights"), [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")])
 @pytest.mark.parametrize("name", [*DECODERS, ENCODER])
-def test_products_of_few_and_many_tokens_pass(name, target, weights):
+def test_products_of_few_and_many_tokens_pass_checker(name, target, weights):
     """By supertiles, and by megatiles of two tiles of C, the most that L1 holds; a gated product has two anyway."""
     for m, k, epilogue in projections(MODELS[name]):
         gated = epilogue in {"geglu", "swiglu"}
@@ -126,7 +126,7 @@ def test_flow_qkv_takes_rows_that_tile_holds(heads, d, rows, parts):
 
 @pytest.mark.parametrize("target", ["npu1", "npu2"])
 @pytest.mark.parametrize("n", [1152, 4096])
-def test_norms_of_few_and_many_rows_pass(n, target):
+def test_norms_of_few_and_many_rows_pass_checker(n, target):
     for rows in (1, 17, 1023):
         assert violations(RMSNorm(target, n, 4).program(rows, 1e-6)) == []
         for norm_first in (False, True):
@@ -134,7 +134,7 @@ def test_norms_of_few_and_many_rows_pass(n, target):
             assert violations(design.program(rows, 1e-6)) == []
 
 
-def test_designs_on_xdna_pass():
+def test_designs_on_xdna_pass_checker():
     """These fit XDNA's 4 columns; the other designs are checked on it above."""
     programs = [
         FusedDQP("npu1", 6912, 16).program(1536, 1152),
@@ -280,7 +280,7 @@ ALL = {
 
 
 @pytest.mark.parametrize("design", ALL)
-def test_kernels_are_those_of_header(design):
+def test_design_kernels_are_declared_in_header(design):
     known = prototypes()
     for kernel in plan_of(ALL[design]()).array.kernels:
         assert known[kernel.entry] == [(kind.dtype, kind.shape != ()) for kind in kernel.arguments]

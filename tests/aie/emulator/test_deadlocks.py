@@ -50,7 +50,7 @@ def test_unreleased_input_is_still_held_after_call():
         emulate(plan, functions={"scale": lambda *_: None}, checked=False, source=np.zeros(256, np.int32))
 
 
-def test_cores_in_circle_deadlock():
+def test_circle_of_cores_deadlock_is_reported():
     """Each core waits for the other's object before it gives its own."""
     kind = tensor(16)
     a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")

@@ -77,7 +77,7 @@ def with_host(plan, **elements):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_objects_arrive_in_order_whatever_schedule(seed):
+def test_objects_arrive_in_order_under_every_schedule(seed):
     source = numbers(4 * 64)
     found = emulate(chain(), functions={"scale": scale}, seed=seed, source=source)
     np.testing.assert_array_equal(found["target"], 3 * source)
@@ -96,7 +96,7 @@ def test_words_and_calls_are_counted():
     assert array.counts()["calls"] == {"scale": 0}
 
 
-def test_calls_follow_each_other_on_one_array():
+def test_consecutive_calls_on_one_array_equal_reference():
     """No reconfiguration between them: only run-time parameters and transfers differ."""
     plans = [chain(passes) for passes in (3, 1, 5)]
     assert plans[0].array == plans[1].array
@@ -108,7 +108,7 @@ def test_calls_follow_each_other_on_one_array():
     assert_nothing_left(array)
 
 
-def test_broadcast_waits_for_slowest():
+def test_broadcast_waits_for_slowest_core():
     """Two cores read one stream; the second takes an object only when it has the first's result."""
     kind, host = tensor(32), tensor(8 * 32)
     a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
@@ -137,7 +137,7 @@ def test_broadcast_waits_for_slowest():
         np.testing.assert_array_equal(found["z"], 3 * source)
 
 
-def test_neighbours_share_memory():
+def test_neighbouring_tiles_read_same_memory():
     """No DMA between tiles one above the other."""
     kind, host = tensor(32), tensor(4 * 32)
     a, b, c = (ObjectFifo(kind, name=name) for name in "abc")
@@ -180,7 +180,7 @@ def test_sliding_window_of_two_objects_equals_reference():
         np.testing.assert_array_equal(found["z"], source[:-16] + source[16:])
 
 
-def test_walks_at_every_kind_of_tile():
+def test_walks_at_every_kind_of_tile_equal_numpy():
     """Shim: columns of the host's matrix; memory tile: in by rows, out transposed; compute tile: as it comes."""
     plan = chain(1, 8 * 12)
     plan = with_end(plan, "b", "produce", walk=(Dimension(12, 1), Dimension(8, 12)))
@@ -193,7 +193,7 @@ def test_walks_at_every_kind_of_tile():
     np.testing.assert_array_equal(found["target"].reshape(8, 12), 3 * source[:, 4:16])
 
 
-def test_padding_of_memory_tile():
+def test_memory_tile_padding_equals_numpy():
     """An object of a, [4, 6], leaves the memory tile with a row before it, a column before and one after: [5, 8]."""
     plan = chain(2, 5 * 8)
     plan = with_fifo(plan, "a", type=Type((24,), "i32"))
@@ -223,7 +223,7 @@ def test_objects_are_sent_as_often_as_they_are_repeated(producer):
         )
 
 
-def test_loops_count_with_run_time_parameters_and_indices():
+def test_loops_over_parameters_and_indices_run_expected_times():
     kind, words = tensor(16), tensor(16)
     a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
     counter = Buffer(words, name="counter", initial_value=np.zeros(16, np.int32))

@@ -79,7 +79,7 @@ def test_misaligned_access_is_trapped(probes):
         probes.call("copy16", x, y, 0, 4)
 
 
-def test_alignment_is_architecture_s(probes):
+def test_alignment_equals_that_of_architecture(probes):
     """An access of 512 bits is two of 32 bytes on XDNA, so it needs that alignment only; on XDNA2 it is one of 64."""
     x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
     if probes.architecture == "xdna":
@@ -137,7 +137,7 @@ def test_trap_leaves_next_call_unchanged(probes):
 
 
 @pytest.mark.parametrize("mode", [FLOOR, CONV_EVEN, SYMMETRIC_FLOOR, AT_POWER_UP])
-def test_rounding_to_bf16(probes, rng, mode):
+def test_rounding_to_bf16_equals_numpy(probes, rng, mode):
     values = np.concatenate([rng.normal(size=10), [1.00390625, -1.00390625, 1.01171875, 3.4e38, 0, -0.0]])
     x, y = values.astype(np.float32), np.zeros(16, BFLOAT16)
     probes.call("round_bf16", x, y, mode)
@@ -150,7 +150,7 @@ def test_rounding_to_bf16(probes, rng, mode):
     np.testing.assert_array_equal(wide(y), expected)
 
 
-def test_floor_is_bias_and_conv_even_is_not(probes, rng):
+def test_floor_rounding_is_biased_and_conv_even_is_not(probes, rng):
     """Floor errs by 2^-8 on average in 1 .. 2; a kernel that forgets set_rounding would get this error."""
     x = rng.uniform(1, 2, 16 * 200).astype(np.float32)
     mean = {}
@@ -168,7 +168,7 @@ def test_floor_is_bias_and_conv_even_is_not(probes, rng):
 
 @pytest.mark.parametrize("mode", [FLOOR, CONV_EVEN, SYMMETRIC_FLOOR])
 @pytest.mark.parametrize("saturate", [0, 1])
-def test_shift_round_saturate(probes, mode, saturate):
+def test_shift_rounds_and_saturates(probes, mode, saturate):
     x = np.array([0, 1, 2, 3, 4, 5, 6, 7, -1, -2, -3, -5, -6, 1020, 1022, 4000], np.int32)
     y, narrow = np.zeros(16, np.int32), np.zeros(16, np.uint8)
     probes.call("shift_round", x, y, narrow, 2, mode, saturate)
@@ -218,7 +218,7 @@ def test_mmul_is_row_major(probes, rng):
     np.testing.assert_array_equal(c, wide(a) @ wide(b))  # small integers: exact
 
 
-def test_blocks_are_published_format(xdna2_probes, rng):
+def test_blocks_have_published_format(xdna2_probes, rng):
     x = (rng.normal(size=(8, 8)) * np.exp2(rng.integers(-20, 20, (8, 1)))).astype(np.float32)
     x[0], x[1, 1:] = 0, 1e-9
     y = np.zeros(72, np.uint8)
@@ -243,7 +243,7 @@ def test_mmul_of_blocks_takes_b_by_columns(xdna2_probes, rng):
     np.testing.assert_allclose(c, a[1] @ b[1].T, rtol=0, atol=8 * 2.0**-24 * (np.abs(a[1]) @ np.abs(b[1]).T).max())
 
 
-def test_blocks_of_every_exponent(xdna2_probes):
+def test_blocks_of_every_exponent_equal_format(xdna2_probes):
     """Blocks with one value that is not 0; the exponents of b are chosen to make the product a normal number."""
     for exponents in np.arange(256).reshape(32, 8):
         a, b = np.zeros((2, 8, 9), np.uint8)
@@ -255,7 +255,7 @@ def test_blocks_of_every_exponent(xdna2_probes):
         np.testing.assert_array_equal(np.diag(c), expected.astype(np.float32))
 
 
-def test_exp2_instruction_is_line_between_powers(xdna2_probes):
+def test_exp2_instruction_interpolates_linearly_between_powers(xdna2_probes):
     """Its result is up to 6.15 % too large, and its argument is bf16, so our kernels do not use it."""
     x, y = np.linspace(-0.99, -0.01, 16).astype(np.float32), np.zeros(16, BFLOAT16)
     xdna2_probes.call("exp2_native", x, y)
@@ -268,7 +268,7 @@ def test_exp2_instruction_is_line_between_powers(xdna2_probes):
 
 @pytest.mark.parametrize(("kernel", "error"), [("powers_of_two", EXP2), ("rough_powers_of_two", ROUGH_EXP2)])
 @pytest.mark.parametrize(("low", "high"), [(-1, 1), (-126, 127), (-0.5, 0.5)])
-def test_our_powers_of_two(probes, rng, low, high, kernel, error):
+def test_powers_of_two_are_within_bound(probes, rng, low, high, kernel, error):
     x, y = rng.uniform(low, high, 16 * 64).astype(np.float32).reshape(-1, 16), np.zeros(16, np.float32)
     x[0, :3] = low, high, 0
     for part in x:
@@ -297,7 +297,7 @@ def test_newton_reciprocals_are_within_bound(probes, rng):
         assert np.abs(wide(y) * part - 1).max() <= 1e-4
 
 
-def test_tanh_instruction_is_its_argument_near_zero(xdna2_probes):
+def test_tanh_instruction_returns_its_argument_near_zero(xdna2_probes):
     x, y = np.array([0, 0.25, -0.5, 4, -4, 0.46875] + [1] * 10, np.float32), np.zeros(16, BFLOAT16)
     xdna2_probes.call("tanh_native", x, y)
     assert wide(y)[:6].tolist() == [0, 0.25, -0.5, 1, -1, 0.46875]
@@ -313,7 +313,7 @@ def test_readme_names_all_entries():
     assert {name for name, only_xdna2 in named.items() if not only_xdna2} == set(load("xdna").names)
 
 
-def test_libraries_are_built_for_both():
+def test_kernel_libraries_are_built_for_both_generations():
     for name, number in ARCH.items():
         kernels = load(name)
         assert kernels.architecture == name

@@ -61,7 +61,7 @@ def test_recorder_is_default_beside_mlir_aie(tmp_path):
     assert done.stdout.split() == ["flownpu.aie.iron.fifo", "flownpu.aie.iron.symbolic"], done.stderr
 
 
-def test_mlir_aie_of_generation_c(tmp_path):
+def test_mlir_aie_of_generation_c_is_imported_beside_ours(tmp_path):
     """Upstream's package is `aie`, ours `flownpu.aie`.
 
     Neither hides the other, not even in the root of this repository: its folder aie/ has no __init__.py, and so a real

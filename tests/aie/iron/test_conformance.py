@@ -122,7 +122,7 @@ def test_matrix_vector_equals_numpy(device, rng):
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])
-def test_split_and_join(parts, rng):
+def test_split_and_joined_data_equals_numpy(parts, rng):
     """A memory tile deals an object to several cores, and joins what they make of their parts."""
     x = random(rng, 12, parts, 64 // parts)
     found = run(split_and_join(parts), {"add": lambda x, y, number: np.add(x, number, out=y)}, x=x)
@@ -198,7 +198,7 @@ def test_access_patterns_equal_numpy(walk, into, rng):
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_drains_before_their_fills(depth, rng):
+def test_drains_before_their_fills_equal_numpy(depth, rng):
     """Groups in flight as in upstream's whole-array product: the drain of each is queued before its fills."""
     tile, steps = tensor(64), 6
     a, b, c = (ObjectFifo(tile, name=name) for name in "abc")

@@ -84,7 +84,7 @@ def test_vector_add_is_recorded(device):
     }
 
 
-def test_json_and_back():
+def test_plan_survives_json():
     for plan in (vector_add(NPU2()), chain()):
         assert from_json(to_json(plan)) == plan
 
@@ -204,7 +204,7 @@ def test_access_pattern_equals_same_walk_in_other_form():
         (lambda: TensorAccessPattern.full((8, 6))[4:2], "goes forwards and is not empty"),
     ],
 )
-def test_patterns_that_are_none(make, message):
+def test_impossible_access_patterns_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -230,7 +230,7 @@ def test_pipelined_groups_are_recorded(depth, most):
     assert awaited == [step.name for step in steps if isinstance(step, Transfer) and step.fifo == "c"]
 
 
-def test_tiles_of_walk():
+def test_tiles_of_walk_cover_tensor():
     """The tiles of a matrix one after the other, each row by row, as numpy cuts it."""
     matrix = np.arange(6 * 8).reshape(6, 8)
     tiled = TensorAccessPattern.full((6, 8)).tile((3, 2))

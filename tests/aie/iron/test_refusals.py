@@ -64,7 +64,7 @@ def branch(a, c):
         (lambda a, c, f: f(3), (WITH_FLOAT,), r"\[scaled\] argument 0: .* integers only: .*, got a f32"),
     ],
 )
-def test_cores_that_are_refused(core, arguments, message):
+def test_unsupported_cores_are_refused(core, arguments, message):
     with pytest.raises(RecordingError, match=message):
         one_core(core, *arguments)
 
@@ -87,7 +87,7 @@ def test_loop_left_by_break_is_refused():
         (lambda x, z, a, c: COPY(x), "expected to be called in a core's function"),
     ],
 )
-def test_sequences_that_are_refused(sequence, message):
+def test_unsupported_sequences_are_refused(sequence, message):
     with pytest.raises(RecordingError, match=message):
         one_core(idle, sequence=sequence)
 
@@ -103,7 +103,7 @@ def test_float_parameter_is_refused():
         Program(NPU2(), Runtime(sequence, [KIND, KIND, None, None, buffer])).resolve_program()
 
 
-def test_options_at_their_defaults_are_taken():
+def test_options_at_defaults_are_accepted():
     fifo = ObjectFifo(KIND, plio=False, pad_value=0, init_values=None, packet=False)
     assert fifo.cons().forward(plio=False, pad_value=0).depth == 2
 
@@ -117,7 +117,7 @@ def test_unknown_name_is_refused():
     ("steps", "depth", "message"),
     [(np.int32, 2, "expected a number, got"), (4, 0, "expected a depth of 1 or more, got 0")],
 )
-def test_pipelines_that_are_none(steps, depth, message):
+def test_impossible_pipelines_are_refused(steps, depth, message):
     with pytest.raises(RecordingError, match=message):
         one_core(idle, sequence=lambda x, z, a, c: list(TaskGroup.pipelined(steps, depth)))
 

@@ -73,45 +73,45 @@ def check_flow_kv(kernels, sweep, *, unbiased=False):
 
 @pytest.mark.parametrize("d", [64, 72, 128, 256])
 @pytest.mark.parametrize("keys", [1, 17, 64])
-def test_flow_qkv_of_prompt(kernels, rng, d, keys):
+def test_flow_qkv_of_prompt_equals_float64(kernels, rng, d, keys):
     queries = -(-keys // 8) * 8
     check_flow_qkv(kernels, make_sweep(rng, 1, queries, d, keys, 16))
 
 
 @pytest.mark.parametrize("heads", [2, 4, 8])
-def test_flow_qkv_of_grouped_heads(kernels, rng, heads):
+def test_flow_qkv_of_grouped_heads_equals_float64(kernels, rng, heads):
     check_flow_qkv(kernels, make_sweep(rng, heads, 16, 64, 48, 16, first_query=32))
 
 
-def test_flow_qkv_gives_outputs_in_parts(kernels, rng):
+def test_flow_qkv_outputs_in_parts_equal_float64(kernels, rng):
     sweep = make_sweep(rng, 1, 24, 128, 24, 8)
     np.testing.assert_array_equal(run_flow_qkv(kernels, sweep, parts=4), run_flow_qkv(kernels, sweep))
 
 
 @pytest.mark.parametrize("rows", [8, 24, 32])
 @pytest.mark.parametrize("chunk", [8, 24])
-def test_flow_qkv_of_odd_numbers_of_sub_tiles(kernels, rng, rows, chunk):
+def test_flow_qkv_of_odd_sub_tile_counts_equals_float64(kernels, rng, rows, chunk):
     """Sub-tiles of rows and of keys are taken two at a time: here one is left over."""
     check_flow_qkv(kernels, make_sweep(rng, 1, rows, 64, 100 + rows, chunk, first_query=100))
 
 
 @pytest.mark.parametrize("chunk", [8, 32, 64])
-def test_flow_qkv_chunks(kernels, rng, chunk):
+def test_flow_qkv_of_chunks_equals_float64(kernels, rng, chunk):
     check_flow_qkv(kernels, make_sweep(rng, 1, 16, 64, 1023, chunk, first_query=1008))
 
 
 @pytest.mark.parametrize(("window", "first_key"), [(1, 88), (5, 80), (16, 80), (36, 48), (40, 48), (512, 0)])
-def test_flow_qkv_swa(kernels, rng, window, first_key):
+def test_flow_qkv_with_window_equals_float64(kernels, rng, window, first_key):
     """Chunks that no query of the sweep sees are not sent; those that only some see are masked."""
     check_flow_qkv(kernels, make_sweep(rng, 2, 8, 64, 101, 16, first_query=96, first_key=first_key, window=window))
 
 
 @pytest.mark.parametrize("keys", [7, 100])
-def test_flow_qkv_nca(kernels, rng, keys):
+def test_flow_qkv_without_causal_mask_equals_float64(kernels, rng, keys):
     check_flow_qkv(kernels, make_sweep(rng, 1, 16, 72, keys, 32, causal=0))
 
 
-def test_flow_qkv_scale_and_large_scores(kernels, rng):
+def test_flow_qkv_of_large_scores_equals_float64(kernels, rng):
     """Scores of hundreds: the maximum moves by many powers of 2 from chunk to chunk."""
     check_flow_qkv(kernels, make_sweep(rng, 1, 8, 64, 200, 16, first_query=192, scale=0.7, strength=2.0))
 
@@ -145,7 +145,7 @@ def test_flow_kv_equals_float64(kernels, rng, d, keys):
 
 
 @pytest.mark.parametrize("heads", [1, 3, 4, 5, 8])
-def test_flow_kv_of_grouped_heads(kernels, rng, heads):
+def test_flow_kv_of_grouped_heads_equals_float64(kernels, rng, heads):
     check_flow_kv(kernels, make_sweep(rng, heads, 1, 128, 100, 16, first_query=99))
 
 
@@ -155,12 +155,12 @@ def test_flow_kv_has_no_bias(kernels, rng):
 
 
 @pytest.mark.parametrize(("window", "first_key"), [(1, 96), (16, 80), (33, 64), (512, 0)])
-def test_flow_kv_swa(kernels, rng, window, first_key):
+def test_flow_kv_with_window_equals_float64(kernels, rng, window, first_key):
     check_flow_kv(kernels, make_sweep(rng, 4, 1, 64, 101, 16, first_query=100, first_key=first_key, window=window))
 
 
 @pytest.mark.parametrize("queries", [0, -1])
-def test_rows_of_no_queries_are_rows_of_one(kernels, rng, queries):
+def test_rows_of_no_queries_equal_rows_of_one(kernels, rng, queries):
     """A word that was never written, 0 or all ones, must not keep a core in a loop for ever."""
     sweep = make_sweep(rng, 4, 1, 64, 40, 16, first_query=39)
     expected, words = run_flow_kv(kernels, sweep), sweep.rtp()

@@ -19,7 +19,7 @@ from tests.aie.host_kernels import (
 
 
 @pytest.mark.parametrize(("heads", "d"), [(1, 64), (4, 32), (4, 128), (2, 256)])
-def test_rms_norm_rope(kernels, rng, heads, d):
+def test_rms_norm_rope_equals_float64(kernels, rng, heads, d):
     x, weight, y = bf16(rng.normal(size=(heads, d)) * 3), bf16(rng.normal(size=d)), np.zeros((heads, d), BFLOAT16)
     table = rotary_table(1024, d)[1023]
     kernels.call("rms_norm_rope", x, weight, table, y, heads, d, bits(1e-6))
@@ -68,7 +68,7 @@ def test_copy_into_copies_bytes(kernels, rng):
     np.testing.assert_array_equal(found.view(np.uint16), expected.view(np.uint16))
 
 
-def test_fused_dqp_takes_x_in_parts(kernels, rng):
+def test_fused_dqp_with_x_in_parts_equals_float64(kernels, rng):
     """The same x and sums as fused_dqp_group_sums makes of the whole vector, whatever the order of the parts."""
     blocks = 5
     x = bf16(rng.normal(size=blocks * 256))

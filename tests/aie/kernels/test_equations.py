@@ -80,7 +80,7 @@ def test_dequantises_to_bfp16_exactly(rng):
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(8, 8, 32), (16, 72, 64), (64, 104, 64), (32, 256, 96)])
-def test_gemm_in_bf16(kernels, rng, m, k, n):
+def test_gemm_in_bf16_equals_float64(kernels, rng, m, k, n):
     a, b, c = bf16(rng.normal(size=(m, k))), bf16(rng.normal(size=(k, n))), rng.normal(size=(m, n)).astype(np.float32)
     result = tiled(c)
     kernels.call("gemm_bf16", tiled(a), panels(b), result, m, k, n)
@@ -92,7 +92,7 @@ def test_gemm_in_bf16(kernels, rng, m, k, n):
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(8, 256, 32), (32, 64, 96)])
-def test_gemm_in_bfp16(rng, m, k, n):
+def test_gemm_in_bfp16_equals_float64(rng, m, k, n):
     a, b, c = bf16(rng.normal(size=(m, k))), bf16(rng.normal(size=(k, n))), rng.normal(size=(m, n)).astype(np.float32)
     coded, right = blocks_of(np.ascontiguousarray(b.T))  # [n][k/8][9]
     operand = coded.reshape(n // 32, 4, 8, k // 8, 9).transpose(0, 3, 1, 2, 4)  # [n/32][k/8][4][8 n][9]
@@ -109,7 +109,7 @@ def test_gemm_in_bfp16(rng, m, k, n):
     assert_within(untiled(result, m, n), wide(c) + wide(a) @ wide(b), tolerance + k * F32_ROUNDING * magnitude)
 
 
-def test_dequantised_blocks_are_gemm_operand(kernels, rng):
+def test_dequantised_blocks_multiply_as_gemm_operand(kernels, rng):
     blocks, weight = random_weight(rng, 64, 512)
     operand = np.zeros((2, 2, 8192), BFLOAT16)
     for place in np.ndindex(2, 2):
@@ -140,7 +140,7 @@ ARGUMENTS = np.concatenate([np.linspace(-12, 12, 480), [0, -0.0, 1e-6, -1e-6, 60
 
 
 @pytest.mark.parametrize("name", ["gelu", "silu"])
-def test_activations_of_accumulators(kernels, rng, name):
+def test_accumulator_activations_equal_float64(kernels, rng, name):
     gate, up = ARGUMENTS.astype(np.float32), rng.normal(size=496).astype(np.float32)
     y = np.zeros(496, BFLOAT16)
     kernels.call(f"store_{name}_mul", gate, up, y, 496)
@@ -149,7 +149,7 @@ def test_activations_of_accumulators(kernels, rng, name):
     assert_within(y, expected, tolerance)
 
 
-def test_gelu_of_accumulators(kernels):
+def test_accumulator_gelu_equals_float64(kernels):
     c, y = ARGUMENTS.astype(np.float32), np.zeros(496, BFLOAT16)
     kernels.call("store_gelu", c, y, 496)
     expected = gelu(wide(c))
@@ -207,14 +207,14 @@ def test_rms_norm_equals_float64(kernels, rng, rows, n):
     np.testing.assert_array_equal(in_place.view(np.uint16), y.view(np.uint16))
 
 
-def test_rms_norm_with_epsilon_of_its_size(kernels, rng):
+def test_rms_norm_of_values_near_epsilon_equals_float64(kernels, rng):
     x, weight, y = bf16(rng.normal(size=(1, 64)) * 1e-3), bf16(np.ones(64)), np.zeros((1, 64), BFLOAT16)
     kernels.call("rms_norm", x, weight, y, 1, 64, bits(1e-5))
     expected = rms(wide(x), 1, 1e-5)
     assert_within(y, expected, norm_tolerance(expected, 64))
 
 
-def test_rms_norm_and_residual(kernels, rng):
+def test_rms_norm_and_residual_equal_float64(kernels, rng):
     rows, n = 2, 640
     x, residual = bf16(rng.normal(size=(rows, n))), bf16(rng.normal(size=(rows, n)))
     weight, y, total = bf16(rng.normal(size=n)), np.zeros((rows, n), BFLOAT16), np.zeros((rows, n), BFLOAT16)
@@ -232,7 +232,7 @@ def test_rms_norm_and_residual(kernels, rng):
 
 @pytest.mark.parametrize(("rows", "n"), [(1, 64), (3, 1152)])
 @pytest.mark.parametrize("offset", [0, 20])
-def test_layer_norm_of_sum(kernels, rng, rows, n, offset):
+def test_layer_norm_of_sum_equals_reference(kernels, rng, rows, n, offset):
     x, residual = bf16(rng.normal(size=(rows, n)) + offset), bf16(rng.normal(size=(rows, n)))
     weight, bias = bf16(rng.normal(size=n)), bf16(rng.normal(size=n))
     total, y = np.zeros((rows, n), BFLOAT16), np.zeros((rows, n), BFLOAT16)

@@ -109,7 +109,7 @@ def check_shares(kernels, sweeps, tiles, turn=0, head=0):
 
 @pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize("keys", [1, 17, 1023])
-def test_shares_are_attention(kernels, rng, d, keys):
+def test_merged_shares_equal_attention(kernels, rng, d, keys):
     check_shares(kernels, [make_sweep(rng, 2, 1, d, keys, HALF // d, first_query=keys - 1)], 24)
 
 
@@ -120,7 +120,7 @@ def test_grouped_heads_equal_float64(kernels, rng, heads):
 
 @pytest.mark.parametrize(("bundle", "rows", "d"), [(4, 4, 64), (2, 3, 128), (4, 8, 64), (2, 8, 32), (8, 2, 32)])
 @pytest.mark.parametrize("keys", [3, 300])
-def test_heads_side_by_side(kernels, rng, bundle, rows, d, keys):
+def test_heads_side_by_side_equal_float64(kernels, rng, bundle, rows, d, keys):
     """KV heads of one object, each with rows of its own, behind other heads and another bundle of the class."""
     sweeps = [make_sweep(rng, rows, 1, d, keys, 20, first_query=keys - 1) for _ in range(bundle)]
     check_shares(kernels, sweeps, 14, turn=1, head=3)

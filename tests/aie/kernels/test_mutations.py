@@ -34,11 +34,11 @@ MUTATIONS = {
     ),
     "an off-by-one in the causal mask": (
         ("flow_qkv.cc: common/attention.h", "? position + 1\n", "? position\n"),
-        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
+        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads_equals_float64(kernels, rng, 2),
     ),
     "an off-by-one in the window": (
         ("flow_kv.cc: common/attention.h", "position - parameters.window + 1", "position - parameters.window"),
-        lambda kernels, rng: attention.test_flow_kv_swa(kernels, rng, 16, 80),
+        lambda kernels, rng: attention.test_flow_kv_with_window_equals_float64(kernels, rng, 16, 80),
     ),
     "no masks at the causal edge": (
         (
@@ -46,11 +46,11 @@ MUTATIONS = {
             "key + keys - 1 <= parameters.first_query",
             "key <= parameters.first_query",
         ),
-        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
+        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads_equals_float64(kernels, rng, 2),
     ),
     "no masks at the last key": (
         ("flow_qkv.cc: common/attention.h", "key + keys <= parameters.key_end", "key <= parameters.key_end"),
-        lambda kernels, rng: attention.test_flow_qkv_nca(kernels, rng, 100),
+        lambda kernels, rng: attention.test_flow_qkv_without_causal_mask_equals_float64(kernels, rng, 100),
     ),
     "no masks at the window's edge": (
         (
@@ -58,23 +58,23 @@ MUTATIONS = {
             "key > last_query - parameters.window",
             "key > parameters.first_query - parameters.window",
         ),
-        lambda kernels, rng: attention.test_flow_qkv_swa(kernels, rng, 36, 48),
+        lambda kernels, rng: attention.test_flow_qkv_with_window_equals_float64(kernels, rng, 36, 48),
     ),
     "a maximum that is forgotten": (
         ("flow_kv.cc: common/attention.h", "if (!rescale) return", "return"),
-        lambda kernels, rng: attention.test_flow_kv_of_grouped_heads(kernels, rng, 4),
+        lambda kernels, rng: attention.test_flow_kv_of_grouped_heads_equals_float64(kernels, rng, 4),
     ),
     "a short exponential that is a line": (
         ("flow_qkv.cc: common/float_math.h", "aie::mac(line, square, curve)", "line"),
-        lambda kernels, rng: attention.test_flow_qkv_of_prompt(kernels, rng, 64, 17),
+        lambda kernels, rng: attention.test_flow_qkv_of_prompt_equals_float64(kernels, rng, 64, 17),
     ),
     "saturation that is left on": (
         ("flow_kv.cc: common/modes.h", "aie::set_saturation(aie::saturation_mode::none);", ""),
-        lambda kernels, rng: attention.test_flow_kv_swa(kernels, rng, 16, 80),
+        lambda kernels, rng: attention.test_flow_kv_with_window_equals_float64(kernels, rng, 16, 80),
     ),
     "a maximum that is the sub-tile's beside it": (
         ("flow_qkv.cc: common/attention.h", "aie::sub(t, m[p])", "aie::sub(t, m[0])"),
-        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
+        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads_equals_float64(kernels, rng, 2),
     ),
     "a correction that is the sub-tile's beside it": (
         (
@@ -82,19 +82,19 @@ MUTATIONS = {
             "aie::load_v<R>(correction_of_rows + p * R), y",
             "aie::load_v<R>(correction_of_rows), y",
         ),
-        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
+        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads_equals_float64(kernels, rng, 2),
     ),
     "values that are the sub-tile's beside it": (
         ("flow_qkv.cc: common/attention.h", "(p * key_tiles + c) * Mmul::size_A", "c * Mmul::size_A"),
-        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
+        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads_equals_float64(kernels, rng, 2),
     ),
     "a sub-tile of rows that is left alone": (
         ("flow_qkv.cc", "if (row < count) step", "if (row > count) step"),
-        lambda kernels, rng: attention.test_flow_qkv_of_odd_numbers_of_sub_tiles(kernels, rng, 24, 8),
+        lambda kernels, rng: attention.test_flow_qkv_of_odd_sub_tile_counts_equals_float64(kernels, rng, 24, 8),
     ),
     "a part of the outputs that is the first": (
         ("flow_qkv.cc", "y + row * d + part * columns * kRows", "y + row * d"),
-        attention.test_flow_qkv_gives_outputs_in_parts,
+        attention.test_flow_qkv_outputs_in_parts_equal_float64,
     ),
     "a low part that is left out": (
         ("fused_dqp.cc", "total = aie::mac(total, parts.low, scale);", ""),
@@ -102,11 +102,11 @@ MUTATIONS = {
     ),
     "heads that turn the other way": (
         ("norm_rope.cc", "aie::msc(aie::msc(multiply(a, cosine)", "aie::mac(aie::mac(multiply(a, cosine)"),
-        lambda kernels, rng: layers.test_rms_norm_rope(kernels, rng, 2, 256),
+        lambda kernels, rng: layers.test_rms_norm_rope_equals_float64(kernels, rng, 2, 256),
     ),
     "a part's sums in the place of the first": (
         ("fused_dqp.cc", "sums + j * 16, flownpu::group_sums(part)", "sums, flownpu::group_sums(part)"),
-        layers.test_fused_dqp_takes_x_in_parts,
+        layers.test_fused_dqp_with_x_in_parts_equals_float64,
     ),
     "an off-by-one in a share's window": (
         ("flow_kv_split.cc", "position - key < window", "position - key <= window"),
@@ -122,15 +122,15 @@ MUTATIONS = {
     ),
     "a bundle's head that has another's keys": (
         ("flow_kv_split.cc", "(first * heads + head) * 2 * d", "(first * heads + head) * d"),
-        lambda kernels, rng: shares.test_heads_side_by_side(kernels, rng, 4, 4, 64, 300),
+        lambda kernels, rng: shares.test_heads_side_by_side_equal_float64(kernels, rng, 4, 4, 64, 300),
     ),
     "a token's own keys that are the cache's": (
         ("flow_kv_split.cc", "!= parameters.position) continue", "!= parameters.position - 1) continue"),
-        lambda kernels, rng: shares.test_heads_side_by_side(kernels, rng, 2, 3, 128, 300),
+        lambda kernels, rng: shares.test_heads_side_by_side_equal_float64(kernels, rng, 2, 3, 128, 300),
     ),
     "a token's own values that are another head's": (
         ("flow_kv_split.cc", "x + parameters.own_values + kv_head * d", "x + parameters.own_values"),
-        lambda kernels, rng: shares.test_heads_side_by_side(kernels, rng, 2, 3, 128, 300),
+        lambda kernels, rng: shares.test_heads_side_by_side_equal_float64(kernels, rng, 2, 3, 128, 300),
     ),
     "shares that weigh the same": (
         ("flow_kv_split.cc", "aie::sub(sides[side], m)", "aie::sub(m, m)"),
@@ -171,20 +171,20 @@ ENTRIES = {
 # two parts, so that floor errs by 2^-16 (rounding to nearest by 2^-18), within the tolerance, and its outputs are f32.
 ROUNDED = {
     "q4nx_dequant.cc": vectors.test_dequantises_to_bf16_exactly,
-    "gemm.cc": lambda kernels, rng: vectors.test_gemm_in_bf16(kernels, rng, 32, 256, 96),
+    "gemm.cc": lambda kernels, rng: vectors.test_gemm_in_bf16_equals_float64(kernels, rng, 32, 256, 96),
     "epilogue.cc": vectors.test_plain_stores_equal_float64,
-    "epilogue.cc, gelu": lambda kernels, rng: vectors.test_gelu_of_accumulators(kernels),  # noqa: ARG005
-    "epilogue.cc, gated": lambda kernels, rng: vectors.test_activations_of_accumulators(kernels, rng, "silu"),
+    "epilogue.cc, gelu": lambda kernels, rng: vectors.test_accumulator_gelu_equals_float64(kernels),  # noqa: ARG005
+    "epilogue.cc, gated": lambda kernels, rng: vectors.test_accumulator_activations_equal_float64(kernels, rng, "silu"),
     "geglu.cc": lambda kernels, rng: vectors.test_gated_activations_equal_float64(kernels, rng, "geglu", "gelu"),
     "swiglu.cc": lambda kernels, rng: vectors.test_gated_activations_equal_float64(kernels, rng, "swiglu", "silu"),
-    "flow_qkv.cc": lambda kernels, rng: attention.test_flow_qkv_of_prompt(kernels, rng, 64, 17),
+    "flow_qkv.cc": lambda kernels, rng: attention.test_flow_qkv_of_prompt_equals_float64(kernels, rng, 64, 17),
     "flow_kv.cc": attention.test_flow_kv_has_no_bias,
     "flow_kv_split.cc": shares.test_shares_have_no_bias,
     "rms_norm.cc": lambda kernels, rng: vectors.test_rms_norm_equals_float64(kernels, rng, 3, 1152),
-    "rms_norm.cc, with a residual": vectors.test_rms_norm_and_residual,
-    "layer_norm.cc": lambda kernels, rng: vectors.test_layer_norm_of_sum(kernels, rng, 3, 1152, 0),
+    "rms_norm.cc, with a residual": vectors.test_rms_norm_and_residual_equal_float64,
+    "layer_norm.cc": lambda kernels, rng: vectors.test_layer_norm_of_sum_equals_reference(kernels, rng, 3, 1152, 0),
     "rope.cc": lambda kernels, rng: vectors.test_rope_equals_float64(kernels, rng, 8, 128),
-    "norm_rope.cc": lambda kernels, rng: layers.test_rms_norm_rope(kernels, rng, 2, 256),
+    "norm_rope.cc": lambda kernels, rng: layers.test_rms_norm_rope_equals_float64(kernels, rng, 2, 256),
     "patch_pooling.cc": vectors.test_patch_pooling_equals_float64,
 }
 TABLE = """

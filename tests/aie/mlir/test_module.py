@@ -124,7 +124,7 @@ def test_plan_parts_are_printed_once(design):
     assert called(array) == {kernel.entry for kernel in array.kernels}
 
 
-def test_lines_as_public_tests_of_mlir_aie_have_them():
+def test_printed_lines_equal_public_tests_of_mlir_aie():
     """An object fifo, a forward link, an acquire, a barrier, a parameter, a core."""
     text = to_mlir(chain())
     for line in (
@@ -153,7 +153,7 @@ def test_contiguous_run_has_no_dimensions():
     assert bd(chain()) == ("offset = 0 len = 256", "")
 
 
-def test_repetitions_are_tasks():
+def test_repetitions_are_printed_as_tasks():
     """Without a repeat count only the first repetition is queued; a real aie-opt accepts that."""
     descriptor, task = bd(
         with_step(chain(), Transfer, tap=Tap(0, (Dimension(4, 0), Dimension(4, 16), Dimension(16, 1))))
@@ -163,7 +163,7 @@ def test_repetitions_are_tasks():
     assert descriptor == "offset = 0 len = 64 sizes = [4, 1, 4, 16] strides = [0, 0, 16, 1]"
 
 
-def test_negative_words_and_walks():
+def test_negative_words_and_walks_are_printed():
     text = to_mlir(with_step(chain(), WriteParameter, value=(1 << 32) - 2))
     assert "arith.constant -2 : i32" in text
     text = to_mlir(with_end(chain(), "b", "produce", walk=(Dimension(8, 1), Dimension(8, 8))))

@@ -77,7 +77,7 @@ def test_core_without_room_for_constants_is_refused():
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_full_tiles_ask_for_it(name):
+def test_full_tiles_ask_for_sequential_placement(name):
     """With bank-aware addresses less than the constants need, or nothing, is left behind the highest buffer."""
     plan = plan_of(FULL[name]())
     text = to_mlir(plan)
@@ -89,13 +89,13 @@ def test_full_tiles_ask_for_it(name):
     assert all(NPU2.compute.memory_bytes - in_banks[core.tile].end < NPU2.constant_bytes for core in plan.array.cores)
 
 
-def test_others_leave_it_to_compiler():
+def test_tiles_with_room_leave_placement_to_compiler():
     assert "allocation_scheme" not in to_mlir(chain())
 
 
 @needs_aie_opt
 @pytest.mark.parametrize("plan", [chain, *(lambda make=make: plan_of(make()) for make in FULL.values())])
-def test_buffers_are_where_compiler_puts_them(plan):
+def test_buffer_addresses_equal_compiler_output(plan):
     """A real aie-opt puts them there, without a warning."""
     array = plan().array
     text, said = lowered(to_mlir(plan()))
@@ -125,7 +125,7 @@ OBJECTS = sorted(KERNELS.glob("*.o"))
 
 
 @pytest.mark.skipif(not OBJECTS, reason="there are no kernels' objects in build/testing: they were built elsewhere")
-def test_constants_are_as_small_as_limit_takes_them():
+def test_constants_are_no_larger_than_limit_allows():
     """Those of the kernels as g++ compiles them for this machine, in vectors of 128 bits, a fourth of the array's."""
     most = 0
     for file in OBJECTS:

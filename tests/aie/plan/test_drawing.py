@@ -36,7 +36,7 @@ def test_design_families_are_drawn():
 
 
 @pytest.mark.parametrize("design", ALL)
-def test_everything_is_drawn(design):
+def test_drawing_has_every_tile_and_fifo(design):
     plan = plan_of(ALL[design]())
     root = picture(plan)
     texts = [element.text for element in root.iter(f"{SVG}text")]

@@ -32,7 +32,7 @@ def test_stack_is_largest_of_kernels(sources, stack):
     assert stack_for([]) == NPU2.stack_bytes
 
 
-def test_core_needs_are_of_kernels_that_it_calls():
+def test_core_needs_follow_from_kernels_that_it_calls():
     array = Gemm("npu2", "bf16", "none", m=64, n=64).program(512, 512, 1024).resolve_program("gemm").array
     for core in array.cores:
         assert core_needs(array, core).keys() == {"gemm", "epilogue"}

@@ -49,7 +49,7 @@ def test_tile_outside_array_is_refused():
         ((0, 0), (0, 0), False),
     ],
 )
-def test_memory_within_reach(core, memory, reached):
+def test_memory_is_within_reach_of_neighbours_only(core, memory, reached):
     assert NPU2.reaches_memory(core, memory) is reached
 
 
@@ -64,7 +64,7 @@ def test_changed_limits_are_used():
 
 
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
-def test_limits_that_others_imply(limits):
+def test_implied_limits_are_never_reached_first(limits):
     """No check of a plan reads these limits, because another limit is always reached first."""
     # A compute tile's memory without the stack has fewer words than its descriptor's length can count.
     assert (limits.compute.memory_bytes - limits.stack_bytes) // limits.granule_bytes < 1 << limits.compute.length_bits

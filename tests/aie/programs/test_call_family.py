@@ -91,7 +91,7 @@ def test_family_gives_words_of_program(name):
 
 @pytest.mark.parametrize("window", [0, 1, 5, 64, 200])
 @pytest.mark.parametrize("keys", [16, 64])
-def test_features_are_what_queries_see(window, keys):
+def test_features_equal_keys_that_queries_see(window, keys):
     sweeps = (CallSweep(0, 1, 1, window), CallSweep(32, 16, 64, window))
     positions = Positions(500, keys, MOST, sweeps)
     for position in range(0, 500, 7):
@@ -200,7 +200,7 @@ def test_word_explained_by_lone_chunk_alone_is_refused():
 # --- The file ---------------------------------------------------------------------------------------------------------
 
 
-def test_file_holds_family():
+def test_family_survives_file():
     family = derive(affine, SWEPT)
     name, identity, found = read_family(family.flatten("layers0-5", 1234))
     assert (name, identity, found.positions) == ("layers0-5", 1234, SWEPT)

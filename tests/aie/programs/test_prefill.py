@@ -115,7 +115,7 @@ def in_place(place):
         ("qwen3", "bfp16", (64, 37)),
     ],
 )
-def test_chunks_and_token(rng, name, kind, turns):
+def test_prefill_has_expected_chunks_and_token(rng, name, kind, turns):
     """Compares the results of every step, the cache, and a token that the decode layer computes from there.
 
     `turns`: a prompt in two chunks of 64, the second not full, or two prompts, the first of which does not fill its

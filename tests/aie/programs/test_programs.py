@@ -97,7 +97,7 @@ def priced(times):
     return {each.tokens: each.fewest for each in with_fewest(programs, lambda program: times[program.tokens])}
 
 
-def test_fewest_weighs_chunk_against_shorter_ones():
+def test_chunk_lengths_begin_where_they_save_time():
     # 10 tokens one by one take as long as a chunk of 256; that chunk and 8 tokens as long as one of 512.
     assert priced({1: 1.0, 256: 10.0}) == {1: 1, 256: 10}
     assert priced({1: 1.0, 256: 10.0, 512: 18.0}) == {1: 1, 256: 10, 512: 264}

@@ -18,7 +18,7 @@ from flownpu.doctor.npu import (
 from flownpu.npu.artifacts import build_artifacts
 
 
-def test_doctor_finds_this_machine_good(flownpu):
+def test_doctor_on_sound_machine_finds_no_fault(flownpu):
     done = flownpu("doctor", "--json")
     report = json.loads(done.out)
     checks = {check["name"]: check for check in report["checks"]}

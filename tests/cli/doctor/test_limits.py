@@ -58,7 +58,7 @@ def test_cpu_quota_is_noted(tmp_path, monkeypatch):
     assert "1 cores" in checks["processor"].found
 
 
-def test_limits_of_memory(tmp_path):
+def test_memory_limits_are_reported(tmp_path):
     checks = checks_of(
         tmp_path,
         **{"sys__fs__cgroup__memory.max": str(2**29)},
@@ -118,7 +118,7 @@ def test_address_space_too_small_for_library_is_bad(monkeypatch):
     assert (check.status, check.remedy) == (Status.BAD, "ulimit -v unlimited")
 
 
-def test_onnxruntime_in_two_folders(monkeypatch):
+def test_onnxruntime_in_two_folders_is_bad(monkeypatch):
     monkeypatch.setattr(
         "flownpu.doctor.diagnosis.module_folders", lambda _: {"/home/me/.local": "1.20.1", "/venv": "1.31.1"}
     )

@@ -59,7 +59,7 @@ def test_backports_are_added_from_mirror_that_machine_has(machine, file, text, a
     assert machine.checks()["xrt"].remedy == TRIXIE_BACKPORTS
 
 
-def test_backports_that_are_there(machine):
+def test_configured_backports_are_not_added_again(machine):
     machine.ready()
     machine.release(RELEASES["trixie"])
     machine.file("etc/apt/sources.list", f"# {ONE_LINE.replace('updates', 'backports')}\n{ONE_LINE}")

@@ -73,7 +73,7 @@ def test_read_bandwidth_binds_a_thread_to_each_core(monkeypatch):
     assert os.sched_getaffinity(0) == cores
 
 
-def test_traffic_of_decode_step(model):
+def test_decode_step_traffic_equals_hand_count(model):
     traffic = decode_traffic(model)
     weights = {weight.name: weight.bytes for weight in summarize(model).weights}
     # The tied table is read whole by the LM head, and a row of it by the embedding; rotary caches are only looked up.

@@ -6,7 +6,7 @@ import json
 PROMPT = "The for statement. The for statement. The for statement."
 
 
-def test_run_says_what_was_kept(model, flownpu):
+def test_run_reports_kept_candidates(model, flownpu):
     arguments = ["run", model, "-p", PROMPT, "--max-new-tokens", "24", "--temperature", "0"]
     plain = flownpu(*arguments)
     for option in (["--lookup"], ["--draft", model], ["--lookup", "--draft", model]):

@@ -128,7 +128,7 @@ def chat(flownpu, model, monkeypatch):
     return run
 
 
-def test_turns_come_from_pipe(chat):
+def test_chat_reads_turns_from_pipe(chat):
     done = chat(["What is a tuple?", "", "Thank you."])
     assert done.code == 0
     assert done.err.count("new tokens at") == 2
@@ -144,7 +144,7 @@ def test_line_without_utf8_does_not_end_chat(start, model):
     assert err.count("new tokens at") == 1
 
 
-def test_exit_leaves_and_unknown_commands_are_told(chat):
+def test_exit_ends_chat_and_unknown_command_is_named(chat):
     done = chat(["/leave", "/exit", "What is a tuple?"])
     assert (done.code, done.out) == (0, "")
     assert "unknown command /leave; /image FILE shows the next message an image, /reset begins a new" in done.err

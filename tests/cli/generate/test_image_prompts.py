@@ -314,7 +314,7 @@ def test_kv_cache_that_genai_cannot_rewind_is_left(language_model, seeing_model,
     assert timing.images == 1
 
 
-def test_image_mark_without_image_is_text(language_model):
+def test_image_mark_without_image_stays_text(language_model):
     messages = [{"role": "user", "content": f"And {IMAGE}?"}]
     assert not language_model.has_image_tokens(language_model.tokens_of_messages(messages))
     reply, _ = say(Conversation(language_model, GREEDY, 1000), f"And {IMAGE}?", 6)

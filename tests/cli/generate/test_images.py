@@ -136,7 +136,7 @@ def test_16_bits_are_rounded_to_8(tmp_path, suffix):
     np.testing.assert_array_equal(got, np.round(values / 257)[:, :, None].repeat(3, axis=2))
 
 
-def test_16_bits_channel(tmp_path):
+def test_16_bit_channel_is_rounded_to_8(tmp_path):
     values = np.random.default_rng(0).integers(0, 65536, (16, 32, 3), dtype=np.uint16)
     write_png(tmp_path / "picture.png", 32, 16, b"".join(b"\0" + row.astype(">u2").tobytes() for row in values), 16)
     got = pixels(tmp_path / "picture.png", ImageSize(32, 16))
@@ -267,7 +267,7 @@ def test_large_picture_is_reduced_first(tmp_path, monkeypatch, suffix, shape):
     ],
 )
 def test_image_beyond_memory_is_refused(tmp_path, monkeypatch, suffix, options, pixel_bytes):
-    """The bytes a pixel are those with which `test_memory_is_bounded` measures the largest files."""
+    """The bytes a pixel are those with which `test_image_memory_is_bounded` measures the largest files."""
     path = tmp_path / f"picture.{suffix}"
     colours(100, 80).save(path, **options)
     monkeypatch.setattr(images, "DECODING_MEMORY", pixel_bytes * 100 * 80)
@@ -328,7 +328,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("kind", LARGE)
-def test_memory_is_bounded(tmp_path, kind):
+def test_image_memory_is_bounded(tmp_path, kind):
     path, warm = tmp_path / "large", tmp_path / "warm.png"
     LARGE[kind](path)
     colours(8, 8).save(warm)

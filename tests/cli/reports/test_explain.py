@@ -103,7 +103,7 @@ def test_folded_constants_run_nowhere(explained, graph_file):
     assert {node["operator"]: node["place"] for node in document["placement"]["nodes"]}["Sqrt"] == "folded"
 
 
-def test_operators_of_project_that_are_replaced_by_their_definition(explained, graph_file):
+def test_operators_replaced_by_their_definition_are_reported(explained, graph_file):
     path = graph_file(
         "g (float[4] x) => (float[4] z) { y = Tan(x) z = ai.flownpu.Twice(y) }"
         ' <domain: "ai.flownpu", opset_import: ["": 21]> Twice (a) => (b) { b = Add(a, a) }'
@@ -278,7 +278,7 @@ def test_program_listing_equals_build(explained, flownpu, model):
     assert f"{document[-1]['changes']} changes of array" in text
 
 
-def test_why_npu_would_not_take_it(explained, flownpu, graph_file):
+def test_explanation_says_why_npu_refuses_node(explained, flownpu, graph_file):
     path = graph_file("g (float[4] x) => (float[4] y) { y = Tan(x) }")
     npu = explained(path)["speed"]["npu"]
     assert not npu["takes"]

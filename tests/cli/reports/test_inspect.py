@@ -41,7 +41,7 @@ def test_q4nx_bytes_follow_from_checkpoints_sizes(flownpu, model, sizes):
 
 
 @pytest.mark.parametrize(("kv_dtype", "size"), [("bf16", 2), ("fp32", 4)])
-def test_kv_bytes_per_token(flownpu, checkpoint, sizes, tmp_path, kv_dtype, size):
+def test_kv_bytes_per_token_equal_hand_count(flownpu, checkpoint, sizes, tmp_path, kv_dtype, size):
     convert(checkpoint, tmp_path / "model", kv_dtype=kv_dtype)
     summary = json.loads(flownpu("inspect", tmp_path / "model", "--json").out)
     # Keys and values of each KV head of each layer.
@@ -49,7 +49,7 @@ def test_kv_bytes_per_token(flownpu, checkpoint, sizes, tmp_path, kv_dtype, size
     assert summary["kv_bytes_per_token"] == expected
 
 
-def test_operators_are_those_of_graph(flownpu, model):
+def test_inspected_operators_equal_graph(flownpu, model):
     graph = onnx.load(model / "model.onnx", load_external_data=False).graph
     summary = json.loads(flownpu("inspect", model, "--json").out)
     assert sum(summary["operators"].values()) == len(graph.node)

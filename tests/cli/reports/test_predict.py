@@ -105,7 +105,7 @@ def test_lengths_are_predicted(text, lengths):
 
 
 @pytest.mark.parametrize("text", ["...,1k", "1k,...", "1k,...,...,4k", "0", "1.5k", ""])
-def test_lengths_that_are_none(text):
+def test_impossible_lengths_are_refused(text):
     with pytest.raises(typer.BadParameter, match="expected"):
         parse_contexts(text)
 
@@ -113,7 +113,7 @@ def test_lengths_that_are_none(text):
 # --- Measured parameters ----------------------------------------------------------------------------------------------
 
 
-def test_measured_parameters_take_place_of_published_ones(flownpu, tmp_path):
+def test_measured_parameters_replace_published_ones(flownpu, tmp_path):
     """With streams slower than memory, reading weights takes twice as long at half the streams' rate."""
     file = tmp_path / "measured.json"
     arguments = ["predict", "gemma3-1b", "--context", "1k", "--json", "--measured", file]
@@ -153,7 +153,7 @@ def test_measured_parameters_of_selftest_are_used(flownpu, tmp_path):
         ('{"wait": NaN}', "expected wait to be a positive number"),
     ],
 )
-def test_measured_parameters_that_are_refused(flownpu, tmp_path, text, message):
+def test_unfit_measured_parameters_are_refused(flownpu, tmp_path, text, message):
     file = tmp_path / "measured.json"
     file.write_text(text)
     done = flownpu("predict", "gemma3-1b", "--measured", file)
@@ -187,7 +187,7 @@ def test_converted_model_gives_decoder_of_session(model):
         ({"config.json": json.dumps({**SHAPES["llama3.2-1b"], "hidden_size": 2050})}, "no place"),
     ],
 )
-def test_targets_that_are_refused(flownpu, tmp_path, files, message):
+def test_unknown_targets_are_refused(flownpu, tmp_path, files, message):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     done = flownpu("predict", tmp_path)
@@ -220,7 +220,7 @@ def test_image_takes_encoder_and_prompt():
 # --- Published tables -------------------------------------------------------------------------------------------------
 
 
-def test_tables_say_where_they_are_from():
+def test_tables_name_their_source():
     for table in TABLES.values():
         assert table.source
         assert table.read
@@ -291,7 +291,7 @@ def test_longer_context_costs_bytes_of_keys():
     assert long - short == pytest.approx(65536 * 5 * 1024 / (2 * VALUES["channel_read"] * efficiency))
 
 
-def test_idle_tiles_take_as_long():
+def test_idle_tiles_do_not_shorten_time():
     """Each of eight KV heads has a column of four tiles: three query heads take as long as four."""
     three, four = (known(name).decoder for name in ("llama3.2-3b", "llama3.1-8b"))
     beyond = [
@@ -308,6 +308,6 @@ def test_prompts_and_images_take_longer_than_their_parts():
     assert image_seconds(of.decoder, of.encoder, DEVICE, VALUES) > prompt_seconds(of.decoder, 272, DEVICE, VALUES)
 
 
-def test_power_is_papers():
+def test_power_equals_published_one():
     assert watts("gemma3-4b", "prefill") == pytest.approx(4.5)
     assert watts("qwen3-4b", "decode") is None

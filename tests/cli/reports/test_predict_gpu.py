@@ -60,7 +60,7 @@ def test_prompt_time_is_bound_by_arithmetic():
     assert point.prefill_tokens_per_second == 1024 / point.ttft_seconds
 
 
-def test_chunks_are_sessions():
+def test_predicted_chunks_equal_session_chunks():
     """A chunk of the prediction has ForwardPass::kMostTokens tokens."""
     source = (Path(__file__).parents[3] / "ops/gpu/decoder/forward_pass.h").read_text()
     assert f"kMostTokens = {CHUNK};" in source

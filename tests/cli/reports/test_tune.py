@@ -61,7 +61,7 @@ def test_first_row_is_choice_of_tuner(flownpu):
     ]  # fmt: skip
 
 
-def test_table_has_rows(flownpu):
+def test_tuning_table_has_expected_rows(flownpu):
     done = flownpu("tune", "gemm", *SIZE, "--top", 3)
     assert done.code == 0
     head, *rows, end = done.out.splitlines()

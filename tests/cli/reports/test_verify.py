@@ -139,7 +139,7 @@ def test_changed_checkpoint_is_not_taken_for_source(verified, model, checkpoint,
     assert "was made of this checkpoint" not in document["basis"]
 
 
-def test_against_itself_only_roundings_are_left(against_itself):
+def test_model_against_itself_differs_by_roundings_only(against_itself):
     code, document = against_itself
     assert code == 0
     assert "both have 4-bit weights" in document["basis"]

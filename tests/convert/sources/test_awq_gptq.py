@@ -79,7 +79,7 @@ def test_rounding_to_bfloat16_is_all_that_is_lost(form: Form, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "form", [Form("awq", 64), Form("gptq", 128, order="plain"), Form("gptq", 32, order="act")], ids=str
 )
-def test_rows_are_same_however_they_are_cut(form: Form, tmp_path: Path) -> None:
+def test_rows_equal_each_other_however_they_are_cut(form: Form, tmp_path: Path) -> None:
     tiny = write_prequantised(tmp_path, "llama", form)
     checkpoint = Checkpoint(tiny.folder)
     packing = read_packing(checkpoint)
@@ -133,7 +133,7 @@ def test_gptq_format_names_give_same_bytes(tmp_path: Path) -> None:
     assert data["older"] == data["newer"] != data["wrong"]
 
 
-def test_settings_in_file_of_their_own(tmp_path: Path) -> None:
+def test_settings_in_separate_file_are_read(tmp_path: Path) -> None:
     """AutoGPTQ wrote a quantize_config.json instead of a section of config.json."""
     tiny = write_prequantised(tmp_path, "llama", Form("gptq", 64))
     convert(tiny.folder, tmp_path / "inside")

@@ -143,7 +143,7 @@ def test_gguf_types_quantised_again_are_logged(
     assert weights["Q4_K"] == "3 weights: dequantised, and quantised again to Q4NX"
 
 
-def test_linear_rope_scaling(tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:
+def test_linear_rope_scaling_equals_transformers(tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:
     rope = {"rope_theta": 5e5, "rope_type": "linear", "factor": 4.0}
 
     def edit(writer: gguf.GGUFWriter) -> None:
@@ -155,7 +155,7 @@ def test_linear_rope_scaling(tmp_path: Path, ep_devices: list[onnxruntime.OrtEpD
     check_logits(tmp_path / "model", tiny, ep_devices)
 
 
-def test_configuration_is_read(tmp_path: Path) -> None:
+def test_gguf_configuration_equals_original(tmp_path: Path) -> None:
     write_model(tmp_path, "gemma3_text")
     convert(tmp_path / "model.gguf", tmp_path / "model", context_length=64)
     model = json.loads((tmp_path / "model" / "genai_config.json").read_text())["model"]

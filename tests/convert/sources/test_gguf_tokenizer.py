@@ -171,7 +171,7 @@ def test_byte_level_tokenizer_is_converted(
     assert tokenizer.apply_chat_template(messages, tokenize=False) == "<|begin|>[user] Hi \n"
 
 
-def test_named_templates_are_those_that_transformers_finds(tmp_path: Path) -> None:
+def test_named_templates_equal_transformers(tmp_path: Path) -> None:
     original = byte_level(QWEN_WORDS, compose=True)
 
     def edit(writer: gguf.GGUFWriter) -> None:

@@ -38,7 +38,7 @@ def test_missing_artifacts_leave_operators_on_host(tmp_path: Path, ep_devices: l
     assert emulated.run(feeds)[1] == []
 
 
-def test_artifacts_of_another_model(tmp_path: Path, ep_devices: list[Any]) -> None:
+def test_artifacts_of_another_model_are_refused(tmp_path: Path, ep_devices: list[Any]) -> None:
     file, _ = product(tmp_path)
     build_artifacts(file)
     blocks = q4nx.pack(*weights(2, 256, 512))

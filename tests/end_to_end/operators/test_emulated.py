@@ -49,7 +49,7 @@ def added(expected: np.ndarray, error: np.ndarray, *addends: np.ndarray) -> np.n
     ("target", "rows", "runs"),
     [*(("npu2", rows, 1) for rows in (1, 7, 65, 300, 1030)), ("npu2", 4100, 2), ("npu1", 1, 1), ("npu1", 7, 1)],
 )
-def test_rows_of_product(target: str, rows: int, runs: int, alone: Alone) -> None:
+def test_product_rows_equal_reference(target: str, rows: int, runs: int, alone: Alone) -> None:
     """Programs have 1, 64, 256, 1024 or 4096 rows; more rows take several runs. The weight does not fill its blocks.
 
     XDNA has half of the tiles, and multiplies bf16 without blocks of one exponent.

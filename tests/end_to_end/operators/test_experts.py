@@ -34,7 +34,7 @@ def mixture(hidden: int, inner: int, gating: str) -> tuple[dict[str, np.ndarray]
 
 
 @pytest.mark.parametrize("gating", ["geglu", "swiglu"])
-def test_experts_of_prompt(gating: str, alone: Alone) -> None:
+def test_prompt_experts_equal_reference(gating: str, alone: Alone) -> None:
     """Each expert gets the rows that chose it; the expert with the lowest logits gets none, and no dispatch."""
     hidden, inner, rows = 72, 70, 9
     blocks, parts, attributes = mixture(hidden, inner, gating)
@@ -77,7 +77,7 @@ def gate_error(x: np.ndarray, gate: q4nx.Quantized, up: q4nx.Quantized, gating: 
     return act, STEEPEST * errors[0] + activation_tolerance(sums[0], act), sums[1], errors[1]
 
 
-def test_few_rows_of_expert_are_hosts(alone: Alone) -> None:
+def test_few_rows_of_expert_run_on_host(alone: Alone) -> None:
     blocks, _, attributes = mixture(72, 70, "swiglu")
     _, dispatches = alone(
         "Q4NXMoE", {"X": numbers(3, 9, 72)}, blocks, options={"npu_threshold": "100000"}, **attributes

@@ -92,7 +92,9 @@ def test_default_name_is_beside_model(ep_devices: list[Any], make_session: MakeS
     make_session(tmp_path / "small_ctx.onnx").run(None, FEEDS)
 
 
-def test_onnx_runtimes_compiler_writes_it_too(ep_devices: list[Any], make_session: MakeSession, tmp_path: Path) -> None:
+def test_onnx_runtimes_compiler_writes_same_model(
+    ep_devices: list[Any], make_session: MakeSession, tmp_path: Path
+) -> None:
     onnx.save(parse(GRAPH), tmp_path / "small.onnx")
     options = onnxruntime.SessionOptions()
     options.add_provider_for_devices(ep_devices, {})

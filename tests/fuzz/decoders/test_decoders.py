@@ -36,7 +36,7 @@ def test_random_decoders_give_no_finding(workers: Workers) -> None:
     assert campaign.counts["same"] > CASES * 3 / 4
 
 
-def test_random_decoders_on_emulator(workers: Workers) -> None:
+def test_random_decoders_on_emulator_give_no_finding(workers: Workers) -> None:
     found: list[str] = []
     with emulated.EmulatedOracle(*workers) as oracle:
         Campaign(emulated.cases(), oracle.judge, lambda _, finding: found.append(finding.text)).run(EMULATED, SEED)

@@ -65,7 +65,7 @@ def test_features_are_those_of_designs_sweeps(keys, sweeps):
         assert tasks[family.class_of(position)] == tuple(of_sweeps)
 
 
-def test_positions_without_words():
+def test_positions_without_words_are_refused():
     family = CallFamily.read(family_words([CallClass([1], tasks=[1])], [Sweep()], positions=9, keys=4))
     assert family.class_of(3) == 0
     for position in (-1, 9):

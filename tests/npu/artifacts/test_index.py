@@ -168,7 +168,7 @@ def test_missing_folder_is_refused(tmp_path):
         Artifacts(str(tmp_path / "artifacts" / "npu2"), emulated=False)
 
 
-def test_folders_of_other_kind(folder, tmp_path):
+def test_folders_of_other_kind_are_refused(folder, tmp_path):
     with refused("has designs for the emulator, expected designs for a real NPU"):
         Artifacts(str(folder), emulated=False)
     real = write_folder(tmp_path / "npu2", [], [], emulated=False)
@@ -219,6 +219,6 @@ def test_files_other_than_built_are_refused(folder):
 
 
 @pytest.mark.parametrize("size", [0, 1, 9, 100_000])
-def test_sums_are_those_of_zlib(size, rng):
+def test_checksums_equal_zlib(size, rng):
     data = rng.bytes(size)
     assert npu.crc32(data) == zlib.crc32(data)

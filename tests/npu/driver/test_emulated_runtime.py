@@ -56,7 +56,7 @@ def without(plan, fifo):
 
 
 @pytest.mark.parametrize("target", ["npu1", "npu2"])
-def test_results_are_emulators(target, rng, tmp_path):
+def test_results_equal_emulator(target, rng, tmp_path):
     case = fused_dqp_case(FusedDQP(target, 512, 16, "geglu"), 160, 300, rng)
     bench = Bench(case.plan, tmp_path)
     assert bench.runtime.description == f"{target}, emulated"
@@ -174,7 +174,7 @@ def test_buffers_begin_on_pages_and_hold_zeros(bench):
         assert not content.any()
 
 
-def test_moves_outside_of_buffer(bench):
+def test_moves_outside_of_buffer_are_refused(bench):
     buffer = bench.runtime.allocate(100)
     for move in (buffer.to_device, buffer.to_host):
         move(100, 0)
@@ -277,7 +277,7 @@ def test_unfit_calls_are_refused_before_dispatch(bench, case):
     bench.run((bench.sequence(case.plan), arguments))  # the array is as it was
 
 
-def test_words_for_another_array(bench, case, tmp_path):
+def test_words_for_another_array_are_refused(bench, case, tmp_path):
     other = Bench(plan_of(RMSNorm("npu2", 2 * N).program(ROWS, 1e-6)), tmp_path)
     with device_error("artifact", "expected words for the array .*, got another's; build the model's artifacts again"):
         bench.array.sequence(other.flat.flatten(case.plan.sequence))

@@ -68,7 +68,7 @@ def test_converted_decoders_match_in_build_and_session(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
-def test_decoders_of_gguf_files(family: str, ep_devices: list[Any], tmp_path: Path) -> None:
+def test_decoders_of_gguf_files_match(family: str, ep_devices: list[Any], tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", write_tiny(family, tmp_path / "checkpoint").reference)
     convert(tmp_path / "model.gguf", tmp_path / "model")
     assert_same_decoder(tmp_path / "model", ep_devices[:1])

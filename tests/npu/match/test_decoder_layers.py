@@ -63,7 +63,7 @@ def expected_attributes(name, config):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_decoders_of_all_kinds(name, models):
+def test_decoders_of_all_kinds_match(name, models):
     nodes, outputs = read_nodes(models.converted(name))
     node = decoder_of(lowered := lower(nodes, outputs))
     config = json.loads((models.checkpoint(name).folder / "config.json").read_text())
@@ -85,7 +85,7 @@ def test_decoders_of_all_kinds(name, models):
     assert not any("last_token" in other.name for other in lowered.nodes)
 
 
-def test_layers_without_rope_have_table_that_turns_no_head(models):
+def test_layers_without_rope_have_table_of_no_rotation(models):
     """SmolLM3 has such layers: cosines of 1 and sines of 0 follow the table of the layers that have RoPE."""
     node = decoder_of(lower(*read_nodes(models.converted("smollm3"))))
     assert node.attributes["attention.table"] == [0, 1, 0]
@@ -132,7 +132,7 @@ def test_imported_graph_form_is_matched(models):
     assert decoder_of(lower(nodes, outputs)).attributes["layers"] == 3
 
 
-def test_either_order_of_sum(models):
+def test_sum_in_either_order_matches(models):
     nodes, outputs = read_nodes(models.converted("gemma3_text"))
     for node in nodes:
         if node.op_type == "SkipSimplifiedLayerNormalization":
@@ -351,7 +351,7 @@ def test_unfit_decoder_is_left_with_reason(case, models):
         raise ValueError(reason)
 
 
-def test_logits_of_all_tokens(models):
+def test_logits_of_all_tokens_leave_decoder_on_host(models):
     nodes, outputs = read_nodes(models.converted("llama", logits="all"))
     reasons = {reason for _, _, reason in lower(nodes, outputs).on_host}
     assert len(reasons) == 1

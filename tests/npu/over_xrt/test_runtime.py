@@ -41,7 +41,7 @@ test_threads_share_array = emulated.test_threads_share_array
 test_input_not_moved_to_array_is_absent = own_memory(emulated.test_input_not_moved_to_array_is_absent)
 test_output_not_moved_to_host_is_absent = own_memory(emulated.test_output_not_moved_to_host_is_absent)
 test_buffers_begin_on_pages_and_hold_zeros = own_memory(emulated.test_buffers_begin_on_pages_and_hold_zeros)
-test_moves_outside_of_buffer = emulated.test_moves_outside_of_buffer
+test_moves_outside_of_buffer_are_refused = emulated.test_moves_outside_of_buffer_are_refused
 test_dropped_buffers_are_freed = emulated.test_dropped_buffers_are_freed
 test_buffers_and_arrays_may_outlive_their_runtime = emulated.test_buffers_and_arrays_may_outlive_their_runtime
 
@@ -50,7 +50,7 @@ test_buffers_and_arrays_may_outlive_their_runtime = emulated.test_buffers_and_ar
 
 
 @pytest.mark.parametrize("target", ["npu1", "npu2"])
-def test_results_are_emulators(driver, target, rng, tmp_path):
+def test_results_equal_emulator(driver, target, rng, tmp_path):
     driver.use_kernels(target)
     case = fused_dqp_case(FusedDQP(target, 512, 16, "geglu"), 160, 300, rng)
     bench = xrt.XrtBench(case.plan, tmp_path)
@@ -264,13 +264,13 @@ def test_failed_buffer_frees_earlier_ones(bench, case, driver, number, code):
 
 
 @pytest.mark.parametrize("size", [0, 2**46, 2**63 + 1])
-def test_buffers_of_no_good_size(bench, size):
+def test_buffers_of_impossible_size_are_refused(bench, size):
     with device_error("memory", f"a buffer of {size} bytes on the NPU: "):
         bench.runtime.allocate(size)
     assert bench.runtime.counts()["buffer_bytes"] == 0
 
 
-def test_too_little_memory_may_be_locked(bench, driver):
+def test_too_little_lockable_memory_is_named(bench, driver):
     driver.inject("allocate", errno.EAGAIN)
     with device_error("permission", "a buffer of 8 bytes .*; the driver locks memory, "):
         bench.runtime.allocate(8)
@@ -378,7 +378,7 @@ def test_failure_inside_long_list_is_named(bench, case, arguments, driver, faili
         bench.run(*[(sequence, arguments)] * 50, limit=2000)
 
 
-def test_long_list_runs(bench, case, arguments):
+def test_long_list_of_calls_equals_emulator(bench, case, arguments):
     sequence = bench.sequence(case.plan)
     bench.run(*[(sequence, arguments)] * 50)
     arguments[2][0].to_host(0, BYTES)

@@ -220,7 +220,7 @@ def test_unfit_blocks_are_refused(rng: np.random.Generator, name: str, folder: F
         session.run(embedded(rng, folder.reference, blocks), len(blocks), session.past(CONTEXT), blocks=blocks)
 
 
-def test_artifacts_without_room_for_image(rng: np.random.Generator, folder: Folder, tmp_path: Path) -> None:
+def test_artifacts_without_room_for_image_are_refused(rng: np.random.Generator, folder: Folder, tmp_path: Path) -> None:
     """Such artifacts still take text."""
     build_artifacts(folder.model, context=128, output=tmp_path)
     session = open_session(folder.model, tmp_path)

@@ -170,7 +170,7 @@ def test_right_padded_prompt_gives_same_bits(rng, session_of, embed):
 # --- What callers do with the past ------------------------------------------------------------------------------------
 
 
-def test_rewinds_and_branches(rng, session_of, embed):
+def test_rewound_and_branched_sequences_equal_fresh(rng, session_of, embed):
     session = session_of("llama")
     ids = rng.integers(3, 300, 24)
     hidden, other = embed("llama", ids), embed("llama", ids[::-1].copy())
@@ -203,7 +203,7 @@ def test_restored_past_goes_on_at_another_device(rng, session_of, embed):
         elsewhere.device.restore([_argument(tensor) for tensor in past])
 
 
-def test_conversations_at_same_time(rng, session_of, embed):
+def test_simultaneous_conversations_equal_single_ones(rng, session_of, embed):
     """Four conversations, two in each of two sessions over one array, have the same bits as alone."""
     texts = [embed("llama", rng.integers(3, 300, 12)) for _ in range(4)]
     steps = steps_of(*range(1, 13))
@@ -224,7 +224,7 @@ def counted(session, run):
     return {key: after[key] - before[key] for key in before}
 
 
-def test_dispatches_and_bytes_of_token_and_of_prompt(rng, session_of, embed):
+def test_token_and_prompt_have_expected_dispatches_and_bytes(rng, session_of, embed):
     """For a token two lines go to the array and logits come back; for a prompt its embeddings go there as well."""
     session, hidden = session_of("gemma3_text"), embed("gemma3_text", rng.integers(3, 300, 260))
     past, layers = session.past(CONTEXT), session.attributes["layers"]

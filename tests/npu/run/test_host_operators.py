@@ -53,7 +53,7 @@ def rows_of(rng, line, dtype=BFLOAT16):
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("stream", ["bf16", "f32"])
 @pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "rms_norm_add", "add_layer_norm"])
-def test_norms_of_rows(rng, name, stream, isa):
+def test_row_norms_equal_float64(rng, name, stream, isa):
     call = NormOfRows(name, ROWS, COLUMNS, EPSILON, COLUMNS + PAD, COLUMNS + 2 * PAD, COLUMNS + PAD).call(stream)
     weight = bf16(rng.normal(size=call.buffers[-2 - (name != "rms_norm")].type.elements))
     arrays = {
@@ -262,7 +262,7 @@ def test_unfit_host_operator_is_refused_by_name(call, message):
 
 
 @pytest.mark.parametrize("position", [-1, CONTEXT - TOKENS + 1])
-def test_positions_past_end_of_cache(rng, position):
+def test_positions_past_end_of_cache_are_refused(rng, position):
     arrays = rope_arrays(rng, SHAPE, 256)
     before = arrays["cache"].tobytes()
     with pytest.raises(

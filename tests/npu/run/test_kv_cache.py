@@ -265,7 +265,7 @@ def window_sized(keys, total):
 
 
 @pytest.mark.parametrize("total", [3, CAPACITY, CAPACITY + 1, 17, 40])
-def test_window_sized_tensors(rng, total):
+def test_window_sized_tensors_equal_whole_cache(rng, total):
     """The second layer's tensors hold what GroupQueryAttention's compaction leaves; a later run takes it over."""
     host = Host(rng, 0, WINDOW)
     past = host.tensors(CONTEXT)[:2] + host.tensors(CAPACITY)[2:]

@@ -111,7 +111,7 @@ def test_epilogue_equals_float64(isa: str, activation: str, residual: str) -> No
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("transposed", [0, 1])
-def test_gemm_and_matmul(isa: str, transposed: int) -> None:
+def test_gemm_and_matmul_of_constant_weight_equal_reference(isa: str, transposed: int) -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((3, 24), dtype=np.float32)
     weight, bias = rng.standard_normal((24, 10), dtype=np.float32), rng.standard_normal(10, dtype=np.float32)
@@ -139,7 +139,7 @@ def test_gemm_and_matmul(isa: str, transposed: int) -> None:
     ],
     ids=str,
 )
-def test_product_of_activations(isa: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
+def test_activation_product_equals_float64(isa: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
     """Nothing is rounded, and leading axes broadcast as numpy's."""
     rng = np.random.default_rng(2)
     x, y = rng.standard_normal(a, dtype=np.float32), rng.standard_normal(b, dtype=np.float32)

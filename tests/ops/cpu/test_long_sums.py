@@ -22,7 +22,7 @@ TENTH = np.float32(0.1)
 
 
 @pytest.mark.parametrize(("shape", "axes"), [((MANY,), [0]), ((MANY, 1), [0]), ((MANY, 2), [0]), ((2, MANY), [0, 1])])
-def test_reduce_sum_of_ones(shape: tuple[int, ...], axes: list[int]) -> None:
+def test_reduce_sum_of_ones_counts_them(shape: tuple[int, ...], axes: list[int]) -> None:
     found = one("ReduceSum", [np.ones(shape, np.float32), np.array(axes)], domain="", keepdims=0)
     assert np.all(found == np.prod(shape) / found.size)
 
@@ -35,7 +35,7 @@ def test_reduce_mean_is_within_bound() -> None:
     assert abs(found - expected) <= (x.size * DOUBLE_EPSILON + EPSILON) * expected
 
 
-def test_reduce_mean_of_integers() -> None:
+def test_reduce_mean_of_integers_is_exact() -> None:
     """As in ONNX Runtime: the mean of the exact sum, which the type need not hold, rounded towards zero."""
     for dtype, name in ((np.int32, "int32"), (np.int64, "int64")):
         largest = np.iinfo(dtype).max
@@ -45,7 +45,7 @@ def test_reduce_mean_of_integers() -> None:
             assert int(found) == int(abs(sum(values)) // len(values)) * (1 if sum(values) > 0 else -1)
 
 
-def test_reduce_sum_of_integers() -> None:
+def test_reduce_sum_of_integers_is_exact() -> None:
     """As in ONNX Runtime: the nearest number that the type holds."""
     for dtype, name in ((np.int32, "int32"), (np.int64, "int64")):
         lowest, largest = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
@@ -73,7 +73,7 @@ def test_average_pool_is_within_bound() -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_root_mean_square(isa: str) -> None:
+def test_root_mean_square_is_within_bound(isa: str) -> None:
     y = one("SimplifiedLayerNormalization", [np.full(LONG, TENTH)[None], np.ones(LONG, np.float32)],
             domain="", options={"cpu_isa": isa}, epsilon=1e-9)  # fmt: skip
     # The root halves the sum's error; six roundings: of squares, the quotient, the root, its inverse and two products.
@@ -106,7 +106,7 @@ def test_softmax_is_within_bound(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("tokens", [1, 40])
-def test_attention_over_long_context(isa: str, tokens: int) -> None:
+def test_attention_over_long_context_is_within_bound(isa: str, tokens: int) -> None:
     """The first key has the score 0, all others log 0.1. The output's first element is the first key's weight, its
     second the sum of all weights, 1."""
     context, d = 1 << 17, 16

@@ -69,7 +69,7 @@ def test_logic_equals_reference(op_type: str, shapes: tuple[tuple[int, ...], ...
 
 
 @pytest.mark.parametrize("op_type", COMPARISONS)
-def test_comparisons_of_extremes(op_type: str) -> None:
+def test_comparisons_of_extremes_equal_numpy(op_type: str) -> None:
     check(op_type, [integers(LOWEST, HIGHEST, -1, 0), integers(HIGHEST, LOWEST, 0, 0)])
     check(
         op_type, [np.array([np.nan, np.inf, -np.inf, -0.0], np.float32), np.array([np.nan, 1, -np.inf, 0], np.float32)]
@@ -255,7 +255,7 @@ def test_slice_forwards_equals_reference(numbers: tuple[int, int, int]) -> None:
     np.testing.assert_array_equal(result, expected, strict=True)
 
 
-def test_slice_of_nothing() -> None:
+def test_slice_of_nothing_is_empty() -> None:
     for step in (1, -1):
         (result,) = run("Slice", [array(3, 0), integers(0), integers(5), integers(1), integers(step)])
         assert result.shape == (3, 0)
@@ -267,7 +267,7 @@ def test_range_equals_reference(dtype: Any, numbers: tuple[int, int, int]) -> No
     check("Range", [np.array(number, dtype) for number in numbers])
 
 
-def test_range_of_extremes() -> None:
+def test_range_of_extremes_equals_numpy() -> None:
     for start, limit, delta in [(HIGHEST - 3, HIGHEST, 1), (LOWEST, HIGHEST, 2**62), (HIGHEST, LOWEST, LOWEST)]:
         found = run("Range", [np.array(n) for n in (start, limit, delta)], outputs=("int64",))
         np.testing.assert_array_equal(found[0], list(range(start, limit, delta)))
@@ -277,7 +277,7 @@ def test_range_of_extremes() -> None:
 @pytest.mark.parametrize(
     "value", [np.array([7], np.int64), np.array([True]), np.array([-1.5], np.float32), np.array([3], np.int32)]
 )
-def test_constant_of_shape(value: np.ndarray) -> None:
+def test_constant_of_shape_equals_reference(value: np.ndarray) -> None:
     name = NAMES[value.dtype]
     for shape in [(2, 3), (), (0, 2), (30, 700)]:
         # The attribute `value` comes as a constant input.
@@ -291,7 +291,7 @@ def test_flatten_equals_reference(axis: int) -> None:
     check("Flatten", [array(2, 3, 4)], axis=axis)
 
 
-def test_squeeze_and_unsqueeze() -> None:
+def test_squeeze_and_unsqueeze_equal_reference() -> None:
     x = array(1, 3, 1, 4)
     check("Squeeze", [x, integers(0)])
     check("Squeeze", [x, integers(-2, 0)])
@@ -316,7 +316,7 @@ def test_mean_equals_reference() -> None:
     assert np.all(np.abs(result - x.mean(axis=-1, keepdims=True, dtype=np.float64)) <= error)
 
 
-def test_reductions_of_nothing() -> None:
+def test_reductions_of_nothing_equal_reference() -> None:
     check("ReduceSum", [array(3, 0), integers(1)])
     check("ReduceSum", [array(3, 2), integers()], noop_with_empty_axes=1)
 
@@ -345,7 +345,7 @@ def test_cast_equals_reference(source: str, target: str) -> None:
     np.testing.assert_array_equal(result, expected, strict=True)
 
 
-def test_cast_of_extremes() -> None:
+def test_cast_of_extremes_gives_documented_numbers() -> None:
     def cast(x: Any, dtype: Any, target: str) -> Any:
         return run("Cast", [np.array(x, dtype)], outputs=(target,))[0]
 
@@ -419,6 +419,6 @@ def test_cumsum_equals_reference(dtype: Any, axis: int, reverse: int, exclusive:
     check("CumSum", [array(3, 5, 4, dtype=dtype), np.array(axis)], reverse=reverse, exclusive=exclusive)
 
 
-def test_cumsum_of_nothing() -> None:
+def test_cumsum_of_nothing_is_empty() -> None:
     check("CumSum", [array(2, 0, 3), np.array(1)])
     check("CumSum", [array(0, 4, dtype=np.int64), np.array(1, np.int32)])

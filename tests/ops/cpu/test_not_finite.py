@@ -152,7 +152,7 @@ def test_norms_keep_nan(isa: str, op_type: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
-def test_rounding_to_16_bits(isa: str, dtype: Any) -> None:
+def test_rounding_to_16_bits_keeps_nan(isa: str, dtype: Any) -> None:
     """The KV cache's elements are rounded by the same code."""
     x = np.concatenate([SPECIAL, np.float32([65519, 65520, -70000, 1e-7, 3.3961775e38, 3.4e38])]).repeat(5)
     with np.errstate(over="ignore"):
@@ -256,7 +256,7 @@ DENSE = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.floa
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("dtype", DENSE)
 @pytest.mark.parametrize("rows", [1, 13])
-def test_dense_activations_and_weights(isa: str, activations: str, dtype: str, rows: int) -> None:
+def test_dense_activations_and_weights_keep_nan(isa: str, activations: str, dtype: str, rows: int) -> None:
     """NaN and infinities in a row of X make that row of Y not finite; in a column of W (or its scale), that column;
     and nothing else."""
     k, m = 300, 40

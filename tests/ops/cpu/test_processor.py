@@ -19,7 +19,7 @@ NEEDS = {
 }
 
 
-def test_instruction_sets_are_processors():
+def test_instruction_sets_equal_processor_features():
     needs_of = NEEDS[platform.machine()]
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE)
     assert flags is not None

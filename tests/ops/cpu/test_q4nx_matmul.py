@@ -130,7 +130,9 @@ def product_and_bound(
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("tokens", [1, 3, 5, 13, 200])
-def test_product_of_rounded_activations(isa: str, activations: str, shape: tuple[int, int], tokens: int) -> None:
+def test_product_of_rounded_activations_equals_float64(
+    isa: str, activations: str, shape: tuple[int, int], tokens: int
+) -> None:
     rng = np.random.default_rng(tokens)
     rows, columns = shape
     blocks = blocks_of(rows, columns, rng)
@@ -175,7 +177,7 @@ def test_activations_beyond_256_kb_are_within_bound(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_scales_of_all_sizes(isa: str) -> None:
+def test_scales_of_all_sizes_are_within_bound(isa: str) -> None:
     """Small scales are rounded to steps of the largest in their part, negative ones (which some quantisers write) like
     others; a part whose scales are all tiny or 0 has a step, too."""
     rng = np.random.default_rng(19)
@@ -264,7 +266,7 @@ def test_layout_of_gated_pair_changes_no_bit(isa: str, tokens: int) -> None:
     np.testing.assert_array_equal(symmetric[0], wide[0])
 
 
-def test_eight_bit_weights_of_equal_and_of_falling_rows() -> None:
+def test_eight_bit_weights_of_equal_and_of_falling_rows_are_exact() -> None:
     """A row whose weights are all equal has no range, and some quantisers write negative scales."""
     codes = np.tile(np.arange(256) % 16, (32, 1)).astype(np.uint8)
     scale = np.zeros((32, 8), np.float32)
@@ -336,7 +338,7 @@ def test_bias_and_residual_are_added_last() -> None:
     np.testing.assert_array_equal(both, (plain + bias) + residual)
 
 
-def test_fused_dqp_is_product_for_one_row() -> None:
+def test_fused_dqp_equals_product_of_one_row() -> None:
     rng = np.random.default_rng(4)
     blocks = blocks_of(64, 512, rng)
     x = rng.standard_normal((1, 1, 512), dtype=np.float32)
@@ -397,7 +399,7 @@ def test_unfit_activations_are_refused() -> None:
         node(np.zeros((1, 255), np.float32), blocks)
 
 
-def test_unknown_instruction_set_lists_those_there_are() -> None:
+def test_unknown_instruction_set_lists_known_ones() -> None:
     blocks = blocks_of(32, 256, np.random.default_rng(8))
     with pytest.raises(ValueError, match=r"auto, .*generic.*got 'sse9'"):
         Node("Q4NXMatMul", [None, blocks], constants=(1,), options={"cpu_isa": "sse9"}, M=32, K=256)

@@ -101,7 +101,7 @@ def magnitudes(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("count", [1, 3, 40])
 @pytest.mark.parametrize("attributes", [{}, {"normalize_routing_weights": 0}, {"gating": "geglu"}], ids=str)
-def test_answers_are_equations(isa: str, count: int, attributes: dict[str, Any]) -> None:
+def test_moe_equals_equation(isa: str, count: int, attributes: dict[str, Any]) -> None:
     """Against float64, with activations of bfloat16."""
     of = mixture(**attributes)
     hidden, inner = ODD
@@ -238,7 +238,7 @@ def test_equal_logits_choose_lower_expert(isa: str) -> None:
 
 @pytest.mark.parametrize("leading", [(1,), (2, 3), (700,)])
 @pytest.mark.parametrize("normalize", [0, 1])
-def test_logits_that_are_given(leading: tuple[int, ...], normalize: int) -> None:
+def test_given_router_logits_equal_computed_ones(leading: tuple[int, ...], normalize: int) -> None:
     """The bits are those with a router: in four columns of multiples of 1/4, products and their sums are exact."""
     of = mixture(WHOLE, experts=5, taken=2, normalize_routing_weights=normalize)
     router = np.zeros_like(of.router)

@@ -72,7 +72,7 @@ def test_empty_rotary_embedding_keeps_shape(shape: tuple[int, ...], ids: np.ndar
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("half", [1, 3, 5])
-def test_heads_of_any_even_size(half: int, interleaved: bool) -> None:
+def test_heads_of_any_even_size_equal_float64(half: int, interleaved: bool) -> None:
     """Rotates a head of 2 half elements, and the front of one of 11."""
     rng = np.random.default_rng(1)
     ids = rng.integers(0, POSITIONS, (B, S))

@@ -53,7 +53,7 @@ def test_row_is_done_exactly_once(rows: int) -> None:
     assert sorted(chain(*testing.ThreadPool(2).run_rows(rows))) == list(range(rows))
 
 
-def test_callers_at_same_time_get_all_their_tasks_done() -> None:
+def test_simultaneous_callers_get_all_tasks_done() -> None:
     pool = testing.ThreadPool(2)
     with ThreadPoolExecutor(4) as callers:
         runs = [callers.submit(lambda: [pool.run(100) for _ in range(50)]) for _ in range(4)]

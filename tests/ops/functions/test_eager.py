@@ -61,7 +61,7 @@ def test_default_activations_are_providers() -> None:
     assert np.any(y != ops.q4nx_matmul(x, blocks, rows=ROWS, options=EXACT))
 
 
-def test_bias_residual_and_gating() -> None:
+def test_bias_residual_and_gating_equal_operator() -> None:
     rng = np.random.default_rng(1)
     blocks, x = weight_and_rows(2)
     bias, residual = (rng.standard_normal(shape, dtype=np.float32) for shape in (ROWS, (2, ROWS)))
@@ -106,7 +106,7 @@ def as_torch(array: np.ndarray) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
-def test_tensors_of_torch(dtype: Any) -> None:
+def test_torch_tensors_are_accepted(dtype: Any) -> None:
     call = attention_call(dtype)
     tensors = {name: as_torch(value) if isinstance(value, np.ndarray) else value for name, value in call.items()}
     for ours, theirs in zip(ops.flow_kv_attention(**call), ops.flow_kv_attention(**tensors), strict=True):
@@ -154,7 +154,7 @@ def at_an_odd_address(array: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
-def test_memory_of_any_order(framework: str, isa: str) -> None:
+def test_memory_of_any_order_gives_same_result(framework: str, isa: str) -> None:
     """Transposed, every other row, backwards, read-only and at odd addresses: as if it were dense."""
     blocks, x = weight_and_rows(6)
     options = {"cpu_isa": isa}
@@ -174,7 +174,7 @@ def test_memory_of_any_order(framework: str, isa: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_caches_in_memory_of_any_order(dtype: Any) -> None:
+def test_caches_in_memory_of_any_order_give_same_result(dtype: Any) -> None:
     call = attention_call(dtype)
     expected = ops.flow_kv_attention(**call)
     caches = ("past_key", "past_value")

@@ -59,7 +59,7 @@ def test_gated_product_equals_equation(gating: str) -> None:
     assert np.all(np.abs(found[0] - expected) <= tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance))
 
 
-def test_rows_are_computed_one_by_one() -> None:
+def test_rows_computed_one_by_one_equal_equation() -> None:
     (weight,), x = _weights(128, 256, 1), np.concatenate([_row(256), -2 * _row(256)])[None]
     blocks = q4nx.pack(*weight)
     found = ops.q4nx_matmul(x, blocks, device="emulate")
@@ -73,7 +73,7 @@ HEADS = {"num_heads": 4, "kv_num_heads": 2, "head_size": 64}
 
 @pytest.mark.parametrize("attributes", [{}, {"local_window_size": 7}, {"causal": 0}])
 @pytest.mark.parametrize(("past", "tokens"), [(0, 20), (13, 5), (40, 1), (0, 1)])
-def test_attention_is_equation(past: int, tokens: int, attributes: dict[str, int]) -> None:
+def test_attention_equals_equation(past: int, tokens: int, attributes: dict[str, int]) -> None:
     """By one design for a token, by another for several; after a past in bf16, and without."""
     if tokens == 1 and "causal" in attributes:
         return  # a single token sees all keys in any case
@@ -121,7 +121,7 @@ def test_gather_runs_on_host() -> None:
         ({"query": np.zeros((1, 3, 500), np.float32)}, "expected a query of shape"),
     ],
 )
-def test_refusals_of_attention(changed: dict[str, Any], reason: str) -> None:
+def test_unfit_attention_is_refused(changed: dict[str, Any], reason: str) -> None:
     arguments = {"query": np.zeros((1, 3, 512), np.float32), **HEADS, "device": "emulate"}
     with pytest.raises(ValueError, match=rf"flow_qkv_attention.* {reason}"):
         ops.flow_qkv_attention(**(arguments | changed))

@@ -52,12 +52,12 @@ def test_q4nx_matmul_rounds_as_cpu_does():
         ({"opencl_device": "Radeon 999"}, "expected opencl_device to be a part of one of '.*', got 'Radeon 999'"),
     ],
 )
-def test_options_that_there_are_not(options, message):
+def test_unknown_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         ops.fused_dqp(X, BLOCKS, rows=77, device="gpu", options=options)
 
 
-def test_several_threads_at_once():
+def test_simultaneous_threads_get_same_results():
     """They share a queue, which runs their calls one after the other."""
     from concurrent.futures import ThreadPoolExecutor
 

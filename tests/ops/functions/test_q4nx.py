@@ -91,7 +91,7 @@ def test_packed_bytes_equal_golden_ones() -> None:
     assert weight[17, 33] == 1.5 + 0.5 * 15
 
 
-def test_golden_bytes_of_narrow_blocks() -> None:
+def test_narrow_blocks_equal_golden_bytes() -> None:
     """The same weight: its second group begins a block."""
     codes = np.zeros((18, 34), np.uint8)
     codes[0, 0], codes[1, 0], codes[17, 33], codes[16, 33] = 3, 10, 15, 1

@@ -47,7 +47,7 @@ def assert_unchanged(folder: Path, before: dict[str, bytes]) -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_bytes_are_those_of_converters_recipe(tmp_path: Path) -> None:
+def test_bytes_equal_converters_recipe(tmp_path: Path) -> None:
     """GGUF Q4_1 -> torch int8 [blocks, 5120] by the recipe that the public converter follows -> safetensors."""
     weight = np.random.default_rng(0).standard_normal((64, 288)).astype(np.float32)
     stored = gguf.quants.quantize(weight, gguf.GGMLQuantizationType.Q4_1).reshape(64, 9, 20)

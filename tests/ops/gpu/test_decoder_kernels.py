@@ -99,7 +99,7 @@ def check_attention(context, rng, *, heads, kv_heads, size, tokens, softcap=0.0,
 
 @pytest.mark.parametrize("has_blocks", [False, True])
 @pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (2.0, 70)])
-def test_attention_of_sequence_among_others(context, rng, softcap, window, has_blocks):
+def test_sequence_among_others_equals_float64(context, rng, softcap, window, has_blocks):
     check_attention(
         context, rng, heads=4, kv_heads=2, size=26, tokens=2, softcap=softcap, window=window, has_blocks=has_blocks
     )
@@ -116,7 +116,7 @@ def test_attention_of_sequence_among_others(context, rng, softcap, window, has_b
     ],
 )
 @pytest.mark.parametrize(("window", "has_blocks", "lanes"), [(0, False, 64), (5, True, 256)])
-def test_tokens_of_tile(context, rng, heads, kv_heads, size, window, has_blocks, lanes):
+def test_tile_tokens_equal_float64(context, rng, heads, kv_heads, size, window, has_blocks, lanes):
     """The last tile is not full; windows are shorter than what the tile's tokens see together."""
     check_attention(
         context, rng, heads=heads, kv_heads=kv_heads, size=size, tokens=11, window=window, has_blocks=has_blocks,
@@ -140,7 +140,7 @@ def heads_bytes(heads, size):
 
 @pytest.mark.parametrize("parts", [1, 2, 5, 64])
 @pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (2.0, 70)])
-def test_keys_that_are_shared_among_work_groups(context, rng, softcap, window, parts):
+def test_keys_shared_among_work_groups_equal_float64(context, rng, softcap, window, parts):
     """One token behind 199 others, in row 3; with more parts than chunks of keys, some parts have none."""
     heads, kv_heads, size, first, past, capacity = 4, 2, 26, 3, 199, 210
     query = rng.standard_normal((first + 1, heads * size), dtype=np.float32)

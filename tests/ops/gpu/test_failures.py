@@ -108,7 +108,7 @@ def test_lost_device_loses_caches_and_says_so(nth, given, double):
 
 @pytest.mark.parametrize("limit", [SHORT])
 @pytest.mark.parametrize(("nth", "count"), [(1, 1), (26, 1), (20, 9)])
-def test_kernels_that_never_end(nth, count, given, double):
+def test_kernels_that_never_end_are_reported(nth, count, given, double):
     """The limit ends the run; after it nothing waits again, whatever is asked."""
     session, hidden, past = given
     double.inject(LAUNCH, nth, Way.HUNG)

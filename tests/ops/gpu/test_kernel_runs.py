@@ -40,7 +40,7 @@ def test_elements_are_rounded_as_they_are_written(context, element):
     np.testing.assert_array_equal(back, y.astype(np.float32))
 
 
-def test_links_see_coordinates(context):
+def test_linked_steps_get_coordinates(context):
     rng = np.random.default_rng(0)
     x, r, b = (rng.integers(-9, 9, shape).astype(np.float32) for shape in ((3, 5), (3, 5), 5))
     y = np.zeros((3, 5), np.float32)
@@ -68,7 +68,7 @@ def test_dots_of_integers_are_exact(context):
 
 @pytest.mark.parametrize("in_image", [False, True])
 @pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC, q4nx.WIDE], ids=["narrow", "symmetric", "wide"])
-def test_words_of_weight(context, layout, in_image):
+def test_weight_words_equal_packed_bytes(context, layout, in_image):
     """Every element of a weight of several blocks, by Read, by 16 rows at once and transposed, is the host's."""
     rows, columns = 70, 300
     rng = np.random.default_rng(2)
@@ -122,7 +122,7 @@ def test_launch_with_other_counts_is_refused(context):
         context.run(kernel, [1, 1, 1], [np.zeros(1, np.float32)] * 2)
 
 
-def test_work_groups_that_are_too_large(context):
+def test_work_groups_beyond_limit_are_refused(context):
     kernel = Kernel("args.y.Write(1.0f, 0);", [Tensor("y", "float", [1], written=True)], lanes=2 * context.work_group)
     with pytest.raises(RuntimeError, match=r"kernel tried.*(work-groups of at most \d+ items|CL_INVALID|CL_BUILD)"):
         context.run(kernel, [1, 1, 1], [np.zeros(1, np.float32)])

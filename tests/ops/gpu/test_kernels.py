@@ -109,7 +109,7 @@ def test_argmax_of_nan_equals_cpu_device(device):
 
 
 @pytest.mark.parametrize("index", [-1, 77])
-def test_rows_that_table_lacks(device, index):
+def test_rows_beyond_table_are_refused(device, index):
     case = VARIANTS["q4nx_gather, narrow"].case()
     prepared = PreparedCase(dataclasses.replace(case, inputs=[case.inputs[0], np.array([3, index])]), device)
     with pytest.raises(ValueError, match=rf"expected indices in \[0, 77\), got {index} at position 1"):

@@ -43,7 +43,7 @@ def test_error_codes_have_advice():
 
 
 @pytest.mark.opencl
-def test_names_of_codes():
+def test_error_codes_have_interface_names():
     """Against pyopencl's, which has them from OpenCL's headers."""
     codes = pytest.importorskip("pyopencl", reason="pyopencl has the names").status_code
     named = {getattr(codes, name): f"CL_{name}" for name in dir(codes) if isinstance(getattr(codes, name), int)}
@@ -53,7 +53,7 @@ def test_names_of_codes():
 
 
 @pytest.mark.opencl
-def test_numbers_of_interface():
+def test_constants_equal_interface_numbers():
     """Against pyopencl's, which has them from OpenCL's headers."""
     cl = pytest.importorskip("pyopencl", reason="pyopencl has the numbers")
     for name, number in gpu.constants().items():
@@ -146,7 +146,7 @@ def test_kernel_that_does_not_compile_quotes_compiler(pocl):
 
 
 @pytest.mark.opencl
-def test_memory_that_is_not_to_be_had(pocl):
+def test_impossible_allocation_is_refused(pocl):
     del pocl
     beyond = 2**50 if os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 2**50 else 2**62
     with pytest.raises(RuntimeError, match=rf"a buffer of {beyond} bytes .*clCreateBuffer ended with CL_\w+"):

@@ -95,7 +95,7 @@ def test_growing_cache_moves_seldom(models, opened):
     assert moves == 4
 
 
-def test_going_back_and_branching(models, opened):
+def test_rewound_and_branched_sequences_equal_fresh(models, opened):
     """A run from a past that another run continued is a branch and leaves that run's cache; a rewind is in place."""
     session = opened("llama")
     ids = np.random.default_rng(1).integers(3, 250, 31)

@@ -15,7 +15,7 @@ TEXEL = 16  # bytes
 
 @pytest.mark.opencl
 @pytest.mark.usefixtures("pocl", "not_optimised")
-def test_logits_out_of_images_are_those_out_of_memory(models):
+def test_logits_from_images_equal_logits_from_buffers(models):
     """A prompt, whose products round activations, and a token, whose products do not."""
     nodes = read_nodes(models.converted("llama", kv_dtype="fp32"))
     hidden = hidden_of(models, "llama", np.arange(3, 9))

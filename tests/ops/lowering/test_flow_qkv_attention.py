@@ -106,7 +106,7 @@ def test_unmatched_graph_reports_miss(model: Any, reason: str) -> None:
         ("output, k, v, scores", "output 3 (output_qk): expected none"),
     ],
 )
-def test_miss_of_other_outputs(outputs: str, reason: str) -> None:
+def test_other_outputs_report_miss(outputs: str, reason: str) -> None:
     results = outputs.split(", ")[::3]
     model = testing.parse(
         f"""
@@ -120,7 +120,7 @@ def test_miss_of_other_outputs(outputs: str, reason: str) -> None:
     assert [miss.reason[: len(reason)] for miss in misses] == [reason]
 
 
-def test_miss_of_float16_activations() -> None:
+def test_float16_activations_report_miss() -> None:
     model = testing.parse(
         """
         attention (float16[B, S, 128] query, int32[B] lengths, int32 total)

@@ -79,7 +79,7 @@ def test_rows_are_exact() -> None:
     testing.check(model)
 
 
-def test_rows_with_zero_points() -> None:
+def test_rows_with_zero_points_equal_onnxruntime() -> None:
     generator = np.random.default_rng(4)
     points = generator.integers(0, 16, (ROWS, COLUMNS // BLOCK_SIZE), np.uint8)
     original = _alone({"zero_points": testing.pack_nibbles(points)})

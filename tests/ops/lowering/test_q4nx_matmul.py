@@ -193,7 +193,7 @@ def test_unmatched_graph_reports_miss(changed: dict[str, Any], reason: str) -> N
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("q4nx_matmul", reason)]
 
 
-def test_miss_of_weight_that_is_fed() -> None:
+def test_fed_weight_reports_miss() -> None:
     model = testing.parse(
         """
         matmul (float[S, 32] x, uint8[4, 1, 16] codes, float[4, 1] scales) => (float[S, 4] y) {

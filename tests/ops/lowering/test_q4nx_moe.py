@@ -93,7 +93,7 @@ TOLERANCE = 2 * 4 * (HIDDEN + INNER) * testing.FLOAT32_ROUNDING
 
 @pytest.mark.parametrize("normalize", [0, 1])
 @pytest.mark.parametrize("block_size", [32, None])
-def test_experts_are_ort_s(block_size: int | None, normalize: int) -> None:
+def test_experts_equal_onnxruntime(block_size: int | None, normalize: int) -> None:
     case = Case(block_size, normalize_routing_weights=normalize)
     model, misses = testing.rewritten(case.model, "q4nx_moe")
     assert testing.operator_names(model) == ["Q4NXMoE"]
@@ -116,7 +116,7 @@ def test_codes_stay_and_rows_are_sorted() -> None:
         np.testing.assert_array_equal(q4nx.dequantize(down[expert], HIDDEN, INNER), case.weights["down"][expert])
 
 
-def test_gate_above_up() -> None:
+def test_gate_above_up_equals_onnxruntime() -> None:
     """swiglu_fusion=2, which ONNX Runtime's CPU kernel does not have: the same experts as with alternating rows."""
     turns = Case()
     given = {name: turns.model.graph.initializers[name].const_value.numpy() for name in ("gate_up", "gate_up_scales")}
@@ -163,7 +163,7 @@ BIAS[2, 5] = 0.5
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_others_are_left_with_reason(case: Case, reason: str) -> None:
+def test_other_mixtures_are_left_with_reason(case: Case, reason: str) -> None:
     model, misses = testing.rewritten(case.model, "q4nx_moe")
     assert "QMoE" in testing.operator_names(model)
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("q4nx_moe", reason)]

@@ -216,7 +216,7 @@ def native(name: str, rows: int, columns: int, layout: q4nx.Layout) -> Inputs:
         pytest.param(q4nx.WIDE, None, {"Q4NXMatMul": 1}, id="beside codes"),
     ],
 )
-def test_weights_that_are_q4nx_already(
+def test_q4nx_weights_stay_as_they_are(
     ep_devices: list[Any], tmp_path: Path, gate: q4nx.Layout, up: q4nx.Layout | None, expected: dict[str, int]
 ) -> None:
     """As in a model whose projections were converted one by one."""

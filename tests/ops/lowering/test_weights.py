@@ -96,7 +96,7 @@ def matmul(rows: int, columns: int, block: int, constants: dict[str, np.ndarray]
 @pytest.mark.parametrize("points", ["none", "packed", "numbers"])
 @pytest.mark.parametrize(("rows", "columns", "block"), [(32, 256, 32), (40, 96, 32), (96, 320, 64), (33, 384, 128)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_products_are_ort_s(
+def test_products_equal_onnxruntime(
     ep_devices: list[Any], rows: int, columns: int, block: int, points: str, bias: bool
 ) -> None:
     rng = np.random.default_rng(rows + columns)
@@ -151,7 +151,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("points", LAYOUTS)
 @pytest.mark.parametrize(("rows", "columns", "block"), [(40, 96, 32), (96, 320, 64)])
-def test_bytes_are_those_of_file_s_rule(
+def test_packed_bytes_equal_file_rule(
     ep_devices: list[Any], tmp_path: Path, rows: int, columns: int, block: int, points: str
 ) -> None:
     """A session packs the bytes that `flownpu convert` packs with ops.q4nx; a compiled model keeps them."""

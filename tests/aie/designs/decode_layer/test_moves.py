@@ -117,7 +117,7 @@ def test_weight_blocks_reach_their_outputs(name, way):
 
 @pytest.mark.parametrize("name", ["gemma3-1b", "gemma3-4b", "llama3.2-1b", "qwen3-8b"])
 @pytest.mark.parametrize(("position", "window"), [(0, None), (95, None), (700, 512), (1279, None)])
-def test_key_is_in_one_object_of_one_tile(name, position, window):
+def test_key_lies_in_one_object_of_one_tile(name, position, window):
     """Follow the cache's bytes: for each KV head every key that it sees is in one object, of one tile, exactly once."""
     shape, way = SHAPES[name], DecodeLayer(SHAPES[name], "split").attention
     plan = DecodeLayer(shape, "split").program(position, 1280, layers=[Layer(window)]).resolve_program("layer")

@@ -24,7 +24,7 @@ def test_decode_layer_equals_reference(rng, name, position, window, way):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["gemma3, one KV head", "llama, eight KV heads"])
-def test_layers_and_head_in_one_call(rng, name, way):
+def test_layers_and_head_in_one_call_equal_reference(rng, name, way):
     """Layers that differ in window and table; the second adds the first's update, the head adds the last's."""
     shape = SMALL[name]
     call = random_call(shape, rng, 130, [Layer(WINDOW), Layer(None, 1), Layer(32)], tables=2, way=way)
@@ -35,7 +35,7 @@ def test_layers_and_head_in_one_call(rng, name, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_calls_one_after_other(rng, way):
+def test_consecutive_calls_equal_reference(rng, way):
     """One array, without reset, also where a call begins while cores are still at the end of the one before."""
     shape = SMALL["llama, three KV heads"]
     cases = [case_of(random_call(shape, rng, position, [Layer(WINDOW)], way=way), rng) for position in (3, 255, 0)]
@@ -67,7 +67,7 @@ def test_schedules_give_same_bytes(rng, name, way):
         *((name, "split") for name in ("gemma3-1b", "qwen3-0.6b")),
     ],
 )
-def test_layers_of_models(rng, name, way):
+def test_layers_of_model_shapes_equal_reference(rng, name, way):
     """One layer at the model's size, beyond a window. The other models' layers pass, too, but take longer."""
     case_of(random_call(SHAPES[name], rng, 600, [Layer(512)], capacity=640, way=way), rng).check()
 

@@ -54,7 +54,7 @@ def test_calls_do_not_change_array(name, way):
         ("qwen3-8b", 36, 151936, 3),
     ],
 )
-def test_dispatches_of_token(name, layers, vocabulary, calls, way):
+def test_token_has_expected_dispatches(name, layers, vocabulary, calls, way):
     """As docs/npu.md counts them; and the call with the LM head passes the checker."""
     design = DecodeLayer(SHAPES[name], way)
     counts = design.calls(layers, vocabulary)
@@ -109,7 +109,7 @@ def test_weights_do_not_wait(name, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_kernels_are_those_of_header_and_are_called(way):
+def test_kernels_of_header_are_all_called(way):
     known = prototypes()
     for name in ("gemma3-1b", "llama3.2-1b", "qwen3-0.6b"):
         array = DecodeLayer(SHAPES[name], way).program(0, 1024).resolve_program("layer").array
@@ -121,7 +121,7 @@ def test_kernels_are_those_of_header_and_are_called(way):
 @needs_mlir_opt
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["gemma3-1b", "llama3.1-8b", "gemma3-topics"])
-def test_mlir_opt_parses_it(name, way):
+def test_mlir_opt_parses_decode_layer(name, way):
     done = opt(to_mlir(DecodeLayer(SHAPES[name], way).program(600, 1024, vocabulary=4096).resolve_program("layer")))
     assert (done.returncode, done.stderr) == (0, "")
 

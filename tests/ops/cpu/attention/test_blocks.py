@@ -15,7 +15,7 @@ from tests.ops.device import ISAS, run
 @pytest.mark.parametrize(
     "attributes", [{}, {"local_window_size": 48}, pytest.param({"local_window_size": 200}, marks=pytest.mark.slow)]
 )
-def test_blocks_see_ahead(isa: str, cache: str, attributes: dict[str, int]) -> None:
+def test_tokens_of_block_see_later_ones(isa: str, cache: str, attributes: dict[str, int]) -> None:
     """Pictures of 100 tokens, one after text and two side by side; before a past, on top of it, and with one token."""
     talk = Conversation(capacity=512, cache=cache, isa=isa, norm=True, **attributes)
     talk.turn(250, blocks=blocks_of([(0, 7), (1, 100), (0, 13), (2, 100), (3, 30)]))
@@ -27,7 +27,7 @@ def test_blocks_see_ahead(isa: str, cache: str, attributes: dict[str, int]) -> N
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("heads", [(2, 1, 256), (3, 3, 72), (5, 1, 33)])
-def test_blocks_of_odd_heads(isa: str, heads: tuple[int, int, int]) -> None:
+def test_blocks_of_odd_heads_equal_float64(isa: str, heads: tuple[int, int, int]) -> None:
     talk = Conversation(capacity=0, cache="bfloat16", isa=isa, heads=heads, rotary=False)
     talk.turn(600)
     talk.turn(3, blocks=blocks_of([(0, 1), (1, 2)]))

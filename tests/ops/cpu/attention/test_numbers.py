@@ -32,7 +32,7 @@ from tests.ops.device import ISAS, Node, run
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("capacity", [0, 96])
 @pytest.mark.parametrize("window", [-1, 16])
-def test_prefill_decode_and_second_turn(isa: str, cache: str, capacity: int, window: int) -> None:
+def test_prefill_decode_and_second_turn_equal_float64(isa: str, cache: str, capacity: int, window: int) -> None:
     talk = Conversation(capacity=capacity, cache=cache, isa=isa, norm=True, local_window_size=window)
     for tokens in (37, 1, 1, 20, 1):
         talk.turn(tokens)
@@ -41,7 +41,7 @@ def test_prefill_decode_and_second_turn(isa: str, cache: str, capacity: int, win
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("heads", [(1, 1, 8), (3, 1, 72), (8, 2, 40), (6, 2, 80), (4, 4, 256), (40, 1, 16), (5, 1, 33)])
-def test_head_counts_and_sizes(isa: str, cache: str, heads: tuple[int, int, int]) -> None:
+def test_head_counts_and_sizes_equal_float64(isa: str, cache: str, heads: tuple[int, int, int]) -> None:
     """Sizes that fill no whole vector or are odd; one to many heads a group; few and many rows; one to four vectors."""
     talk = Conversation(capacity=0, isa=isa, cache=cache, heads=heads, rotary=heads[2] % 2 == 0)
     for tokens in (5, 1, 70, 9, 13):
@@ -51,7 +51,7 @@ def test_head_counts_and_sizes(isa: str, cache: str, heads: tuple[int, int, int]
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
 @pytest.mark.parametrize("window", [-1, 300])
-def test_long_cache_merges_parts(isa: str, cache: str, window: int) -> None:
+def test_long_cache_merged_from_parts_equals_float64(isa: str, cache: str, window: int) -> None:
     """One and several queries on top of a past that is several parts of keys long."""
     talk = Conversation(capacity=0, isa=isa, cache=cache, rotary=False, heads=(2, 1, 256), local_window_size=window)
     talk.remember(1200)

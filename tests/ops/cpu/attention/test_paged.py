@@ -204,7 +204,7 @@ def test_mixed_calls_equal_float64(isa: str, cache: str, attributes: dict[str, A
 @pytest.mark.parametrize("window", [-1, 20, 300])
 @pytest.mark.parametrize("cache", POOL_TYPES)
 @pytest.mark.parametrize("isa", ISAS)
-def test_alone_or_in_crowd(isa: str, cache: str, window: int) -> None:
+def test_sequence_has_same_bits_alone_and_among_others(isa: str, cache: str, window: int) -> None:
     """A prompt has the same bits in one call or in pieces, alone or beside others, in whichever blocks."""
     attributes = {"local_window_size": window}
     sequences = [Sequence(301, 1), Sequence(97, 2), Sequence(280, 3)]
@@ -255,7 +255,7 @@ def test_nan_stays_in_its_sequence() -> None:
 @pytest.mark.parametrize("attributes", [{}, {"local_window_size": 7, "softcap": 5.0}, {"do_rotary": 0}])
 @pytest.mark.parametrize("cache", ["float", "bfloat16"])
 @pytest.mark.parametrize("norm", [False, True])
-def test_function_in_stock_onnxruntime(norm: bool, cache: str, attributes: dict[str, Any]) -> None:
+def test_stock_onnxruntime_runs_function_with_same_numbers(norm: bool, cache: str, attributes: dict[str, Any]) -> None:
     pool = Pool(cache, norm=norm, attributes=attributes, blocks=20)
     a, b = Sequence(40, 1), Sequence(40, 2)
     pool.run([(a, 17), (b, 9)])

@@ -66,7 +66,7 @@ def test_plan_gives_each_thread_tasks() -> None:
 
 @pytest.mark.parametrize("per_group", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("tokens", [2, 3, 4])
-def test_few_tokens_plan_is_that_of_single_token(per_group: int, tokens: int) -> None:
+def test_few_tokens_plan_equals_single_token_plan(per_group: int, tokens: int) -> None:
     """By attend_few_rows, in tiles of as many tokens as it takes; five tokens only if all their rows fit into one."""
     shape = {**SHAPE, "heads_per_group": per_group}
     plan = testing.attention_plan({**shape, "tokens": tokens}, MACHINE)

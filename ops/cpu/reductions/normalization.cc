@@ -143,7 +143,8 @@ class Softmax final : public Step {
       const float largest = context_.kernels.largest(x, n);
       std::transform(x, x + n, y, [largest](float v) { return v - largest; });
       context_.kernels.apply(Function::kExp, y, y, n);
-      const auto logarithm = static_cast<float>(std::log(context_.kernels.sum(y, n)));
+      // In float: the C library of older systems lacks the logarithm in double.
+      const float logarithm = std::log(static_cast<float>(context_.kernels.sum(y, n)));
       std::transform(x, x + n, y, [=](float v) { return v - largest - logarithm; });
     });
   }

@@ -50,14 +50,33 @@ ONE_LAYER: dict[str, dict[str, Any]] = {
 }
 
 
+# Those of Tekken (Mistral NeMo) and of GPT-4o (Phi-4-mini).
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+GPT4O_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDINGS}|\p{{N}}{{1,3}}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
 def byte_level(words: str, *, compose: bool) -> Tokenizer:
-    """A BPE tokenizer of 600 tokens over bytes, and two special ones, trained on Python's reference."""
+    """A BPE tokenizer of 600 tokens over bytes, and two special ones, trained on Python's reference.
+
+    `words`: an expression that splits texts; "": GPT-2's words, which the library has; "digits": these, and digits by
+    themselves, as SmolLM has them.
+    """
     tokenizer = Tokenizer(models.BPE())
     if compose:
         tokenizer.normalizer = normalizers.NFC()
-    cut = pre_tokenizers.Split(Regex(words), "isolated")
-    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, letters])
+    is_gpt2 = words in ("", "digits")
+    cut = [] if is_gpt2 else [pre_tokenizers.Split(Regex(words), "isolated")]
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if words == "digits" else []
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_gpt2)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cut, *digits, letters])
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
@@ -153,7 +172,15 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[A
 
 @pytest.mark.parametrize(
     ("family", "pre", "words", "bos"),
-    [("llama", "llama-bpe", LLAMA3_WORDS, True), ("qwen3", "qwen2", QWEN_WORDS, False)],
+    [
+        ("llama", "llama-bpe", LLAMA3_WORDS, True),
+        ("llama", "dbrx", LLAMA3_WORDS, False),
+        ("qwen3", "qwen2", QWEN_WORDS, False),
+        ("llama", "olmo", "", False),
+        ("llama", "smollm", "digits", False),
+        ("llama", "tekken", TEKKEN_WORDS, True),
+        ("llama", "gpt-4o", GPT4O_WORDS, False),
+    ],
 )
 def test_byte_level_tokenizer_is_converted(
     family: str, pre: str, words: str, bos: bool, converted: Callable[..., tuple[Any, Any]]
@@ -232,7 +259,7 @@ def edit_other(**changes: Any) -> Edit:
     [
         ({"model": "bert"}, 'expected a tokenizer of the kind gpt2 or llama in tokenizer.ggml.model, got "bert"'),
         ({"model": None}, 'got "none"; convert the checkpoint'),
-        ({"pre": "tekken"}, 'expected tokenizer.ggml.pre to be one of llama-bpe, .*, got "tekken"'),
+        ({"pre": "viking"}, 'expected tokenizer.ggml.pre to be one of llama-bpe, .*, got "viking"'),
         ({"tokens": None}, "expected a list of texts in tokenizer.ggml.tokens"),
         ({"tokens": ["a", "b", "a"]}, "expected tokens that differ"),
         ({"tokens": ["a", "b"]}, "expected 2 token types, got 602"),

@@ -29,20 +29,27 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
 _SPACE = "▁"
 
-# The expressions that split texts into words in the tokenizer.json of Llama 3 and of Qwen; they differ in how many
-# digits a word may have.
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+# The expressions that split texts into words in the tokenizer.json of published models.
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_DIGIT, _DIGITS = r"\p{N}", r"\p{N}{1,3}"
+# Llama 3's, and Qwen's, which takes digits one by one.
+_WORDS = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
+# GPT-4o's and Tekken's: a word of capitals ends before a small letter, and only GPT-4o's has endings such as 's.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASES = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+ENDINGS|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*ENDINGS|DIGITS|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 )
-_LLAMA3_WORDS, _QWEN_WORDS = _WORDS.format(digits="{1,3}"), _WORDS.format(digits="")
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 @dataclass(frozen=True)
 class _ByteLevel:
     """The meaning of a value of tokenizer.ggml.pre."""
 
-    words: str
+    words: tuple[str, ...]
+    """Expressions that split a text, each what the ones before it left."""
     tokenizer_class: str
     add_bos: bool
     """Whether a text begins with the BOS token, if the file does not say."""
@@ -52,14 +59,24 @@ class _ByteLevel:
     """A word that is in the vocabulary is one token, whatever the merges would make of it."""
 
 
-_LLAMA3 = _ByteLevel(_LLAMA3_WORDS, "PreTrainedTokenizerFast", add_bos=True, ignore_merges=True)
-_QWEN = _ByteLevel(_QWEN_WORDS, "Qwen2Tokenizer", add_bos=False, compose=True)
+_FAST = "PreTrainedTokenizerFast"
+_LLAMA3 = _ByteLevel((_WORDS.replace("DIGITS", _DIGITS),), _FAST, add_bos=True, ignore_merges=True)
+_CL100K = _ByteLevel(_LLAMA3.words, _FAST, add_bos=False)
+_QWEN = _ByteLevel((_WORDS.replace("DIGITS", _DIGIT),), "Qwen2Tokenizer", add_bos=False, compose=True)
+_GPT2 = _ByteLevel((_GPT2_WORDS,), _FAST, add_bos=False)
+_SINGLE_DIGITS = _ByteLevel((_DIGIT, _GPT2_WORDS), _FAST, add_bos=False)
+_GPT4O = _ByteLevel((_CASES.replace("ENDINGS", f"{_ENDINGS}?").replace("DIGITS", _DIGITS),), _FAST, add_bos=False)
+_TEKKEN = _ByteLevel(
+    (_CASES.replace("ENDINGS", "").replace("DIGITS", _DIGIT),), _FAST, add_bos=True, ignore_merges=True
+)
 _BYTE_LEVEL = {
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _QWEN,
-    "deepseek-r1-qwen": _QWEN,
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _CL100K),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN),
+    **dict.fromkeys(("gpt-2", "olmo", "mpt"), _GPT2),
+    **dict.fromkeys(("smollm", "refact", "starcoder"), _SINGLE_DIGITS),
+    "gpt-4o": _GPT4O,
+    "tekken": _TEKKEN,
 }
 
 
@@ -198,10 +215,13 @@ class _Tokenizer:
         if wrong := next((merge for merge in merges if len(merge) != 2), None):
             raise ConversionError(f"{self.file.path}: expected merges of two tokens, got {' '.join(wrong)!r}")
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-        words = {"type": "Split", "pattern": {"Regex": known.words}, "behavior": "Isolated", "invert": False}
+        words = [
+            {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+            for expression in known.words
+        ]
         return {
             "normalizer": {"type": "NFC"} if known.compose else None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, byte_level]},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*words, byte_level]},
             "decoder": {**byte_level, "use_regex": True},
             "model": self._model(merges, unknown=None, byte_fallback=False, ignore_merges=known.ignore_merges),
         }

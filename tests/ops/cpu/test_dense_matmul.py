@@ -11,6 +11,7 @@ import pytest
 
 from flownpu.ops.definitions import dense_matmul
 from tests.ops.cpu.test_q4nx_matmul import EPSILON, rounded, tie_error
+from tests.ops.cpu.within_bounds import check
 from tests.ops.device import ISAS, one, run
 
 # (rows, K, M): few rows; columns and K that fill no block of 32 or 256; SigLIP's patch of 588; two stretches of 1024 K.
@@ -128,11 +129,7 @@ def test_product_of_activations(isa: str, a: tuple[int, ...], b: tuple[int, ...]
     """Nothing is rounded, and leading axes broadcast as numpy's."""
     rng = np.random.default_rng(2)
     x, y = rng.standard_normal(a, dtype=np.float32), rng.standard_normal(b, dtype=np.float32)
-    z = one("MatMul", [x, y], domain="", options={"cpu_isa": isa})
-    expected = x.astype(np.float64) @ y.astype(np.float64)
-    assert z.shape == expected.shape
-    bound = (a[-1] + 1) * EPSILON * (np.abs(x) @ np.abs(y))
-    assert np.all(np.abs(z - expected) <= bound)
+    check("MatMul", [x, y], options={"cpu_isa": isa})
 
 
 @pytest.mark.parametrize("isa", ISAS)

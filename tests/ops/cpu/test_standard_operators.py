@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standard operators between ours, against ONNX Runtime's own CPU kernels."""
+"""The standard operators between ours, against ONNX Runtime's own CPU kernels and the fuzzers' reference."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from flownpu.ops.eager_call import DTYPES
 from tests.one_node import one_node
+from tests.ops.cpu.within_bounds import check
 from tests.ops.device import ISAS, NAMES, run
 
 RNG = np.random.default_rng(0)
@@ -50,32 +51,17 @@ def test_exact_operators_equal_numpy(op_type: str, inputs: list[np.ndarray], att
     np.testing.assert_array_equal(result, expected, strict=True)
 
 
-@pytest.mark.parametrize(
-    ("op_type", "domain", "attributes"),
-    [("Tanh", "", {}), ("Sigmoid", "", {}), ("Erf", "", {})],
-)
-def test_activations_equal_float64(op_type: str, domain: str, attributes: dict[str, Any]) -> None:
-    x = np.linspace(-12, 12, 1001, dtype=np.float32)
-    (expected,) = ort(op_type, [x], ("float",), domain, **attributes)
-    (result,) = run(op_type, [x], domain=domain, **attributes)
-    # Both sides approximate: some 8 roundings each, of a value of |x| + 1 at most.
-    assert result is not None
-    assert np.all(np.abs(result - expected) <= 16 * 2.0**-24 * (np.abs(x) + 1))
+@pytest.mark.parametrize("op_type", ["Tanh", "Sigmoid", "Erf", "Exp"])
+def test_functions_equal_reference(op_type: str) -> None:
+    check(op_type, [np.linspace(-12, 12, 1001, dtype=np.float32)])
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("op_type", ["SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"])
-def test_rms_norm_equals_float64(isa: str, op_type: str) -> None:
-    skip = op_type.startswith("Skip")
-    domain = "com.microsoft" if skip else ""
-    inputs = [X, Y, WEIGHT] if skip else [X, WEIGHT]
-    outputs = ("float", "", "", "float") if skip else ("float",)
-    expected = ort(op_type, inputs, outputs, domain, epsilon=1e-6)
-    results = run(op_type, inputs, outputs=outputs, domain=domain, options={"cpu_isa": isa}, epsilon=1e-6)
-    results = [result for result in results if result is not None]
-    # A mean of 37 squares, a root, a quotient, two products: at most 37 + 8 roundings on each side.
-    for result, reference in zip(results, expected, strict=True):
-        np.testing.assert_allclose(result, reference, rtol=2 * 45 * 2.0**-24, atol=0)
+def test_rms_norm_equals_reference(isa: str) -> None:
+    how: dict[str, Any] = {"options": {"cpu_isa": isa}, "epsilon": 1e-6}
+    check("SimplifiedLayerNormalization", [X, WEIGHT], **how)
+    outputs = ("float", "", "", "float")
+    check("SkipSimplifiedLayerNormalization", [X, Y, WEIGHT], outputs, "com.microsoft", **how)
 
 
 @pytest.mark.parametrize(

@@ -20,17 +20,6 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorPr
 SIGNED = (TensorProto.INT64, TensorProto.INT32, TensorProto.INT8, TensorProto.INT16)
 UNSIGNED = (TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64)
 INTEGERS = SIGNED + UNSIGNED
-# Types that FlowNPU's devices know (ops/nodes/tensor.h).
-KNOWN = (
-    TensorProto.FLOAT,
-    TensorProto.INT64,
-    TensorProto.INT32,
-    TensorProto.BOOL,
-    TensorProto.FLOAT16,
-    TensorProto.BFLOAT16,
-    TensorProto.INT8,
-    TensorProto.UINT8,
-)
 # Types that a run can be fed with; arrays of others are constants.
 FED = (*FLOATS, *INTEGERS, TensorProto.BOOL)
 

@@ -2,9 +2,9 @@
 """A process in which cases are run, so that a crash, a sanitizer's report or a hang is a finding and does not end all.
 
 Importing ONNX Runtime, above all under AddressSanitizer, takes longer than thousands of cases. So a *server* does it
-once; a fork of it, the *runner*, answers calls until a case ends it, and then the server forks the next one. Two pipes
-carry pickled messages, each after its length. What a runner writes to its standard output and error during a call goes
-to a file, whose end is the report of a crash.
+once; a fork of it, the *runner*, answers calls until a case ends it, and then the server says so and forks the next
+one. What a runner writes to its standard output and error during a call goes to a file, whose end is the report of a
+crash.
 """
 
 from __future__ import annotations
@@ -16,25 +16,24 @@ import importlib
 import os
 import pickle
 import resource
-import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
-LENGTH = struct.Struct("<Q")
-NUMBER = struct.Struct("<q")
 # Bytes that are kept from the end of a process's output: AddressSanitizer's report with three Python stacks is 30 KB.
 TAIL_BYTES = 65536
 # A limit on memory, so that absurd sizes are refused and do not bring the machine down. AddressSanitizer reserves 16 TB
@@ -129,9 +128,7 @@ class Worker:
             self._environment |= sanitizers_environment(self.library)
         self._environment |= environment or {}
         self._server: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._runner = 0
-        self._requests = self._answers = -1
+        self._connection: Connection | None = None  # with the server and its runner
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the worker)
 
     def __enter__(self) -> Self:
@@ -149,154 +146,91 @@ class Worker:
             Crashed: the process ended; the next call starts another one.
             Hung: the process did not answer in time; the next call starts another one.
         """
-        if not self._runner:
-            self._start()
+        connection = self._connection or self._start()
         # The runner appends to this file, so that its next output is at the beginning.
         self._output.truncate(0)
         try:
-            _write(self._requests, pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL))
-            succeeded, answer = self._receive(self.seconds)
-        except (BrokenPipeError, EOFError):
-            raise self._crashed() from None
-        except TimeoutError:
-            raise self._hung() from None
+            connection.send((function, arguments))
+            kind, answer = connection.recv() if connection.poll(self.seconds) else ("nothing", None)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            self.stop()  # a part of an answer, or a server that has ended
+            raise Crashed("ended while it answered", self._tail()) from None
         except BaseException:
-            self._end()  # A late answer must not be taken for that of the next call.
+            self.stop()  # A late answer must not be taken for that of the next call.
             raise
-        if not succeeded:
+        if kind == "nothing":
+            raise self._hung(connection)
+        if kind == "raised":
             raise Raised(*answer)
+        if kind == "ended":
+            reason = f"ended by {signal.Signals(-answer).name}" if answer < 0 else f"ended with exit code {answer}"
+            raise Crashed(reason, self._tail())
         return answer
 
     def stop(self) -> None:
         """Ends server and runner, if they run."""
-        if self._runner:
-            self._end()
-        if self._server is not None:
-            assert self._control is not None
-            self._control.close()
-            self._server.kill()
+        if self._connection is not None and self._server is not None:
+            self._connection.close()
+            self._server.kill()  # the kernel then kills the runner
             self._server.wait()
-            self._server = None
+            self._connection = self._server = None
 
-    def _start(self) -> None:
-        """Forks a runner, from a new server if there is none."""
-        if self._server is None:
-            self._control, theirs = socket.socketpair()
-            self._output.truncate(0)
-            command = [sys.executable, "-m", "tests.fuzz.worker", str(theirs.fileno())]
-            command += [str(int(self._limit)), str(self.library or "")]
-            with _all_addresses():
-                self._server = subprocess.Popen(
-                    command,
-                    cwd=ROOT,
-                    env=self._environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._output,
-                    stderr=self._output,
-                    pass_fds=(theirs.fileno(),),
-                )
-            theirs.close()
-        assert self._control is not None
-        their_requests, self._requests = os.pipe()
-        self._answers, their_answers = os.pipe()
+    def _start(self) -> Connection:
+        """Starts a server, and returns the connection with its first runner."""
+        ours, theirs = socket.socketpair()
+        self._output.truncate(0)
+        command = [sys.executable, "-m", "tests.fuzz.worker", str(theirs.fileno())]
+        command += [str(int(self._limit)), str(self.library or "")]
+        with _all_addresses(), theirs:
+            self._server = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=(theirs.fileno(),),
+            )
+        self._connection = Connection(ours.detach())
         try:
-            socket.send_fds(self._control, [b"fork"], [their_requests, their_answers])
-            self._runner = self._told()
-        except (BrokenPipeError, ConnectionResetError):
-            os.close(self._requests)
-            os.close(self._answers)
+            self._connection.recv()  # it is ready
+        except (OSError, EOFError):
             self.stop()
             raise Crashed("ended before its first call", self._tail()) from None
-        finally:
-            os.close(their_requests)
-            os.close(their_answers)
+        return self._connection
 
-    def _told(self) -> int:
-        """Receives a number from the server: a runner's process ID or its exit status."""
-        assert self._control is not None
-        told = self._control.recv(LENGTH.size)
-        if not told:
-            raise ConnectionResetError
-        return int(NUMBER.unpack(told)[0])
-
-    def _end(self) -> int:
-        """Kills the runner, unless it has ended; returns its exit status, negative if a signal ended it."""
-        with suppress(ProcessLookupError):
-            os.kill(self._runner, signal.SIGKILL)
-        return self._status()
-
-    def _status(self) -> int:
-        assert self._control is not None
-        self._control.sendall(b"wait")
-        self._runner = 0
-        os.close(self._requests)
-        os.close(self._answers)
-        return self._told()
-
-    def _crashed(self) -> Crashed:
-        code = self._status()
-        reason = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return Crashed(reason, self._tail())
-
-    def _hung(self) -> Hung:
-        os.kill(self._runner, signal.SIGUSR1)  # faulthandler writes the stacks of all threads.
-        time.sleep(0.2)
-        self._end()
+    def _hung(self, connection: Connection) -> Hung:
+        """Kills the runner; its report has the stacks of all threads, which faulthandler writes."""
+        assert self._server is not None
+        for runner in psutil.Process(self._server.pid).children():
+            with suppress(psutil.NoSuchProcess):
+                runner.send_signal(signal.SIGUSR1)
+                time.sleep(0.2)
+                runner.kill()
+        if not connection.poll(self.seconds) or connection.recv()[0] != "ended":
+            self.stop()  # it has answered after all
         return Hung(f"no answer in {self.seconds:g} s", self._tail())
 
     def _tail(self) -> str:
         size = os.fstat(self._output.fileno()).st_size
         return os.pread(self._output.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
 
-    def _receive(self, seconds: float) -> Any:
-        end = time.monotonic() + seconds
-        length = LENGTH.unpack(_read(self._answers, LENGTH.size, end))[0]
-        # The pickle is safe to load: the process that wrote it was started here.
-        return pickle.loads(_read(self._answers, length, end))  # noqa: S301
 
-
-def _write(descriptor: int, message: bytes) -> None:
-    data = memoryview(LENGTH.pack(len(message)) + message)
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
-def _read(descriptor: int, count: int, end: float | None = None) -> bytes:
-    """Reads `count` bytes. Raises EOFError if the other side has ended, TimeoutError after the time `end`."""
-    parts = []
-    while count:
-        if end is not None and not select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0]:
-            raise TimeoutError
-        part = os.read(descriptor, min(count, 1 << 20))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-def _answer(request: bytes) -> bytes:
-    try:
-        name, arguments = pickle.loads(request)  # noqa: S301  (from the process that started this one)
-        module, function = name.split(":")
-        result = getattr(importlib.import_module(module), function)(*arguments)
-        return pickle.dumps((True, result), pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # noqa: BLE001  (every exception is an answer)
-        return pickle.dumps((False, (type(error).__name__, str(error), traceback.format_exc())))
-
-
-def _run(requests: int, answers: int) -> None:
-    """Answers calls until the other end of the pipes is closed."""
+def _run(connection: Connection) -> None:
+    """Answers calls until the other end of the connection is closed."""
     _end_with_parent()
-    try:
+    with suppress(EOFError, BrokenPipeError):
         while True:
-            request = _read(requests, LENGTH.unpack(_read(requests, LENGTH.size))[0])
-            _write(answers, _answer(request))
-    except (EOFError, BrokenPipeError):
-        os._exit(0)
+            name, arguments = connection.recv()
+            module, function = name.split(":")
+            try:
+                connection.send(("answered", getattr(importlib.import_module(module), function)(*arguments)))
+            except Exception as error:  # noqa: BLE001  (every exception is an answer)
+                connection.send(("raised", (type(error).__name__, str(error), traceback.format_exc())))
+    os._exit(0)
 
 
-def _serve(control: socket.socket, limit: bool, library: str) -> None:
+def _serve(connection: Connection, limit: bool, library: str) -> None:
     _end_with_parent()
     # No core dumps: that of a process under AddressSanitizer takes minutes.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -310,22 +244,13 @@ def _serve(control: socket.socket, limit: bool, library: str) -> None:
 
     if library:
         onnxruntime.register_execution_provider_library("FlowNPUExecutionProvider", library)
-    runner = 0
-    while True:
-        command, pipes, _, _ = socket.recv_fds(control, 4, 2)
-        if not command:
-            os._exit(0)
-        if command == b"fork":
-            runner = os.fork()
-            if runner == 0:
-                control.close()
-                _run(*pipes)
-            for pipe in pipes:
-                os.close(pipe)
-            control.sendall(NUMBER.pack(runner))
-        else:
+    with suppress(BrokenPipeError):
+        connection.send(("ready", None))
+        while True:
+            if (runner := os.fork()) == 0:
+                _run(connection)
             _, status = os.waitpid(runner, 0)
-            control.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
+            connection.send(("ended", os.waitstatus_to_exitcode(status)))
 
 
 def _end_with_parent() -> None:
@@ -333,4 +258,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2] == "1", sys.argv[3])
+    _serve(Connection(int(sys.argv[1])), sys.argv[2] == "1", sys.argv[3])

@@ -147,6 +147,41 @@ def evaluate(
         return {name: None if value is None else value.bounds() for name, value in values.items()}
 
 
+def bounds_of_node(
+    op_type: str,
+    inputs: Sequence[NDArray[Any] | None],
+    outputs: int = 1,
+    *,
+    domain: str = "",
+    constants: Sequence[int] = (),
+    options: dict[str, str] | None = None,
+    opset: int = 21,
+    **attributes: Any,
+) -> list[Bounds | None]:
+    """The bounds of the outputs of one node; None for unknown ones.
+
+    Args:
+        op_type: the operator.
+        inputs: in the schema's order, None for an absent one.
+        outputs: how many there are.
+        domain: the operator's domain.
+        constants: positions of the inputs that are initializers.
+        options: the provider's.
+        opset: the version of ONNX's operators.
+        attributes: the node's.
+
+    Raises:
+        ReferenceFailed: the operator's reference fails.
+    """
+    restart()
+    names = ["" if array is None else f"x{i}" for i, array in enumerate(inputs)]
+    values = [None if array is None else of(array) for array in inputs]
+    encoded = {name: value.encode() if isinstance(value, str) else value for name, value in attributes.items()}
+    node = Node(op_type, encoded, names, values, outputs, opset, options or {}, frozenset(names[i] for i in constants))
+    with np.errstate(all="ignore"):
+        return [None if made is None else made.bounds() for made in _made(node, domain)[:outputs]]
+
+
 def _made(node: Node, domain: str) -> list[Samples | None]:
     function = references().get((domain, node.op_type))
     nothing: list[Samples | None] = [None] * node.outputs

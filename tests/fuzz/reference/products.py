@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.ops import q4nx
-from flownpu.ops.definitions.q4nx_matmul import silu
 from flownpu.ops.definitions.q4nx_moe import route
 from tests.fuzz.arrays import Array, is_float, limits, numpy_type
 from tests.fuzz.reference.samples import Samples, Unknown, each, of, unit
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 # Errors of one rounding: to bf16, with 8 significant bits; to int8 relative to the group's largest number, half of a
 # 127th (a group is part of a row); to 8 bits between a group's lowest and highest number, relative to their distance.
-BFLOAT16, INT8, BYTE = 2.0**-9, 0.5 / 127 * 1.02, 0.5 / 255 * 1.02
+BFLOAT16, INT8, BYTE = 2.0**-8, 0.5 / 127 * 1.02, 0.5 / 255 * 1.02
 # A group of magnitudes up to this is rounded to 0 (docs/operators.md, small numbers).
 NEGLIGIBLE = 127 / float(np.finfo(np.float32).max)
 # Above this, roundings to bf16 and scales of int8 may overflow.
@@ -211,8 +210,11 @@ def q4nx_product(node: Node, x: Samples, blocks: Array, rows: int, columns: int)
 def gated_product(node: Node, x: Samples, blocks: Array, rows: int, columns: int, *, is_geglu: bool) -> Samples:
     """Samples of act(gate) * up, from the blocks of gate and up projection."""
     gate, up = (q4nx_product(node, x, half, rows, columns) for half in np.split(blocks, 2))
-    act = gelu(gate, tanh=True) if is_geglu else elementwise(silu, gate, units=FUNCTION_UNITS)
-    return elementwise(np.multiply, act, up)
+    if is_geglu:
+        return elementwise(np.multiply, gelu(gate, tanh=True), up)
+    # SiLU, in which a rounded x is the argument of an exponential; that of 100 is beyond float32.
+    units = FUNCTION_UNITS + np.minimum(np.abs(gate.numbers).max(axis=0), 100)
+    return elementwise(np.multiply, elementwise(lambda x: x / (1 + np.exp(-x)), gate, units=units), up)
 
 
 def q4nx_matmul(node: Node) -> Samples:

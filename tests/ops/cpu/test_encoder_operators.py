@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators of encoders on the CPU, for every instruction set of this machine, against numpy in float64."""
+"""Operators of encoders on the CPU, for every instruction set of this machine, against the reference in float64."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.ops.cpu.test_q4nx_matmul import EPSILON
-from tests.ops.device import ISAS, one, run
+from tests.ops.cpu.within_bounds import check
+from tests.ops.device import ISAS, run
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.standard_normal((2, 3, 13, 12), dtype=np.float32)
@@ -21,22 +21,8 @@ IMAGES = RNG.standard_normal((2, 3, 13, 12), dtype=np.float32)
 @pytest.mark.parametrize("mean", [0, 100])
 def test_layer_norm_equals_reference(isa: str, biased: bool, width: int, mean: float) -> None:
     x = RNG.standard_normal((2, 3, width), dtype=np.float32) + np.float32(mean)
-    weight, bias = RNG.standard_normal((2, width), dtype=np.float32)
-    inputs: list[np.ndarray | None] = [x, weight, bias] if biased else [x, weight]
-    y = one("LayerNormalization", inputs, domain="", options={"cpu_isa": isa}, epsilon=1e-6, axis=-1)
-    exact = x.astype(np.float64)
-    centred = exact - exact.mean(-1, keepdims=True)
-    deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
-    expected = centred / deviation * weight + (bias if biased else 0)
-    # The mean is off by up to `width` roundings of |x| (and one where x - mean is formed), which moves what is divided
-    # by the deviation, and the deviation by as much at most; then `width` + 6 roundings of the result.
-    mean_error = (width + 1) * EPSILON * np.abs(exact).max(-1, keepdims=True) / deviation
-    bound = (
-        2 * mean_error * (1 + np.abs(expected))
-        + mean_error * np.abs(weight)
-        + (width + 6) * EPSILON * (np.abs(expected) + np.abs(bias))
-    )
-    assert np.all(np.abs(y - expected) <= bound)
+    weights = list(RNG.standard_normal((1 + biased, width), dtype=np.float32))
+    check("LayerNormalization", [x, *weights], options={"cpu_isa": isa}, epsilon=1e-6, axis=-1)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -44,47 +30,23 @@ def test_layer_norm_equals_reference(isa: str, biased: bool, width: int, mean: f
 def test_softmax_equals_reference(isa: str, width: int) -> None:
     x = RNG.standard_normal((3, width), dtype=np.float32) * 10
     x[0, width // 2 :] = -np.inf if width > 1 else 1
-    y = one("Softmax", [x], domain="", options={"cpu_isa": isa}, axis=-1)
-    exponentials = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
-    expected = exponentials / exponentials.sum(-1, keepdims=True)
-    # The difference is rounded once, relative to up to 80 of it; exp, the sum and the division follow.
-    assert np.all(np.abs(y - expected) <= (80 + width + 8) * EPSILON * expected)
+    check("Softmax", [x], options={"cpu_isa": isa}, axis=-1)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("height", "width"), [(4, 4), (3, 5)])
-def test_patch_embedding_equals_reference(isa: str, biased: bool, height: int, width: int) -> None:
+@pytest.mark.parametrize("window", [(4, 4), (3, 5)])
+def test_patch_embedding_equals_reference(isa: str, biased: bool, window: tuple[int, int]) -> None:
     """Pixels on the right and below that fill no patch are left out."""
-    weight = RNG.standard_normal((40, 3, height, width), dtype=np.float32)
-    bias = RNG.standard_normal(40, dtype=np.float32)
-    rows, columns = 13 // height, 12 // width
-    patches = IMAGES[:, :, : rows * height, : columns * width].reshape(2, 3, rows, height, columns, width)
-    expected = np.einsum("ncrhqw,mchw->nmrq", patches.astype(np.float64), weight.astype(np.float64))
-    magnitudes = np.einsum("ncrhqw,mchw->nmrq", np.abs(patches), np.abs(weight))
-    if biased:
-        expected, magnitudes = expected + bias[:, None, None], magnitudes + np.abs(bias)[:, None, None]
-    y = one(
-        "Conv",
-        [IMAGES, weight, bias] if biased else [IMAGES, weight],
-        constants=(1, 2) if biased else (1,),
-        domain="",
-        options={"cpu_isa": isa},
-        strides=[height, width],
-    )
-    assert y.shape == expected.shape
-    assert np.all(np.abs(y - expected) <= (3 * height * width + 2) * EPSILON * magnitudes)
+    weights = [RNG.standard_normal((40, 3, *window), dtype=np.float32)]
+    weights += [RNG.standard_normal(40, dtype=np.float32)] * biased
+    constants = (1, 2)[: len(weights)]
+    check("Conv", [IMAGES, *weights], constants=constants, options={"cpu_isa": isa}, strides=list(window))
 
 
-@pytest.mark.parametrize(("height", "width"), [(4, 4), (3, 5)])
-def test_average_pool_equals_reference(height: int, width: int) -> None:
-    rows, columns = 13 // height, 12 // width
-    windows = IMAGES[:, :, : rows * height, : columns * width].reshape(2, 3, rows, height, columns, width)
-    y = one("AveragePool", [IMAGES], domain="", kernel_shape=[height, width], strides=[height, width])
-    expected = windows.mean((3, 5), dtype=np.float64)
-    bound = (height * width + 1) * EPSILON * np.abs(windows).mean((3, 5))
-    assert y.shape == expected.shape
-    assert np.all(np.abs(y - expected) <= bound)
+@pytest.mark.parametrize("window", [[4, 4], [3, 5]])
+def test_average_pool_equals_reference(window: list[int]) -> None:
+    check("AveragePool", [IMAGES], kernel_shape=window, strides=window)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
@@ -93,16 +55,8 @@ def test_average_pool_equals_reference(height: int, width: int) -> None:
 def test_dequantize_linear_equals_reference(dtype: Any, axis: int | None, zero: bool) -> None:
     x = RNG.integers(np.iinfo(dtype).min, np.iinfo(dtype).max + 1, (3, 4, 5)).astype(dtype)
     count = 1 if axis is None else x.shape[axis]
-    scale = RNG.uniform(0.5, 2, count).astype(np.float32)
-    point = RNG.integers(0, 100, count).astype(dtype)
-    shape = [1, 1, 1]
-    if axis is not None:
-        shape[axis] = count
-    expected = (x.astype(np.float32) - (point.reshape(shape) if zero else 0)) * scale.reshape(shape)
-    inputs: list[np.ndarray | None] = [x, scale, point] if zero else [x, scale]
-    attributes = {} if axis is None else {"axis": axis}
-    y = one("DequantizeLinear", inputs, domain="", **attributes)
-    np.testing.assert_array_equal(y, expected, strict=True)
+    inputs = [x, RNG.uniform(0.5, 2, count).astype(np.float32), RNG.integers(0, 100, count).astype(dtype)]
+    check("DequantizeLinear", inputs[: 2 + zero], **({} if axis is None else {"axis": axis}))
 
 
 KERNEL = np.zeros((8, 3, 4, 4), np.float32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemm on the CPU, for every instruction set of this machine, against alpha A' B' + beta C in float64."""
+"""Gemm on the CPU, for every instruction set of this machine, against the reference in float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.ops.cpu.test_q4nx_matmul import EPSILON
+from tests.ops.cpu.within_bounds import check
 from tests.ops.device import ISAS, Node, one, run
 
 # Few rows, of which nothing is rounded; more, in several tiles of a transposition.
@@ -29,7 +29,7 @@ C_SHAPES: dict[str, Any] = {
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("added", C_SHAPES)
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (0.5, 1.0), (1.0, -2.0), (0.0, 3.0)])
-@pytest.mark.parametrize("transposed", [(0, 0), (1, 0), (0, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("transposed", [(1, 0), (0, 1)], ids=str)
 def test_gemm_forms_equal_equation(
     isa: str, sizes: tuple[int, int, int], added: str, alpha: float, beta: float, transposed: tuple[int, int]
 ) -> None:
@@ -41,13 +41,7 @@ def test_gemm_forms_equal_equation(
     c = None if shape is None else rng.standard_normal([{"s": s, "m": m}.get(n, n) for n in shape], dtype=np.float32)
     given = [np.ascontiguousarray(x.T) if turn else x for x, turn in zip((a, b), transposed, strict=True)]
     attributes = {"transA": transposed[0], "transB": transposed[1], "alpha": alpha, "beta": beta}
-    y = one("Gemm", [*given, c], domain="", options={"cpu_isa": isa}, **attributes)
-    addend = np.zeros(()) if c is None else c.astype(np.float64)
-    expected = alpha * (a.astype(np.float64) @ b) + beta * addend
-    # K products and sums, and three roundings of the two factors and the sum.
-    bound = (k + 4) * EPSILON * (np.abs(alpha) * (np.abs(a) @ np.abs(b)) + np.abs(beta * addend))
-    assert y.shape == (s, m)
-    assert np.all(np.abs(y - expected) <= bound)
+    check("Gemm", [*given, c], options={"cpu_isa": isa}, **attributes)
 
 
 @pytest.mark.parametrize("activations", ["bf16", "int8"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standard operators between ours, against ONNX Runtime's own CPU kernels."""
+"""The standard operators between ours, against ONNX Runtime's own CPU kernels and the fuzzers' reference."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from flownpu.ops.eager_call import DTYPES
 from tests.one_node import one_node
+from tests.ops.cpu.within_bounds import check
 from tests.ops.device import ISAS, NAMES, one, run
 
 RNG = np.random.default_rng(0)
@@ -65,17 +66,9 @@ def test_exact_operators_equal_numpy(op_type: str, inputs: list[np.ndarray], att
     np.testing.assert_array_equal(result, expected, strict=True)
 
 
-@pytest.mark.parametrize(
-    ("op_type", "domain", "attributes"),
-    [("Tanh", "", {}), ("Sigmoid", "", {}), ("Erf", "", {})],
-)
-def test_activations_equal_float64(op_type: str, domain: str, attributes: dict[str, Any]) -> None:
-    x = np.linspace(-12, 12, 1001, dtype=np.float32)
-    (expected,) = ort(op_type, [x], ("float",), domain, **attributes)
-    (result,) = run(op_type, [x], domain=domain, **attributes)
-    # Both sides approximate: some 8 roundings each, of a value of |x| + 1 at most.
-    assert result is not None
-    assert np.all(np.abs(result - expected) <= 16 * 2.0**-24 * (np.abs(x) + 1))
+@pytest.mark.parametrize("op_type", ["Tanh", "Sigmoid", "Erf", "Exp"])
+def test_functions_equal_reference(op_type: str) -> None:
+    check(op_type, [np.linspace(-12, 12, 1001, dtype=np.float32)])
 
 
 def test_cast_like_has_type_of_second_input() -> None:
@@ -92,37 +85,23 @@ def test_cast_like_has_type_of_second_input() -> None:
         ("LogSoftmax", "", [X * 4], {}),
     ],
 )
-def test_other_activations_equal_onnxruntime(
+def test_other_activations_equal_reference(
     op_type: str, domain: str, inputs: list[np.ndarray], attributes: dict[str, Any]
 ) -> None:
-    (expected,) = ort(op_type, inputs, ("float",), domain, **attributes)
-    result = one(op_type, list(inputs), domain=domain, **attributes)
-    # As above: both sides approximate.
-    assert np.all(np.abs(result - expected) <= 16 * 2.0**-24 * (np.abs(inputs[0]) + np.abs(expected) + 1))
+    check(op_type, list(inputs), ("float",), domain, **attributes)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(
-    ("op_type", "biases"),
-    [
-        ("SimplifiedLayerNormalization", 0),
-        *[("SkipSimplifiedLayerNormalization", biases) for biases in (0, 1)],
-        *[("SkipLayerNormalization", biases) for biases in (0, 1, 2)],
-    ],
-)
-def test_norms_equal_onnxruntime(isa: str, op_type: str, biases: int) -> None:
-    skip = op_type.startswith("Skip")
-    domain = "com.microsoft" if skip else ""
-    inputs = [X, Y, WEIGHT, WEIGHT[::-1].copy(), WEIGHT + 1][: 3 + biases] if skip else [X, WEIGHT]
-    outputs = ("float", "", "", "float") if skip else ("float",)
-    expected = ort(op_type, inputs, outputs, domain, epsilon=1e-6)
-    results = run(op_type, list(inputs), outputs=outputs, domain=domain, options={"cpu_isa": isa}, epsilon=1e-6)
-    results = [result for result in results if result is not None]
-    # A mean of 37 squares, a root, a quotient, two products: at most 37 + 8 roundings on each side. A layer's norm
-    # subtracts its mean, to the largest element's rounding.
-    atol = 0 if "Simplified" in op_type else 2 * 45 * 2.0**-24 * 8
-    for result, reference in zip(results, expected, strict=True):
-        np.testing.assert_allclose(result, reference, rtol=2 * 45 * 2.0**-24, atol=atol)
+@pytest.mark.parametrize("biases", [0, 1, 2])
+def test_norms_equal_reference(isa: str, biases: int) -> None:
+    how: dict[str, Any] = {"options": {"cpu_isa": isa}, "epsilon": 1e-6}
+    inputs = [X, Y, WEIGHT, WEIGHT[::-1].copy(), WEIGHT + 1][: 3 + biases]
+    outputs = ("float", "", "", "float")
+    check("SkipLayerNormalization", list(inputs), outputs, "com.microsoft", **how)
+    if biases < 2:
+        check("SkipSimplifiedLayerNormalization", list(inputs), outputs, "com.microsoft", **how)
+    if biases == 0:
+        check("SimplifiedLayerNormalization", [X, WEIGHT], **how)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,8 @@ import torch
 from flownpu import ops
 from flownpu.ops import eager, eager_call, q4nx
 from flownpu.ops.contracts import defaults, input_names
-from flownpu.ops.definitions import q4nx_matmul as matmul_definition
 from tests.ops.cpu.attention.conversation import SIZES, D, G, H
-from tests.ops.cpu.test_q4nx_matmul import accumulation_error, blocks_of, largest_weights, rounded
+from tests.ops.cpu.test_q4nx_matmul import blocks_of
 from tests.ops.device import ISAS, run
 
 ROWS, COLUMNS = 40, 300
@@ -34,31 +33,16 @@ def weight_and_rows(tokens: int, columns: int = COLUMNS) -> tuple[np.ndarray, np
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 13])
-def test_products_equal_operator(tokens: int) -> None:
-    """The bound is that of float32 accumulation over activations rounded to bf16."""
+@pytest.mark.parametrize("options", [{}, EXACT], ids=["int8, the provider's default", "bf16"])
+def test_products_have_bits_of_operator(tokens: int, options: dict[str, str]) -> None:
     blocks, x = weight_and_rows(tokens)
-    exact = rounded(x, "bf16")
-    expected = matmul_definition.reference(exact, blocks, rows=ROWS, columns=COLUMNS)
-    bound = accumulation_error(exact, blocks, ROWS, COLUMNS)
-    functions = [ops.q4nx_matmul, ops.fused_dqp] if tokens == 1 else [ops.q4nx_matmul]
-    for function in functions:
-        y = function(x, blocks, rows=ROWS, options=EXACT)
-        assert y.dtype == np.float32
-        assert np.all(np.abs(y - expected) <= bound)
-        padded = function(x, blocks, options=EXACT)
-        np.testing.assert_array_equal(padded[:, :ROWS], y)
+    given = {"activations": "int8", **options}
+    expected = run("Q4NXMatMul", [x, blocks], constants=(1,), options=given, M=ROWS, K=COLUMNS)[0]
+    for function in (ops.q4nx_matmul, ops.fused_dqp)[: 1 + (tokens == 1)]:
+        np.testing.assert_array_equal(function(x, blocks, rows=ROWS, options=options), expected, strict=True)
+        padded = function(x, blocks, options=options)
+        np.testing.assert_array_equal(padded[:, :ROWS], expected)
         np.testing.assert_array_equal(padded[:, ROWS:], np.zeros((tokens, 64 - ROWS)))
-
-
-def test_default_activations_are_providers() -> None:
-    """int8, whose step for 32 numbers is a 127th of the largest; half of it is what a number may be off by."""
-    blocks, x = weight_and_rows(3)
-    expected = matmul_definition.reference(x, blocks, rows=ROWS, columns=COLUMNS)
-    y = ops.q4nx_matmul(x, blocks, rows=ROWS)
-    half_step = np.abs(x).max() / 127 / 2 * 1.001
-    largest = largest_weights(blocks, ROWS, COLUMNS)
-    assert np.all(np.abs(y - expected) <= half_step * largest.sum(1) + accumulation_error(x, blocks, ROWS, COLUMNS))
-    assert np.any(y != ops.q4nx_matmul(x, blocks, rows=ROWS, options=EXACT))
 
 
 def test_bias_residual_and_gating_equal_operator() -> None:

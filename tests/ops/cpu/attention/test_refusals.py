@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
-from flownpu.ops.contracts import input_names
+from flownpu.ops.contracts import contract_of, input_names
 from tests.ops.cpu.attention.conversation import SIZES, D, G, H, rope_tables
 from tests.ops.device import Node, run
 
@@ -78,52 +77,35 @@ def test_unfit_attributes_are_refused(attributes: dict[str, int], message: str) 
 
 
 @pytest.mark.parametrize(
-    ("changed", "outputs", "message"),
+    ("missing", "message"),
     [
-        ({"query": None}, "float", "query.*, got none"),
-        ({"query": zeros(B, S, H * D, dtype=np.float16)}, "float", "query.* float, got float16"),
-        ({"value": None}, "float", "expected both key and value or neither"),
-        ({"key": zeros(B, S, G * D, dtype=np.float16)}, "float", "key.* float, got float16"),
-        ({"past_value": None}, "float", "expected both past_key and past_value or neither"),
-        (
-            {"past_value": zeros(B, G, CAPACITY, D, dtype=np.float16)},
-            "float",
-            "past_value.* float, .*got float16",
-        ),
-        ({}, "float16", "present.* float, .*got float16"),
-        (
-            {name: zeros(B, G, CAPACITY, D, dtype=np.uint8) for name in ("past_key", "past_value")},
-            "uint8",
-            "expected .*float16.*, got uint8",
-        ),
-        ({"seqlens_k": None}, "float", "expected both seqlens_k and total_sequence_length or neither"),
-        ({"seqlens_k": zeros(B, dtype=np.int64)}, "float", "seqlens_k.* int32, got int64"),
-        (
-            {"total_sequence_length": np.array(TOTAL)},
-            "float",
-            "total_sequence_length.* int32, got int64",
-        ),
-        ({"sin_cache": None}, "float", "expected cos_cache and sin_cache with do_rotary = 1"),
-        ({"cos_cache": zeros(10, D // 2, dtype=np.float16)}, "float", "cos_cache.* float, got float16"),
-        ({"position_ids": zeros(B, S, dtype=np.int32)}, "float", "position_ids.* int64, got int32"),
-        (
-            {"attention_bias": zeros(1, 1, S, TOTAL, dtype=ml_dtypes.bfloat16)},
-            "float",
-            "attention_bias.* float, got bfloat16",
-        ),
-        ({"k_norm_weight": None}, "float", "expected both q_norm_weight and k_norm_weight or neither"),
-        ({"q_norm_weight": zeros(D, dtype=np.float16)}, "float", "q_norm_weight.* float, got float16"),
-        (
-            {"bidirectional_blocks": zeros(B, S, dtype=np.int64)},
-            "float",
-            "bidirectional_blocks.* int32, got int64",
-        ),
-        ({"head_sink": zeros(H, dtype=np.float16)}, "float", "head_sink.* float, got float16"),
+        ("query", "query.*, got none"),
+        ("value", "expected both key and value or neither"),
+        ("past_value", "expected both past_key and past_value or neither"),
+        ("seqlens_k", "expected both seqlens_k and total_sequence_length or neither"),
+        ("sin_cache", "expected cos_cache and sin_cache with do_rotary = 1"),
+        ("k_norm_weight", "expected both q_norm_weight and k_norm_weight or neither"),
     ],
 )
-def test_unfit_types_are_refused(changed: Inputs, outputs: str, message: str) -> None:
+def test_missing_input_is_refused(missing: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Node("FlowQKVAttention", call(**changed), ("float", outputs, outputs), do_rotary=1, **SIZES)
+        Node("FlowQKVAttention", call(**{missing: None}), ("float",) * 3, do_rotary=1, **SIZES)
+
+
+@pytest.mark.parametrize("port", contract_of("FlowQKVAttention").inputs, ids=lambda port: port.name)
+def test_type_that_input_does_not_take_is_refused(port: Any) -> None:
+    given = call()[input_names("FlowQKVAttention").index(port.name)]
+    assert given is not None
+    with pytest.raises(ValueError, match=rf"{port.name}.* {port.types[0]}.*got uint8"):
+        Node("FlowQKVAttention", call(**{port.name: given.astype(np.uint8)}), ("float",) * 3, do_rotary=1, **SIZES)
+
+
+@pytest.mark.parametrize("name", ["past_value", "present"])
+def test_caches_of_several_types_are_refused(name: str) -> None:
+    changed = {name: zeros(B, G, CAPACITY, D, dtype=np.float16)} if name == "past_value" else {}
+    present = "float" if changed else "float16"
+    with pytest.raises(ValueError, match=f"{name}.* float, .*got float16"):
+        Node("FlowQKVAttention", call(**changed), ("float", present, present), do_rotary=1, **SIZES)
 
 
 def test_output_of_other_type_is_refused() -> None:

@@ -4,7 +4,7 @@
     python -m scripts.environments [compatcanary] [clients] [instructor] [npm-clients] [lm-eval] [ray]
 
 Without names it installs compatcanary, which is small enough for every run of the tests. lm-eval and Ray take some
-770 MB each. The environments are kept in the cache folder ($XDG_CACHE_HOME/flownpu/peers).
+770 MB each. The environments are kept in the cache folder ($XDG_CACHE_HOME/flownpu/environments).
 """
 
 import json
@@ -50,11 +50,11 @@ PACKAGES = {
 
 
 def cache_folder() -> Path:
-    """`flownpu/peers` in $XDG_CACHE_HOME, or in ~/.cache."""
+    """`flownpu/environments` in $XDG_CACHE_HOME, or in ~/.cache."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says to ignore relative paths.
     base = Path(given) if given and Path(given).is_absolute() else Path.home() / ".cache"
-    return base / "flownpu" / "peers"
+    return base / "flownpu" / "environments"
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures a model like `flownpu bench`, in turn with other engines or with another build of FlowNPU.
 
-    python -m benchmarks.engines.decoders gemma3-1b --llama-cpp gemma-3-1b-Q4_0.gguf --python peers/bin/python
+    python -m benchmarks.engines.decoders gemma3-1b --llama-cpp gemma-3-1b-Q4_0.gguf --python environment/bin/python
     python -m benchmarks.engines.decoders gemma3-1b --openvino FOLDER --ort-cpu FOLDER
     python -m benchmarks.engines.decoders gemma3-1b --build build/release/tests-python3.13/bin/python --repeats 10
 

@@ -7,11 +7,9 @@
 namespace flownpu::lowering {
 namespace {
 
-constexpr Port kInputs[] = {{.name = "X", .types = kFloat},
-                            {.name = "bias",
-                             .types = kNone,
-                             .presence = Presence::kOptional,
-                             .advice = "Gelu, which it becomes, has no bias"}};
+constexpr Port kInputs[] = {
+    {.name = "X", .types = kFloat},
+    optional({.name = "bias", .types = kNone, .advice = "Gelu, which it becomes, has no bias"})};
 constexpr Port kOutputs[] = {{.name = "Y", .types = kFloat}};
 
 }  // namespace

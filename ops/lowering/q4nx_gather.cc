@@ -44,10 +44,7 @@ constexpr Port kInputs[] = {
      .advice = "export with 4-bit codes in bytes and float32 scales"},
     {.name = "indices", .types = kIntegers},
     {.name = "scales", .types = kFloat, .constant = true, .advice = "export with float32 inputs"},
-    {.name = "zero_points",
-     .types = {DataType::kUInt8},
-     .presence = Presence::kOptional,
-     .constant = true}};
+    optional({.name = "zero_points", .types = {DataType::kUInt8}, .constant = true})};
 constexpr Port kOutputs[] = {{.name = "output", .types = kFloat}};
 constexpr AttributeRule kAttributes[] = {
     advised(only("bits", 4), "Q4NX stores 4-bit codes; export this table with 4 bits"),

@@ -29,15 +29,13 @@ constexpr Port kInputs[] = {
      .advice = "export with float32 inputs and outputs"},
     {.name = "B", .types = {DataType::kUInt8}, .constant = true},
     {.name = "scales", .types = kFloat, .constant = true},
-    {.name = "zero_points",
-     .types = {DataType::kUInt8, DataType::kFloat32},
-     .presence = Presence::kOptional,
-     .constant = true},
-    {.name = "g_idx",
-     .types = kNone,
-     .presence = Presence::kOptional,
-     .advice = "Q4NX groups are 32 columns in order; export without reordering (act-order)"},
-    {.name = "bias", .types = kFloat, .presence = Presence::kOptional, .shape = "[N]"}};
+    optional(
+        {.name = "zero_points", .types = {DataType::kUInt8, DataType::kFloat32}, .constant = true}),
+    optional(
+        {.name = "g_idx",
+         .types = kNone,
+         .advice = "Q4NX groups are 32 columns in order; export without reordering (act-order)"}),
+    optional({.name = "bias", .types = kFloat, .shape = "[N]"})};
 constexpr Port kOutputs[] = {{.name = "Y", .types = kFloat, .shape = "[..,N]"}};
 // `accuracy_level` is ignored: see above.
 constexpr AttributeRule kAttributes[] = {

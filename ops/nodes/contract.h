@@ -123,6 +123,17 @@ struct Port {
   std::string_view meaning = {};
 };
 
+// The same port, which a node may leave out.
+constexpr Port optional(Port port) {
+  port.presence = Presence::kOptional;
+  return port;
+}
+// The same port with another shape.
+constexpr Port shaped(Port port, ShapePattern shape) {
+  port.shape = shape;
+  return port;
+}
+
 // The position of the port called `name`. For constants only: an unknown name does not compile.
 consteval std::uint8_t position(std::span<const Port> ports, std::string_view name) {
   for (std::size_t i = 0; i < ports.size(); ++i) {

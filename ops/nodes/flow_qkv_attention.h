@@ -15,99 +15,22 @@
 
 namespace flownpu {
 
-// In shapes G KV heads, D elements of a cache's rows, R positions and A angles of the RoPE tables.
-// Token axes that are cut into slices with the prompt are '?'.
-inline constexpr Port kAttentionPorts[] = {
-    {.name = "query",
-     .types = kFloat,
-     .shape = "[B,?,?]",
-     .meaning = "[B, S, H d]; without key and value [B, S, (H + 2 G) d], all three packed"},
-    {.name = "key",
-     .types = kFloat,
-     .presence = Presence::kOptional,
-     .shape = "[B,?,K]",
-     .meaning = "[B, S, G d]"},
-    {.name = "value",
-     .types = kFloat,
-     .presence = Presence::kOptional,
-     .shape = "[B,?,K]",
-     .meaning = "[B, S, G d]"},
-    {.name = "past_key",
-     .types = kCacheTypes,
-     .presence = Presence::kOptional,
-     .shape = "[B,G,P,D]",
-     .type_letter = 'C',
-     .meaning = "[B, G, P, d], in int8 [B, G, P, d + 4]: rows of codes followed by their scale"},
-    {.name = "past_value",
-     .types = kCacheTypes,
-     .presence = Presence::kOptional,
-     .shape = "[B,G,P,D]",
-     .type_letter = 'C',
-     .meaning = "like past_key"},
-    {.name = "seqlens_k",
-     .types = kInt32,
-     .presence = Presence::kOptional,
-     .meaning = "[B] or [B, 1], the tokens so far in each row less 1; a past needs it"},
-    {.name = "total_sequence_length",
-     .types = kInt32,
-     .presence = Presence::kOptional,
-     .meaning = "T, one element; without it and seqlens_k T = S in every row"},
-    {.name = "cos_cache",
-     .types = kFloat,
-     .presence = Presence::kOptional,
-     .shape = "[R,A]",
-     .meaning = "[positions, d/2], for do_rotary"},
-    {.name = "sin_cache",
-     .types = kFloat,
-     .presence = Presence::kOptional,
-     .shape = "[R,A]",
-     .meaning = "like cos_cache"},
-    {.name = "position_ids",
-     .types = kInt64,
-     .presence = Presence::kOptional,
-     .meaning = "[B, S], each token's position; without it they count on from the cache"},
-    {.name = "attention_bias",
-     .types = kFloat,
-     .presence = Presence::kOptional,
-     .shape = "[?,?,?,?]",
-     .meaning = "[B or 1, H or 1, S, T], added to the scores"},
-    {.name = "q_norm_weight",
-     .types = kFloat,
-     .presence = Presence::kOptional,
-     .meaning = "[d], of an RMS norm of each query head before RoPE"},
-    {.name = "k_norm_weight",
-     .types = kFloat,
-     .presence = Presence::kOptional,
-     .meaning = "[d], likewise of each key head; only together"},
-    {.name = "bidirectional_blocks",
-     .types = kInt32,
-     .presence = Presence::kOptional,
-     .shape = "[B,S]",
-     .meaning = "[B, S]: tokens with the same number above 0 see one another in both directions; "
-                "numbers grow from block to block"},
-    {.name = "head_sink",
-     .types = kFloat,
-     .presence = Presence::kOptional,
-     .shape = "[H]",
-     .meaning = "[H], the score of one more key, with value 0, that every query of a head sees"},
-};
-inline constexpr Port kAttentionResults[] = {
-    {.name = "output", .types = kFloat, .meaning = "[B, S, H d]"},
-    {.name = "present_key",
-     .types = kCacheTypes,
-     .presence = Presence::kOptional,
-     .type_letter = 'C',
-     .meaning = "[B, G, max(P, T), d], with sliding_window_cache [B, G, P, d], in past_key's type "
-                "(float32 without one), with the new keys appended"},
-    {.name = "present_value",
-     .types = kCacheTypes,
-     .presence = Presence::kOptional,
-     .type_letter = 'C',
-     .meaning = "likewise of the values"},
-};
-
-// Attributes that PagedAttention has, too.
+// Inputs and attributes that PagedAttention has, too; R positions and A angles of the RoPE tables.
 namespace attention {
+inline constexpr Port kCosines = optional({.name = "cos_cache",
+                                           .types = kFloat,
+                                           .shape = "[R,A]",
+                                           .meaning = "[positions, d/2], for do_rotary"});
+inline constexpr Port kSines =
+    optional({.name = "sin_cache", .types = kFloat, .shape = "[R,A]", .meaning = "like cos_cache"});
+inline constexpr Port kQueryNorm =
+    optional({.name = "q_norm_weight",
+              .types = kFloat,
+              .meaning = "[d], of an RMS norm of each query head before RoPE"});
+inline constexpr Port kKeyNorm =
+    optional({.name = "k_norm_weight",
+              .types = kFloat,
+              .meaning = "[d], likewise of each key head; only together"});
 inline constexpr AttributeRule kNumHeads = required(count("num_heads", 1), "H, a multiple of G");
 inline constexpr AttributeRule kKvNumHeads = required(count("kv_num_heads", 1), "G");
 inline constexpr AttributeRule kHeadSize = required(integer("head_size", 1, kMaxHeadSize), "d");
@@ -127,6 +50,70 @@ inline constexpr AttributeRule kRotaryInterleaved =
 inline constexpr AttributeRule kQkNormEpsilon = optional(
     number("qk_norm_epsilon"), 1e-6F, "the epsilon of q_norm_weight's and k_norm_weight's norms");
 }  // namespace attention
+
+// In shapes G KV heads and D elements of a cache's rows.
+// Token axes that are cut into slices with the prompt are '?'.
+inline constexpr Port kAttentionPorts[] = {
+    {.name = "query",
+     .types = kFloat,
+     .shape = "[B,?,?]",
+     .meaning = "[B, S, H d]; without key and value [B, S, (H + 2 G) d], all three packed"},
+    optional({.name = "key", .types = kFloat, .shape = "[B,?,K]", .meaning = "[B, S, G d]"}),
+    optional({.name = "value", .types = kFloat, .shape = "[B,?,K]", .meaning = "[B, S, G d]"}),
+    optional({.name = "past_key",
+              .types = kCacheTypes,
+              .shape = "[B,G,P,D]",
+              .type_letter = 'C',
+              .meaning =
+                  "[B, G, P, d], in int8 [B, G, P, d + 4]: rows of codes followed by their scale"}),
+    optional({.name = "past_value",
+              .types = kCacheTypes,
+              .shape = "[B,G,P,D]",
+              .type_letter = 'C',
+              .meaning = "like past_key"}),
+    optional({.name = "seqlens_k",
+              .types = kInt32,
+              .meaning = "[B] or [B, 1], the tokens so far in each row less 1; a past needs it"}),
+    optional({.name = "total_sequence_length",
+              .types = kInt32,
+              .meaning = "T, one element; without it and seqlens_k T = S in every row"}),
+    attention::kCosines,
+    attention::kSines,
+    optional({.name = "position_ids",
+              .types = kInt64,
+              .meaning = "[B, S], each token's position; without it they count on from the cache"}),
+    optional({.name = "attention_bias",
+              .types = kFloat,
+              .shape = "[?,?,?,?]",
+              .meaning = "[B or 1, H or 1, S, T], added to the scores"}),
+    attention::kQueryNorm,
+    attention::kKeyNorm,
+    optional({.name = "bidirectional_blocks",
+              .types = kInt32,
+              .shape = "[B,S]",
+              .meaning =
+                  "[B, S]: tokens with the same number above 0 see one another in both directions; "
+                  "numbers grow from block to block"}),
+    optional({.name = "head_sink",
+              .types = kFloat,
+              .shape = "[H]",
+              .meaning =
+                  "[H], the score of one more key, with value 0, that every query of a head sees"}),
+};
+inline constexpr Port kAttentionResults[] = {
+    {.name = "output", .types = kFloat, .meaning = "[B, S, H d]"},
+    optional(
+        {.name = "present_key",
+         .types = kCacheTypes,
+         .type_letter = 'C',
+         .meaning =
+             "[B, G, max(P, T), d], with sliding_window_cache [B, G, P, d], in past_key's type "
+             "(float32 without one), with the new keys appended"}),
+    optional({.name = "present_value",
+              .types = kCacheTypes,
+              .type_letter = 'C',
+              .meaning = "likewise of the values"}),
+};
 
 inline constexpr AttributeRule kAttentionAttributes[] = {
     attention::kNumHeads,

@@ -11,7 +11,7 @@
 
 namespace flownpu {
 
-// In shapes L is B + 1, D a head's elements, R positions and A angles of the RoPE tables.
+// In shapes L is B + 1 and D a head's elements.
 inline constexpr Port kPagedPorts[] = {
     {.name = "query",
      .types = kFloat,
@@ -39,26 +39,10 @@ inline constexpr Port kPagedPorts[] = {
      .types = kInt32,
      .shape = "[B,M]",
      .meaning = "[B, M], each sequence's blocks; entries behind its last block are ignored"},
-    {.name = "cos_cache",
-     .types = kFloat,
-     .presence = Presence::kOptional,
-     .shape = "[R,A]",
-     .meaning = "[positions, d/2], for do_rotary"},
-    {.name = "sin_cache",
-     .types = kFloat,
-     .presence = Presence::kOptional,
-     .shape = "[R,A]",
-     .meaning = "like cos_cache"},
-    {.name = "q_norm_weight",
-     .types = kFloat,
-     .presence = Presence::kOptional,
-     .shape = "[D]",
-     .meaning = "[d], of an RMS norm of each query head before RoPE"},
-    {.name = "k_norm_weight",
-     .types = kFloat,
-     .presence = Presence::kOptional,
-     .shape = "[D]",
-     .meaning = "[d], likewise of each key head; only together"},
+    attention::kCosines,
+    attention::kSines,
+    shaped(attention::kQueryNorm, "[D]"),
+    shaped(attention::kKeyNorm, "[D]"),
 };
 inline constexpr Port kPagedResults[] = {
     {.name = "output", .types = kFloat, .meaning = "[N, H d]"},

@@ -13,24 +13,22 @@ namespace flownpu {
 inline constexpr std::string_view kQ4nxBlocks =
     "[row blocks, column blocks, bytes of a block], Q4NX blocks of [M, K] in any layout";
 
+// An input of Q4NX blocks.
+constexpr Port q4nx_blocks(std::string_view name, std::string_view meaning) {
+  return {.name = name, .types = kUInt8, .shape = "[?,?,?]", .constant = true, .meaning = meaning};
+}
+
 inline constexpr Port kProductPorts[] = {
     {.name = "X", .types = kFloat, .shape = "[..,K]", .meaning = "[.., K]"},
-    {.name = "W",
-     .types = kUInt8,
-     .shape = "[?,?,?]",
-     .constant = true,
-     .meaning = "[row blocks, column blocks, bytes of a block], Q4NX blocks of [M, K] in any "
-                "layout; with gating the gate's and below them the up projection's"},
-    {.name = "bias",
-     .types = kFloat,
-     .presence = Presence::kOptional,
-     .shape = "[..,M]",
-     .meaning = "[M], not with gating"},
-    {.name = "residual",
-     .types = kFloat,
-     .presence = Presence::kOptional,
-     .shape = "[..,M]",
-     .meaning = "[.., M], added to the result"},
+    q4nx_blocks("W",
+                "[row blocks, column blocks, bytes of a block], Q4NX blocks of [M, K] in any "
+                "layout; with gating the gate's and below them the up projection's"),
+    optional(
+        {.name = "bias", .types = kFloat, .shape = "[..,M]", .meaning = "[M], not with gating"}),
+    optional({.name = "residual",
+              .types = kFloat,
+              .shape = "[..,M]",
+              .meaning = "[.., M], added to the result"}),
 };
 inline constexpr Port kProductResult[] = {{.name = "Y", .types = kFloat, .meaning = "[.., M]"}};
 inline constexpr AttributeRule kProductAttributes[] = {
@@ -41,7 +39,7 @@ inline constexpr AttributeRule kProductAttributes[] = {
 };
 
 inline constexpr Port kGatherPorts[] = {
-    {.name = "W", .types = kUInt8, .shape = "[?,?,?]", .constant = true, .meaning = kQ4nxBlocks},
+    q4nx_blocks("W", kQ4nxBlocks),
     {.name = "indices", .types = kIntegers, .meaning = "[..], each in 0..M-1"},
 };
 inline constexpr Port kGatherResult[] = {{.name = "Y", .types = kFloat, .meaning = "[.., K]"}};

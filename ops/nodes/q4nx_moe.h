@@ -7,32 +7,24 @@
 #include <string_view>
 
 #include "ops/nodes/contract.h"
+#include "ops/nodes/q4nx_matmul.h"
 
 namespace flownpu {
 
 inline constexpr Port kMoePorts[] = {
     {.name = "X", .types = kFloat, .shape = "[..,?]", .meaning = "[.., D]"},
-    {.name = "router",
-     .types = {DataType::kFloat32, DataType::kBFloat16},
-     .presence = Presence::kOptional,
-     .shape = "[?,?]",
-     .constant = true,
-     .meaning = "[E, D], whose product with X gives the logits"},
-    {.name = "gate_up",
-     .types = kUInt8,
-     .shape = "[?,?,?]",
-     .constant = true,
-     .meaning = "Q4NX blocks of each expert's gate [I, D] and then its up projection [I, D]"},
-    {.name = "down",
-     .types = kUInt8,
-     .shape = "[?,?,?]",
-     .constant = true,
-     .meaning = "Q4NX blocks of each expert's down projection [D, I]"},
-    {.name = "router_logits",
-     .types = kFloat,
-     .presence = Presence::kOptional,
-     .shape = "[..,?]",
-     .meaning = "[.., E], instead of a router: logits that another node computes"},
+    optional({.name = "router",
+              .types = {DataType::kFloat32, DataType::kBFloat16},
+              .shape = "[?,?]",
+              .constant = true,
+              .meaning = "[E, D], whose product with X gives the logits"}),
+    q4nx_blocks("gate_up",
+                "Q4NX blocks of each expert's gate [I, D] and then its up projection [I, D]"),
+    q4nx_blocks("down", "Q4NX blocks of each expert's down projection [D, I]"),
+    optional({.name = "router_logits",
+              .types = kFloat,
+              .shape = "[..,?]",
+              .meaning = "[.., E], instead of a router: logits that another node computes"}),
 };
 inline constexpr Port kMoeResult[] = {{.name = "Y", .types = kFloat, .meaning = "[.., D]"}};
 inline constexpr AttributeRule kMoeAttributes[] = {

@@ -21,13 +21,12 @@ void check_alike(const Node& node, const Decoder& decoder) {
     if (attention.window_sized_cache && attention.window == 0)
       fail("[", to_string(node), "] expected a window of layer ", i,
            ", whose cache has its size, got 0");
-    Layer alike = decoder.layers[i];
-    auto& own = std::get<Attention>(alike.mixer);
-    own.window = decoder.attention().window;
-    own.table = decoder.attention().table;
-    own.window_sized_cache = decoder.attention().window_sized_cache;
-    if (!(alike == decoder.layers.front()))
-      fail("[", to_string(node), "] expected layers of the same sizes, got others of layer ", i);
+    const Layer& first = decoder.layers.front();
+    const Layer& layer = decoder.layers[i];
+    for (const std::string& reason :
+         {difference(attention, first.attention(), Attention::kOwn),
+          difference(layer.feed_forward, first.feed_forward), difference(layer, first)})
+      if (!reason.empty()) fail("[", to_string(node), "] layer ", i, ": ", reason);
   }
 }
 
@@ -69,7 +68,8 @@ std::int64_t Decoder::tables() const {
 
 // For the model's own sizes, without a device's padding.
 std::int64_t Decoder::multiply_adds() const {
-  const std::int64_t layer = packed_heads() + attended() + 3 * feed_forward().size;
+  const std::int64_t layer =
+      packed_heads() + attended() + feed_forward().gate_up_rows() + feed_forward().size;
   return (layer * layer_count() + vocabulary) * hidden;
 }
 

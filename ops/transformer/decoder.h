@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "ops/error.h"
 #include "ops/nodes/node.h"
 #include "ops/transformer/fields.h"
 
@@ -45,6 +46,8 @@ constexpr std::span<const std::string_view> texts(QkNorm /*of*/) { return kQkNor
 
 struct Attention {
   static constexpr std::string_view kName = "attention";
+  // The fields that layers of one decoder may have of their own.
+  static constexpr std::array<std::string_view, 3> kOwn{"window", "table", "window_sized_cache"};
 
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
@@ -94,6 +97,16 @@ struct FeedForward {
   bool normalized_experts = false;
 
   bool operator==(const FeedForward&) const = default;
+  // Rows of the matrices that read the hidden state. No activation is left out of the cases: a new
+  // one does not compile before they say whether it has a gate.
+  std::int64_t gate_up_rows() const {
+    switch (activation) {
+      case Activation::kGeGlu:
+      case Activation::kSwiGlu:
+        return 2 * size;
+    }
+    fail("expected a known activation of a feed-forward");
+  }
 
   template <typename Visit>
   static void fields(Visit&& visit) {

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <optional>
 #include <string_view>
-#include <tuple>
 #include <utility>
 
 #include "ops/error.h"
@@ -47,7 +46,6 @@ class Matcher : public FoundDecoder {
   Entry next_entry(const Entry& entry, const Node& projection);
   const Node* post_norm(const Node& projection);
   void finish(const Entry& entry);
-  void check_last_token(const Node& selection) const;
 
   void take(const Node& node);
   const Node& projection(std::string_view x, const char* what, bool biased = false);
@@ -179,50 +177,21 @@ Attention Matcher::read_attention(const Node& node) {
   if (node.input(kQNormWeight) != nullptr) read.qk_norm = QkNorm::kEachHead;
   refuse_unless_empty(node, unsupported(read, limits_));
   read.table = table_of(node);
-  if (decoder.layers.empty()) return read;
-  const Attention& first = decoder.attention();
-  if (read.softcap != first.softcap)
-    fail(to_string(node), ": expected the softcap of all layers to be ", first.softcap, ", got ",
-         read.softcap);
-  const auto norm_text = [](const Attention& of) {
-    return of.has_qk_norm() ? " and a QK-norm" : " and no QK-norm";
-  };
-  if (read.heads != first.heads || read.kv_heads != first.kv_heads ||
-      read.head_size != first.head_size || read.scale != first.scale ||
-      read.qk_norm != first.qk_norm) {
-    fail(to_string(node), ": expected ", first.heads, " heads, ", first.kv_heads, " KV heads of ",
-         first.head_size, ", scale ", first.scale, norm_text(first),
-         " as in the layers before, got ", read.heads, ", ", read.kv_heads, ", ", read.head_size,
-         ", ", read.scale, norm_text(read));
+  if (!decoder.layers.empty()) {
+    Attention first = decoder.attention();
+    first.qkv_bias = false;  // is known when the projection before was read
+    refuse_unless_empty(node, difference(read, first, Attention::kOwn));
   }
   return read;
 }
 
-// Throws Error for what the device's attention does not support.
+// Throws Error for what the device's attention does not support, and for an attention that cannot
+// become a part of one node.
 void Matcher::check_attention(const Node& attention) const {
+  refuse_unless_empty(attention, unsupported(attention, limits_));
   const auto expect = [&](bool fits, const std::string& what) {
     if (!fits) fail(to_string(attention), ": expected ", what);
   };
-  expect(attention.input(kKey) == nullptr, "a packed QKV projection, got query, key and value");
-  expect(
-      attention.input(kPositionIds) == nullptr,
-      "no position_ids: " + limits_.who +
-          "'s tokens follow one another in one table of RoPE (where they choose between two, as "
-          "LongRoPE's, convert with a --context-length of the first; what an exporter feeds with "
-          "positions is converted without them from the checkpoint itself)");
-  expect(attention.input(kAttentionBias) == nullptr, "no attention_bias");
-  expect(attention.input(kHeadSink) == nullptr, "no head_sink: " + limits_.who + " has none");
-  expect(attention.integer("causal", 1) != 0, "causal = 1");
-  expect(
-      limits_.without_rope || attention.integer("do_rotary", 0) != 0,
-      "do_rotary = 1: " + limits_.who + "'s attention turns the queries and keys of every layer");
-  expect(attention.integer("rotary_interleaved", 0) == 0, "rotary_interleaved = 0");
-  expect((attention.input(kQNormWeight) == nullptr) == (attention.input(kKNormWeight) == nullptr),
-         "norms of both queries and keys, or none");
-  for (const std::size_t past : {kPastKey, kPastValue})
-    expect(attention.input(past) != nullptr, "past_key and past_value");
-  for (const std::size_t length : {kSeqlensK, kTotalSequenceLength})
-    expect(attention.input(length) != nullptr, "seqlens_k and total_sequence_length");
   for (const std::size_t present : {kPresentKey, kPresentValue}) {
     expect(attention.has_output(present), "present_key and present_value");
     // All layers become one node, whose outputs are complete only when all have run.
@@ -239,12 +208,6 @@ void Matcher::check_attention(const Node& attention) const {
   expect(blocks == nullptr ? first_blocks == nullptr
                            : first_blocks != nullptr && blocks->name == first_blocks->name,
          "bidirectional_blocks of all layers to be the same value, or none of any");
-  const Value& past = attention.inputs[kPastKey];
-  expect(limits_.int8_caches || past.type != DataType::kInt8,
-         "a KV cache in bf16, fp16 or fp32, got int8: " + limits_.who +
-             " has none of those (convert with --kv-dtype bf16)");
-  expect(limits_.batches || !past.shape || past.shape->rank() != 4 || (*past.shape)[0] <= 1,
-         "a batch of one: " + limits_.who + " computes one sequence");
 }
 
 void Matcher::attend(const Node& attention, LayerConstants& layer) {
@@ -352,9 +315,9 @@ const Node& Matcher::feed_forward(std::string_view x, LayerConstants& layer) {
              .experts_per_token = gate_up.required_integer("experts_per_token"),
              .normalized_experts = gate_up.integer("normalize_routing_weights", 0) != 0};
     refuse_unless_empty(gate_up, unsupported(found, limits_));
-    if (!(found == decoder.feed_forward()) ||
-        gate_up.required_integer("hidden_size") != decoder.hidden)
-      fail(to_string(gate_up), ": expected experts as in the layers before");
+    refuse_unless_empty(gate_up, difference(found, decoder.feed_forward()));
+    if (const auto size = gate_up.required_integer("hidden_size"); size != decoder.hidden)
+      fail(to_string(gate_up), ": expected hidden_size = ", decoder.hidden, ", got ", size);
     take(gate_up);
     return gate_up;
   }
@@ -397,38 +360,6 @@ Entry Matcher::layer(const Entry& entry) {
 
 // --- After the layers ----------------------------------------------------------------------------
 
-// Throws Error unless the index is min(seqlens_k, S - 1); Reshapes on the way do not matter.
-void Matcher::check_last_token(const Node& selection) const {
-  const auto refuse = [&](const char* what) {
-    fail(to_string(selection),
-         ": expected it to select the last token, min(seqlens_k, S - 1): ", what);
-  };
-  if (selection.integer("batch_dims", 0) != 1) refuse("batch_dims is not 1");
-  const Node* minimum = graph_.producer_through_reshapes(selection.inputs[1].name);
-  if (minimum == nullptr || minimum->op_type != "Min" || minimum->inputs.size() != 2)
-    refuse("its index is no Min of two values");
-  const std::string_view length =
-      graph_.value_through_reshapes(attentions.front()->inputs[kSeqlensK].name);
-  bool has_length = false;
-  bool has_newest = false;
-  for (const Value& input : minimum->inputs) {
-    const std::string_view value = graph_.value_through_reshapes(input.name);
-    has_length = has_length || value == length;
-    const Node* difference = graph_.producer(value);
-    if (difference == nullptr || difference->op_type != "Sub") continue;
-    const Node* tokens = graph_.producer(difference->inputs[0].name);
-    const Value& one = difference->inputs[1];
-    has_newest =
-        has_newest ||
-        (tokens != nullptr && tokens->op_type == "Shape" && tokens->integer("start", 0) == 1 &&
-         tokens->integer("end", 0) == 2 && one.constant != nullptr &&
-         one.type == DataType::kInt64 && one.shape && one.shape->elements() == 1 &&
-         *static_cast<const std::int64_t*>(one.constant) == 1);
-  }
-  if (!has_length) refuse("seqlens_k is not in it");
-  if (!has_newest) refuse("Shape(.., start = 1, end = 2) - 1 is not in it");
-}
-
 void Matcher::finish(const Entry& entry) {
   const Node& selection =
       graph_.only_computing_reader(entry.normalised, "the selection of the last token");
@@ -443,7 +374,7 @@ void Matcher::finish(const Entry& entry) {
     fail(to_string(selection), ": expected a GatherND that selects the last token");
   } else {
     take(selection);
-    check_last_token(selection);
+    check_last_token(graph_, selection, attentions.front()->inputs[kSeqlensK].name);
     selected = selection.outputs[0].name;
   }
   head = &projection(selected, "the LM head");
@@ -453,16 +384,8 @@ void Matcher::finish(const Entry& entry) {
   constants.final_norms = entry.weights;
   if (!entry.sum.empty() && !graph_.readers(entry.sum).empty())
     fail(to_string(*entry.norm), ": expected that nothing reads the sum after the last layer");
-  // The vocabulary need not be a multiple: it is padded with rows of zeros, whose logits nobody
-  // reads.
-  for (const auto& [node, name, rows] :
-       {std::tuple(first_norm, "hidden size", decoder.hidden),
-        std::tuple(attentions.front(), "head size", decoder.attention().head_size)}) {
-    if (rows % limits_.multiple != 0) {
-      fail(to_string(*node), ": expected a ", name, " in multiples of ", limits_.multiple, ", got ",
-           rows, ": ", limits_.means, " compute so many rows at a time");
-    }
-  }
+  check_multiple(*first_norm, "hidden size", decoder.hidden, limits_);
+  check_multiple(*attentions.front(), "head size", decoder.attention().head_size, limits_);
 }
 
 void Matcher::match(const Node& first_attention) {
@@ -487,22 +410,6 @@ void Matcher::match(const Node& first_attention) {
 }
 
 }  // namespace
-
-std::string unsupported(const Attention& attention, const DecoderLimits& limits) {
-  if (attention.softcap != 0 && !limits.softcap)
-    return "expected no softcap: " + limits.who + " has none";
-  if (attention.qk_norm == QkNorm::kAllHeads)
-    return "expected norms of each head, or none: " + limits.means + " have none of all heads";
-  return "";
-}
-
-std::string unsupported(const FeedForward& feed_forward, const DecoderLimits& limits) {
-  if (feed_forward.experts == 0 || limits.experts) return "";
-  return "a mixture of experts, which " + limits.means +
-         " have no place for: what they read is fixed before a token begins, and its router "
-         "chooses "
-         "the weights";
-}
 
 Node FoundDecoder::node(std::string_view domain) const {
   Node node;

@@ -9,7 +9,6 @@
 // rotary tables and caches may differ.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -18,29 +17,10 @@
 #include "ops/nodes/node.h"
 #include "ops/transformer/decoder.h"
 #include "ops/transformer/decoder_constants.h"
+#include "ops/transformer/decoder_limits.h"
 #include "ops/transformer/graph_walk.h"
 
 namespace flownpu::transformer {
-
-// The kinds of layers that a device computes, and how messages refer to the device. A layer of
-// another kind is left to the device's host, with the reason.
-struct DecoderLimits {
-  std::string who;    // "the array"
-  std::string means;  // what computes on it: "the array's designs"
-  bool softcap = false;
-  bool batches = false;  // several sequences at once
-  bool int8_caches = false;
-  bool without_rope = false;  // layers without RoPE, among layers with it
-  bool qkv_bias = false;      // a bias of the QKV projection
-  bool experts = false;       // mixtures of experts
-  bool all_logits = false;    // logits of all tokens, not only of the last
-  // The hidden size and the head size must be multiples of it.
-  std::int64_t multiple = 1;
-};
-
-// Why the device does not compute such a mixer, or such a feed-forward; empty if it does.
-std::string unsupported(const Attention& attention, const DecoderLimits& limits);
-std::string unsupported(const FeedForward& feed_forward, const DecoderLimits& limits);
 
 // A decoder that was found; points into the nodes.
 struct FoundDecoder {

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -104,6 +105,31 @@ std::vector<Struct> read_fields(const Node& node, std::string_view prefix, std::
     }
   });
   return items;
+}
+
+// The first field, but those in `own`, in which a layer differs from the layers before, as a
+// message; empty if there is none.
+template <typename Struct>
+std::string difference(const Struct& found, const Struct& before,
+                       std::span<const std::string_view> own = {}) {
+  std::ostringstream text;
+  const auto write = [&](const auto& value) {
+    if constexpr (std::is_enum_v<std::remove_cvref_t<decltype(value)>>)
+      text << texts(value)[static_cast<std::size_t>(value)];
+    else
+      text << value;
+  };
+  Struct::fields([&](const auto& field) {
+    const auto& mine = found.*field.member;
+    const auto& theirs = before.*field.member;
+    if (mine == theirs || text.tellp() != 0 || std::ranges::find(own, field.name) != own.end())
+      return;
+    text << "expected " << field.name << " = ";
+    write(theirs);
+    text << " as in the layers before, got ";
+    write(mine);
+  });
+  return text.str();
 }
 
 }  // namespace flownpu::transformer

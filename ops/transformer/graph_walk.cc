@@ -93,4 +93,35 @@ std::vector<Node> with_one_node(const std::vector<Node>& nodes, const GraphWalk&
   return rest;
 }
 
+void check_last_token(const GraphWalk& graph, const Node& selection,
+                      std::string_view tokens_before_last) {
+  const auto refuse = [&](const char* what) {
+    fail(to_string(selection),
+         ": expected it to select the last token, min(seqlens_k, S - 1): ", what);
+  };
+  if (selection.integer("batch_dims", 0) != 1) refuse("batch_dims is not 1");
+  const Node* minimum = graph.producer_through_reshapes(selection.inputs[1].name);
+  if (minimum == nullptr || minimum->op_type != "Min" || minimum->inputs.size() != 2)
+    refuse("its index is no Min of two values");
+  const std::string_view length = graph.value_through_reshapes(tokens_before_last);
+  bool has_length = false;
+  bool has_newest = false;
+  for (const Value& input : minimum->inputs) {
+    const std::string_view value = graph.value_through_reshapes(input.name);
+    has_length = has_length || value == length;
+    const Node* difference = graph.producer(value);
+    if (difference == nullptr || difference->op_type != "Sub") continue;
+    const Node* tokens = graph.producer(difference->inputs[0].name);
+    const Value& one = difference->inputs[1];
+    has_newest =
+        has_newest ||
+        (tokens != nullptr && tokens->op_type == "Shape" && tokens->integer("start", 0) == 1 &&
+         tokens->integer("end", 0) == 2 && one.constant != nullptr &&
+         one.type == DataType::kInt64 && one.shape && one.shape->elements() == 1 &&
+         *static_cast<const std::int64_t*>(one.constant) == 1);
+  }
+  if (!has_length) refuse("seqlens_k is not in it");
+  if (!has_newest) refuse("Shape(.., start = 1, end = 2) - 1 is not in it");
+}
+
 }  // namespace flownpu::transformer

@@ -49,4 +49,8 @@ std::vector<Node> with_one_node(const std::vector<Node>& nodes, const GraphWalk&
                                 const std::unordered_set<const Node*>& taken, const Node* last,
                                 const Node& one, const std::vector<std::string>& outputs);
 
+// Throws Error unless the GatherND `selection` selects the last token, whose index is
+// min(seqlens_k, S - 1); Reshapes on the way do not matter.
+void check_last_token(const GraphWalk& graph, const Node& selection, std::string_view seqlens_k);
+
 }  // namespace flownpu::transformer

@@ -73,7 +73,9 @@ nb::dict decoder_fields(const Decoder& decoder) {
 
 void bind_decoder(nb::module_& module) {
   bind_fields<Attention>(module, "Attention", "The attention of a layer, with packed QKV.");
-  bind_fields<FeedForward>(module, "FeedForward", "A gated feed-forward, or a mixture of them.");
+  bind_fields<FeedForward>(module, "FeedForward", "A gated feed-forward, or a mixture of them.")
+      .def_prop_ro("gate_up_rows", &FeedForward::gate_up_rows,
+                   "rows of the matrices that read the hidden state");
   bind_fields<Layer>(module, "Layer", "A layer of a decoder: a mixer, then a feed-forward.",
                      layer_fields)
       .def(

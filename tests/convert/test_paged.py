@@ -82,7 +82,7 @@ def test_sequence_has_same_bits_alone_and_beside_others(
     convert(tiny_models("gemma3_text").folder, tmp_path / "model", kv_dtype=kv_dtype, paged=True)
     devices = [device for device in ep_devices if device.device.type.name == "CPU"][:1]
     options = {"activations": "bf16"}
-    crowd, places = run(PagedSession(tmp_path / "model", devices, options), CALLS)
+    together, places = run(PagedSession(tmp_path / "model", devices, options), CALLS)
     for row, name in enumerate("abc"):
         lasts = [place[1] for place in places if place[0] == row]
         # The whole prompt at once, then token by token.
@@ -91,7 +91,7 @@ def test_sequence_has_same_bits_alone_and_beside_others(
         for count in [lasts[-4] + 1, 1, 1, 1]:
             logits, place = run(session, [{name: count}])
             alone[place[0]] = logits[0]
-        for place, logits in zip(places, crowd, strict=True):
+        for place, logits in zip(places, together, strict=True):
             if place in alone:
                 np.testing.assert_array_equal(logits, alone[place])
         assert len(alone) == 4

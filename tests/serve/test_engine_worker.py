@@ -100,8 +100,8 @@ def ask(worker: EngineWorker, text: str, tokens: int = 24, **choices: Any) -> An
 def test_concurrent_answers_equal_single_ones(worker: EngineWorker) -> None:
     alone = [ask(worker, text).text for text in TEXTS]
     assert len(set(alone)) == len(TEXTS)
-    crowd = [ask(worker, text, 24 + 3 * i) for i, text in enumerate(TEXTS)]
-    for answer, text in zip(crowd, alone, strict=True):
+    together = [ask(worker, text, 24 + 3 * i) for i, text in enumerate(TEXTS)]
+    for answer, text in zip(together, alone, strict=True):
         assert answer.text[: len(text)] == text
         first, *pieces, last = answer.events
         assert isinstance(first, Started)

@@ -66,7 +66,7 @@ class DequantizeLinear final : public Step {
 constexpr Port kInputs[] = {
     {.name = "x", .types = kBytes, .type_letter = 'X'},
     {.name = "x_scale", .types = kFloat},
-    {.name = "x_zero_point", .types = kBytes, .presence = Presence::kOptional, .type_letter = 'X'}};
+    optional({.name = "x_zero_point", .types = kBytes, .type_letter = 'X'})};
 constexpr Port kOutputs[] = {{.name = "y", .types = kFloat}};
 // One scale for all, or for each index of an axis; the output is float, which output_dtype 0 and 1
 // both mean.

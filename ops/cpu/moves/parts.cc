@@ -273,9 +273,8 @@ constexpr Port kConcat[] = {
     {.name = "inputs", .presence = Presence::kVariadic, .type_letter = 'T'}};
 constexpr Port kOutput[] = {{.name = "output", .type_letter = 'T'}};
 constexpr AttributeRule kAxisGiven[] = {required(axis("axis"))};
-constexpr Port kSplit[] = {
-    {.name = "input", .type_letter = 'T'},
-    {.name = "split", .types = kInt64, .presence = Presence::kOptional, .shape = "[P]"}};
+constexpr Port kSplit[] = {{.name = "input", .type_letter = 'T'},
+                           optional({.name = "split", .types = kInt64, .shape = "[P]"})};
 constexpr Port kParts[] = {
     {.name = "outputs", .presence = Presence::kVariadic, .type_letter = 'T'}};
 constexpr AttributeRule kSizes[] = {axis("axis"), integers("split", 0), count("num_outputs", 1)};
@@ -283,16 +282,8 @@ constexpr Port kSlice[] = {
     {.name = "data", .type_letter = 'T'},
     {.name = "starts", .types = kIntegers, .shape = "[A]", .type_letter = 'I'},
     {.name = "ends", .types = kIntegers, .shape = "[A]", .type_letter = 'I'},
-    {.name = "axes",
-     .types = kIntegers,
-     .presence = Presence::kOptional,
-     .shape = "[A]",
-     .type_letter = 'I'},
-    {.name = "steps",
-     .types = kIntegers,
-     .presence = Presence::kOptional,
-     .shape = "[A]",
-     .type_letter = 'I'}};
+    optional({.name = "axes", .types = kIntegers, .shape = "[A]", .type_letter = 'I'}),
+    optional({.name = "steps", .types = kIntegers, .shape = "[A]", .type_letter = 'I'})};
 
 constexpr Operator kOperators[] = {
     {{"", "Concat", 4, 13, kConcat, kOutput, kAxisGiven}, make<Concat>},

@@ -144,7 +144,7 @@ constexpr Port kReshape[] = {{.name = "data", .type_letter = 'T'},
                              {.name = "shape", .types = kInt64, .shape = "[R]"}};
 constexpr AttributeRule kAllowZero[] = {flag("allowzero")};
 constexpr Port kWithAxes[] = {{.name = "data", .type_letter = 'T'},
-                              {.name = "axes", .types = kInt64, .presence = Presence::kOptional}};
+                              optional({.name = "axes", .types = kInt64})};
 constexpr AttributeRule kAxes[] = {integers("axes", -Shape::kMaxRank, Shape::kMaxRank - 1)};
 constexpr AttributeRule kAxis[] = {axis("axis")};
 

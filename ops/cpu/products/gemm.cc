@@ -143,7 +143,7 @@ class Gemm final : public Step {
 
 constexpr Port kInputs[] = {{.name = "A", .types = kFloat, .shape = "[?,?]"},
                             {.name = "B", .types = kFloat, .shape = "[?,?]"},
-                            {.name = "C", .types = kFloat, .presence = Presence::kOptional}};
+                            optional({.name = "C", .types = kFloat})};
 constexpr Port kOutputs[] = {{.name = "Y", .types = kFloat}};
 constexpr AttributeRule kAttributes[] = {flag("transA"), flag("transB"), number("alpha"),
                                          number("beta")};

@@ -185,10 +185,9 @@ class AveragePool final : public Step {
   Window window_;
 };
 
-constexpr Port kConv[] = {
-    {.name = "X", .types = kFloat, .shape = "[N,C,?,?]"},
-    {.name = "W", .types = kFloat, .shape = "[M,C,?,?]", .constant = true},
-    {.name = "B", .types = kFloat, .presence = Presence::kOptional, .shape = "[M]"}};
+constexpr Port kConv[] = {{.name = "X", .types = kFloat, .shape = "[N,C,?,?]"},
+                          {.name = "W", .types = kFloat, .shape = "[M,C,?,?]", .constant = true},
+                          optional({.name = "B", .types = kFloat, .shape = "[M]"})};
 constexpr Port kPool[] = {{.name = "X", .types = kFloat, .shape = "[N,C,?,?]"}};
 constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
 constexpr AttributeRule kConvAttributes[] = {

@@ -225,7 +225,7 @@ class SkipNorm final : public Step {
 
 constexpr Port kLayerNorm[] = {{.name = "X", .types = kFloat, .shape = "[..,D]"},
                                {.name = "Scale", .types = kFloat},
-                               {.name = "B", .types = kFloat, .presence = Presence::kOptional}};
+                               optional({.name = "B", .types = kFloat})};
 constexpr Port kRmsNorm[] = {{.name = "X", .types = kFloat, .shape = "[..,D]"},
                              {.name = "scale", .types = kFloat}};
 constexpr Port kSkipRmsNorm[] = {
@@ -241,11 +241,10 @@ constexpr Port kSkipLayerNorm[] = {
     {.name = "bias", .types = kFloat, .presence = Presence::kOptional}};
 constexpr Port kSoftmax[] = {{.name = "input", .types = kFloat, .shape = "[..,N]"}};
 constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
-constexpr Port kSkipOutputs[] = {
-    {.name = "output", .types = kFloat},
-    {.name = "mean", .types = kNone, .presence = Presence::kOptional},
-    {.name = "inv_std_var", .types = kNone, .presence = Presence::kOptional},
-    {.name = "input_skip_bias_sum", .types = kFloat, .presence = Presence::kOptional}};
+constexpr Port kSkipOutputs[] = {{.name = "output", .types = kFloat},
+                                 optional({.name = "mean", .types = kNone}),
+                                 optional({.name = "inv_std_var", .types = kNone}),
+                                 optional({.name = "input_skip_bias_sum", .types = kFloat})};
 // stash_type, the type in which a norm is summed, can only be float.
 constexpr AttributeRule kNorm[] = {axis("axis"), number("epsilon"), only("stash_type", 1)};
 constexpr AttributeRule kSkipNorm[] = {number("epsilon")};

@@ -261,9 +261,8 @@ class ArgMax final : public Step {
   bool last_;
 };
 
-constexpr Port kReduced[] = {
-    {.name = "data", .types = kNumbers, .type_letter = 'T'},
-    {.name = "axes", .types = kInt64, .presence = Presence::kOptional, .shape = "[A]"}};
+constexpr Port kReduced[] = {{.name = "data", .types = kNumbers, .type_letter = 'T'},
+                             optional({.name = "axes", .types = kInt64, .shape = "[A]"})};
 constexpr Port kResult[] = {{.name = "reduced", .types = kNumbers, .type_letter = 'T'}};
 constexpr AttributeRule kReduce[] = {integers("axes", -Shape::kMaxRank, Shape::kMaxRank - 1),
                                      flag("keepdims"), flag("noop_with_empty_axes")};

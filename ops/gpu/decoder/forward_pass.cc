@@ -14,8 +14,13 @@ namespace flownpu::gpu {
 namespace {
 
 Gating gating_of(const transformer::Decoder& decoder) {
-  return decoder.feed_forward().activation == transformer::Activation::kGeGlu ? Gating::kGeGlu
-                                                                              : Gating::kSwiGlu;
+  switch (decoder.feed_forward().activation) {
+    case transformer::Activation::kGeGlu:
+      return Gating::kGeGlu;
+    case transformer::Activation::kSwiGlu:
+      return Gating::kSwiGlu;
+  }
+  fail("expected a feed-forward with a gate");
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 #include "ops/error.h"
 #include "ops/formats/numbers.h"
 #include "ops/npu/nodes/lowered_node.h"
+#include "ops/transformer/decoder_constants.h"
 #include "ops/transformer/operators.h"
-#include "ops/transformer/q4nx_weight.h"
 
 namespace flownpu::npu {
 namespace {

@@ -14,7 +14,6 @@
 #include "ops/npu/nodes/encoder_shape.h"
 #include "ops/npu/weights/dense.h"
 #include "ops/transformer/decoder_constants.h"
-#include "ops/transformer/q4nx_weight.h"
 
 namespace flownpu::npu {
 

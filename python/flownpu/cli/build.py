@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -27,32 +27,17 @@ if TYPE_CHECKING:
 _COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
-class Target(StrEnum):
-    """Generations of the NPU."""
-
-    NPU1 = "npu1"
-    NPU2 = "npu2"
+# Generations of the NPU; the device that runs a model's artifacts; the type of the weights in a prompt's products.
+Target = Literal["npu1", "npu2"]
+Kind = Literal["emulate", "xclbin"]
+Weights = Literal["bf16", "bfp16"]
 
 
 class Emit(StrEnum):
-    """The form in which a design is written."""
+    """The form in which a design is written; an enumeration, since typer takes no Literal in a tuple."""
 
     MLIR = "mlir"
     PLAN = "plan"
-
-
-class Kind(StrEnum):
-    """The device that runs the artifacts of a model."""
-
-    EMULATE = "emulate"
-    XCLBIN = "xclbin"
-
-
-class Weights(StrEnum):
-    """The type of the weights in a prompt's matrix products."""
-
-    BF16 = "bf16"
-    BFP16 = "bfp16"
 
 
 Operators = Annotated[
@@ -95,7 +80,7 @@ def build(
     kind: KindOption = None,
     context: ContextOption = None,
     weights: WeightsOption = None,
-    target: Annotated[Target, typer.Option("--target", help="XDNA is npu1, XDNA2 is npu2.")] = Target.NPU2,
+    target: Annotated[Target, typer.Option("--target", help="XDNA is npu1, XDNA2 is npu2.")] = "npu2",
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -124,20 +109,20 @@ def build(
     if kind is not None or any(Path(name).is_dir() or Path(name).suffix == ".onnx" for name in names):
         if len(names) != 1 or model or emit is not None:
             raise typer.BadParameter("expected one MODEL folder, without --model and --emit")
-        _build_model(Path(names[0]), kind or Kind.XCLBIN, target, context, weights, output, as_json)
+        _build_model(Path(names[0]), kind or "xclbin", target, context, weights, output, as_json)
         return
     if context is not None or weights is not None or as_json:
         raise typer.BadParameter("--context, --weights and --json go with a MODEL folder")
     from flownpu.npu.catalogue import catalogue  # noqa: PLC0415 other commands need not read the designs
 
     try:
-        calls = catalogue(target.value, names, model or ())
+        calls = catalogue(target, names, model or ())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if emit is not None:
         _emit(calls, target, *emit)
     else:
-        _build(calls, target, (output or Path("artifacts")) / target.value)
+        _build(calls, target, (output or Path("artifacts")) / target)
 
 
 def _build_model(
@@ -156,24 +141,24 @@ def _build_model(
         task = bar.add_task("calls", total=None)
         built = build_artifacts(
             model,
-            kind=kind.value,
-            target=target.value,
+            kind=kind,
+            target=target,
             context=context,
-            weights=weights and weights.value,
+            weights=weights,
             output=output,
             report=lambda call, done, total: bar.update(task, description=call, completed=done, total=total),
             say=status,
         )
     if as_json:
-        print_json({"for": kind.value, "target": target.value, **asdict(built), "folder": str(built.folder)})
+        print_json({"for": kind, "target": target, **asdict(built), "folder": str(built.folder)})
         return
     what = f"{built.folder}: {built.calls} calls" + (f" over {built.context} positions" if built.context else "")
     for reason in built.left_out:
         status(f"left out: {reason}")
     # The default, on_unsupported=error, allows no nodes on the host.
-    command = f"flownpu run {model} --device {'emulate' if kind is Kind.EMULATE else 'npu'}"
+    command = f"flownpu run {model} --device {'emulate' if kind == 'emulate' else 'npu'}"
     command += " --option on_unsupported=cpu" if any(left.on_host for left in built.left_out) else ""
-    if kind is Kind.EMULATE:
+    if kind == "emulate":
         status(f"{what}, {built.made} made, the others are up to date. Next: {command}")
     elif not built.missing:
         status(f"{what}, {built.made} files compiled, the others are up to date. Next: {command}")
@@ -190,7 +175,7 @@ def say_missing(what: str, missing: Iterable[object]) -> None:
 
 def _emit(calls: list["ArtifactCall"], target: Target, kind: Emit, folder: Path) -> None:
     """Writes one file a call."""
-    write, suffix = (to_mlir, "mlir") if kind is Emit.MLIR else (to_json, "json")
+    write, suffix = (to_mlir, "mlir") if kind == "mlir" else (to_json, "json")
     count = 0
     for call, plan in _plans(calls, target):
         write_text(folder / call.array / f"{call.name}.{suffix}", write(require_valid(plan)))
@@ -201,7 +186,7 @@ def _emit(calls: list["ArtifactCall"], target: Target, kind: Emit, folder: Path)
 def _build(calls: list["ArtifactCall"], target: Target, path: Path) -> None:
     """Writes and, where that can be done, compiles the calls."""
     toolchain, missing = find_toolchain()
-    folder = ArtifactFolder(path, target.value, toolchain, versions={"flownpu": __version__}, say=status)
+    folder = ArtifactFolder(path, target, toolchain, versions={"flownpu": __version__}, say=status)
     arrays = Counter[str]()
     for call, plan in _plans(calls, target):
         folder.add(call.operator, call.array, call.name, plan)
@@ -223,7 +208,7 @@ def _plans(calls: list["ArtifactCall"], target: Target) -> Iterator[tuple["Artif
                 plan = call.program(0).resolve_program(f"{call.array}.{call.name}")
             except ValueError as error:
                 # XDNA has half of the columns, and not every design claims it; on XDNA2 all of them must fit.
-                if target is not Target.NPU1:
+                if target != "npu1":
                     raise
                 status(f"left out: {call.array} {call.name}: {error}")
             else:

@@ -2,10 +2,9 @@
 """`flownpu selftest`: an NPU, its emulator or a GPU tried piece by piece, each compared, timed and bounded."""
 
 import json
-from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -32,19 +31,14 @@ _GPU_RUNS = 5  # of a kernel, of which the median counts
 _MICROSECONDS = 1e6
 
 
-class TriedDevice(StrEnum):
-    """The device whose parts are tried."""
-
-    EMULATE = "emulate"
-    NPU = "npu"
-    GPU = "gpu"
+TriedDevice = Literal["emulate", "npu", "gpu"]
 
 
 def selftest(
     device: Annotated[
         TriedDevice, typer.Option("--device", help="The emulator, this machine's NPU, or its GPU.")
-    ] = TriedDevice.EMULATE,
-    target: Annotated[Target, typer.Option("--target", help="XDNA is npu1, XDNA2 is npu2.")] = Target.NPU2,
+    ] = "emulate",
+    target: Annotated[Target, typer.Option("--target", help="XDNA is npu1, XDNA2 is npu2.")] = "npu2",
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -72,25 +66,25 @@ def selftest(
     model. On a GPU every kernel is tried in every variant. DIR/DEVICE/report.json has all results: send it with a
     report.
     """
-    if device is TriedDevice.GPU:
-        _try_gpu(only or [], output / device.value, as_json)
+    if device == "gpu":
+        _try_gpu(only or [], output / device, as_json)
         return
     from flownpu.selftest.report import SelftestReport  # noqa: PLC0415
     from flownpu.selftest.runner import StageRunner  # noqa: PLC0415 other commands need not read the designs
     from flownpu.selftest.stages import selftest_stages  # noqa: PLC0415
 
-    on_npu = device is TriedDevice.NPU
-    stages = _chosen(selftest_stages(target.value, many=on_npu), only or [])
+    on_npu = device == "npu"
+    stages = _chosen(selftest_stages(target, many=on_npu), only or [])
     toolchain: Toolchain | None = None
     if on_npu:
         toolchain, missing = find_toolchain()
         if toolchain is None:
             say_missing("The stages for an NPU have to be compiled", missing)
             raise typer.Exit(1)
-    folder = output / device.value
-    runner = StageRunner(target.value, folder.absolute(), toolchain, seconds, _RUNS if on_npu else 1)
+    folder = output / device
+    runner = StageRunner(target, folder.absolute(), toolchain, seconds, _RUNS if on_npu else 1)
     versions = {} if toolchain is None else toolchain.versions
-    report = SelftestReport(device.value, target.value, versions, _run(runner, stages))
+    report = SelftestReport(device, target, versions, _run(runner, stages))
     if _write(report.document(), folder, as_json):
         _show(report, folder)
     if not report.passed:

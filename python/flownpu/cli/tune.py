@@ -22,7 +22,7 @@ Epilogue = Literal["none", "gelu", "geglu", "swiglu"]
 
 def tune(
     operator: Annotated[Literal["gemm"], typer.Argument(metavar="gemm", help="The operator.")],
-    target: Annotated[Target, typer.Option("--target", help="XDNA is npu1, XDNA2 is npu2.")] = Target.NPU2,
+    target: Annotated[Target, typer.Option("--target", help="XDNA is npu1, XDNA2 is npu2.")] = "npu2",
     precision: Annotated[
         Precision,
         typer.Option(
@@ -69,7 +69,7 @@ def _designs(target: Target, precision: Precision, epilogue: Epilogue, size: tup
     from flownpu.aie.cost.gemm_tuner import rank  # noqa: PLC0415
 
     try:
-        ranked = rank(target.value, precision, epilogue, *size)
+        ranked = rank(target, precision, epilogue, *size)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     return [(tiling_of(design), prediction) for design, prediction in ranked]
@@ -80,7 +80,7 @@ def _kernels(target: Target, precision: Precision, size: tuple[int, int, int]) -
     from flownpu.aie.cost.gemm_system import GemmSearch  # noqa: PLC0415
 
     try:
-        return GemmSearch(target.value, precision, size).candidates()
+        return GemmSearch(target, precision, size).candidates()
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -122,15 +122,15 @@ def kernels(decoder: DecoderShape, past: int, tokens: int, *, head: bool) -> Ite
         head: whether the LM head follows, for the last token.
     """
     shape, attention = decoder.shape, decoder.shape.heads * decoder.shape.d
-    packed, feed_forward = (shape.heads + 2 * shape.kv_heads) * shape.d, decoder.model.layers[0].feed_forward.size
+    packed, feed_forward = (shape.heads + 2 * shape.kv_heads) * shape.d, decoder.model.layers[0].feed_forward
     norm = Kernel("norm", 4 * tokens * shape.hidden * _FLOAT, floats=8 * tokens * shape.hidden)
     append = Kernel("append", tokens * packed * (_FLOAT + _CACHE), floats=12 * tokens * packed)
     before = [*_product("QKV", packed, shape.hidden, tokens), append]
     behind = [
         *_product("output", shape.hidden, attention, tokens),
         norm,
-        *_product("gate and up", 2 * feed_forward, shape.hidden, tokens, feed_forward),
-        *_product("down", shape.hidden, feed_forward, tokens),
+        *_product("gate and up", feed_forward.gate_up_rows, shape.hidden, tokens, feed_forward.size),
+        *_product("down", shape.hidden, feed_forward.size, tokens),
         norm,
     ]
     attend = {window: _attention(decoder, window, past, tokens) for window in set(decoder.windows)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A crowd of which some ask what is right and some what is hostile, for a time; and what was wrong with the answers.
+"""Concurrent requests, some valid and some hostile, for a time; and what was wrong with the answers.
 
 The requests of a client follow from the seed and the client's number alone. How many of them are sent before the time
 is up depends on the machine.

@@ -164,7 +164,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "pairs": (attribute(ATTENTION, 1, rotary_interleaved=1), "expected rotary_interleaved = 0"),
     "a bias of one layer": (constant(PRODUCT, 4, 2, np.ones(256, np.float32)), ""),
     "a bias": (constant(PRODUCT, 1, 2, np.ones(288, np.float32)), "the output projection has a bias, which the"),
-    "another scale": (attribute(ATTENTION, LAYERS - 1, scale=0.5), "as in the layers before, got 4, 2, 32, 0.5"),
+    "another scale": (attribute(ATTENTION, LAYERS - 1, scale=0.5), "as in the layers before, got 0.5"),
     "another epsilon": (attribute(NORM, 2, epsilon=1e-3), "expected the epsilon of all norms to be 1e-06, got 0.001"),
     "another activation": (attribute(PRODUCT, 6, gating="swiglu"), "got 608, 288 and swiglu"),
     "no output projection": (without_a_product, "expected a Q4NXMatMul, the output projection"),

@@ -204,7 +204,7 @@ def test_mixed_calls_equal_float64(isa: str, cache: str, attributes: dict[str, A
 @pytest.mark.parametrize("window", [-1, 20, 300])
 @pytest.mark.parametrize("cache", POOL_TYPES)
 @pytest.mark.parametrize("isa", ISAS)
-def test_sequence_has_same_bits_alone_and_among_others(isa: str, cache: str, window: int) -> None:
+def test_prompt_alone_or_beside_others_has_same_bits(isa: str, cache: str, window: int) -> None:
     """A prompt has the same bits in one call or in pieces, alone or beside others, in whichever blocks."""
     attributes = {"local_window_size": window}
     sequences = [Sequence(301, 1), Sequence(97, 2), Sequence(280, 3)]
@@ -213,15 +213,15 @@ def test_sequence_has_same_bits_alone_and_among_others(isa: str, cache: str, win
         pool = Pool(cache, isa, attributes=attributes, scattered=False, threads=1)
         alone[sequence.seed] = pool.run([(sequence, sequence.total)])[0]
     rng = np.random.default_rng(5)
-    crowd = Pool(cache, isa, attributes=attributes)
+    shared = Pool(cache, isa, attributes=attributes)
     found: dict[int, list[np.ndarray]] = {sequence.seed: [] for sequence in sequences}
     while True:
-        left = [(s, s.total - crowd.past.get(s.seed, 0)) for s in sequences]
+        left = [(s, s.total - shared.past.get(s.seed, 0)) for s in sequences]
         left = [(s, n) for s, n in left if n > 0]
         if not left:
             break
         work = [(s, int(min(n, rng.choice([1, 1, 3, 40, 111])))) for s, n in left]
-        for (sequence, _), output in zip(work, crowd.run(work), strict=True):
+        for (sequence, _), output in zip(work, shared.run(work), strict=True):
             found[sequence.seed].append(output)
     for seed, outputs in found.items():
         np.testing.assert_array_equal(np.concatenate(outputs), alone[seed])

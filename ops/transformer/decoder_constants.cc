@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/transformer/q4nx_weight.h"
+#include "ops/transformer/decoder_constants.h"
 
 #include <optional>
 

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// DecoderLimits: what a device computes of decoders; and the judgement of layers by it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ops/nodes/node.h"
+#include "ops/transformer/decoder.h"
+
+namespace flownpu::transformer {
+
+// The kinds of layers that a device computes, and how messages refer to the device. A layer of
+// another kind is left to the device's host, with the reason.
+struct DecoderLimits {
+  std::string who;    // "the array"
+  std::string means;  // what computes on it: "the array's designs"
+  bool softcap = false;
+  bool batches = false;  // several sequences at once
+  bool int8_caches = false;
+  bool without_rope = false;  // layers without RoPE, among layers with it
+  bool qkv_bias = false;      // a bias of the QKV projection
+  bool experts = false;       // mixtures of experts
+  bool all_logits = false;    // logits of all tokens, not only of the last
+  // The hidden size and the head size must be multiples of it.
+  std::int64_t multiple = 1;
+};
+
+// Why the device does not compute such a mixer, or such a feed-forward; empty if it does.
+std::string unsupported(const Attention& attention, const DecoderLimits& limits);
+std::string unsupported(const FeedForward& feed_forward, const DecoderLimits& limits);
+// The same for a node of attention: for what its description, an Attention, does not hold.
+std::string unsupported(const Node& attention, const DecoderLimits& limits);
+
+// Throws Error unless so many rows, named `name` in the message, are a multiple of the device's.
+// The vocabulary need not be one: it is padded with rows of zeros, whose logits nobody reads.
+void check_multiple(const Node& node, const char* name, std::int64_t rows,
+                    const DecoderLimits& limits);
+
+}  // namespace flownpu::transformer

@@ -26,7 +26,7 @@ namespace flownpu::transformer {
 // another kind is left to the device's host, with the reason.
 struct DecoderLimits {
   std::string who;    // "the array"
-  std::string means;  // what computes on it: "the array's designs"
+  std::string means;  // the device's name in messages, such as "the array's designs"
   bool softcap = false;
   bool batches = false;  // several sequences at once
   bool int8_caches = false;
@@ -38,7 +38,7 @@ struct DecoderLimits {
   std::int64_t multiple = 1;
 };
 
-// Why the device does not compute such a mixer, or such a feed-forward; empty if it does.
+// The reason why the device does not compute such a mixer or feed-forward; empty if it does.
 std::string unsupported(const Attention& attention, const DecoderLimits& limits);
 std::string unsupported(const FeedForward& feed_forward, const DecoderLimits& limits);
 
@@ -46,8 +46,8 @@ std::string unsupported(const FeedForward& feed_forward, const DecoderLimits& li
 struct FoundDecoder {
   Decoder decoder;
   DecoderConstants constants;
-  // All nodes that the decoder consists of; then, of these, the first norm, the attentions in the
-  // order of their layers, and the LM head.
+  // All nodes of the decoder; among these the first norm, the attentions in the order of their
+  // layers, and the LM head.
   std::unordered_set<const Node*> taken;
   const Node* first_norm = nullptr;
   std::vector<const Node*> attentions;

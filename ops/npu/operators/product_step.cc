@@ -15,7 +15,7 @@ struct Epilogue {
   std::size_t bias = kProductBias;
   std::size_t residual = kProductResidual;
   cpu::Activation activation = cpu::Activation::kNone;
-  // act(gate) * up, where the up projection begins `up` elements behind the gate; null: no gating.
+  // act(gate) * up. The up projection begins `up` elements after the gate; null: no gating.
   void (*gate)(const float* gate, const float* up, float* y, std::int64_t n) = nullptr;
   std::int64_t up = 0;
 };

@@ -141,7 +141,7 @@ def test_closed_pipe_is_no_error(model):
 
 
 def test_closed_pipe_at_exit_is_no_error():
-    """Output that is not written yet when the command ends: Python would complain, and end with 120."""
+    """Output that is not yet written when the command ends: Python would complain, and end with 120."""
     reader, writer = os.pipe()
     os.close(reader)
     script = "import sys; from flownpu.cli import main; print('left'); sys.exit(main(['no-such-command']))"

@@ -91,9 +91,9 @@ def test_random_blocks_have_promised_moments_and_empty_padding(rows: int, column
     assert blocks.shape == projection.blocks_shape(layout)
     np.testing.assert_array_equal(q4nx.pack(*q4nx.unpack(blocks, rows, columns), layout), blocks)  # the padding is zero
     weights = q4nx.dequantize(blocks, rows, columns)
-    # The mean of n values of deviation s is off by s / sqrt(n); 5 times that does not happen by chance. Uniform scales
-    # of 0.75..1.25 make the variance larger by the factor 1 + 1/48, and so the deviation by 1 %; n values estimate the
-    # deviation with an error of 1 / sqrt(2n) if they are normal, and less if they are codes.
+    # The mean of n values of deviation s is off by s / sqrt(n); 5 times as much does not happen by chance. Uniform
+    # scales of 0.75..1.25 make the variance larger by the factor 1 + 1/48, and so the deviation by 1 %; n values
+    # estimate the deviation with an error of 1 / sqrt(2n) if they are normal, and less if they are codes.
     deviation, n = columns**-0.5, weights.size
     assert abs(weights.mean()) < 5 * deviation / n**0.5
     assert abs(weights.std() / deviation - 1) < 0.01 + 5 / (2 * n) ** 0.5

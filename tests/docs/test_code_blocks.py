@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code that the documentation tells readers to type works."""
+"""The code blocks in the documentation work."""
 
 import os
 import subprocess

@@ -57,8 +57,8 @@ def make_session(ep_devices: list[Any]) -> MakeSession:
     """Makes a session on FlowNPU.
 
     `options` are the provider's. `by_name`: through providers=[...] instead of add_provider_for_devices(). `strict`:
-    fail if a node is left for ORT's CPU provider. `configure`: attributes of SessionOptions. `prepare`: a function that
-    is called with the SessionOptions.
+    fail if ORT's CPU provider gets a node. `configure`: attributes of SessionOptions. `prepare`: a function that is
+    called with the SessionOptions.
     """
 
     def make(

@@ -100,7 +100,7 @@ def test_library_exports_two_entry_points(library: Path) -> None:
 
 
 def threads_of_process() -> set[int]:
-    gc.collect()  # Sessions that a caught exception's frames hold keep their threads until then.
+    gc.collect()  # Sessions in the frames of a caught exception keep their threads until then.
     return {int(task.name) for task in Path("/proc/self/task").iterdir()}
 
 
@@ -136,7 +136,7 @@ def test_sessions_on_pools_of_all_sizes_compute_at_once(make_session: MakeSessio
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: there is no other for a worker")
 def test_workers_stay_off_core_of_their_caller(make_session: MakeSession) -> None:
-    # Left to itself, Linux wakes a worker on the caller's core, where the two would take turns.
+    # Without this, Linux wakes a worker on the caller's core, where the two would take turns.
     cores = os.sched_getaffinity(0)
     x = np.ones(300_000, np.float32)
     before = threads_of_process()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outputs so large that each run allocates them anew are in large pages, where the system has these."""
+"""Outputs so large that each run allocates them anew are in large pages, if the system has these."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph that the device takes whole: one partition, the same numbers, every kind of input and output."""
+"""A graph that the device takes as a whole: one partition, the same numbers, every kind of input and output."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process in which cases are run, so that a crash, a sanitizer's report or a hang is a finding and does not end all.
+"""A process that runs cases, so that a crash, a sanitizer's report or a hang is a finding and does not end the
+campaign.
 
 Importing ONNX Runtime, above all under AddressSanitizer, takes longer than thousands of cases. So a *server* does it
 once; a fork of it, the *runner*, answers calls until a case ends it, and then the server forks the next one. Two pipes
@@ -161,7 +162,7 @@ class Worker:
         except TimeoutError:
             raise self._hung() from None
         except BaseException:
-            self._end()  # A late answer must not be taken for that of the next call.
+            self._end()  # A late answer must not be taken for the answer of the next call.
             raise
         if not succeeded:
             raise Raised(*answer)

@@ -17,7 +17,9 @@ class ConversionError(FlowNPUError):
 
 
 def refuse_unplaced(source: Path, tensors: Sequence[str], kind: str = "family") -> None:
-    """Raises ConversionError if there are any `tensors`, which a model has no place for: it would compute otherwise."""
+    """Raises ConversionError for `tensors` that have no place in a model, which would compute wrong results without
+    them.
+    """
     if tensors:
         shown = ", ".join(tensors[:3]) + (" ..." if len(tensors) > 3 else "")
         raise ConversionError(

@@ -79,7 +79,7 @@ def test_mlir_opt_parses_every_design(design):
 
 @needs_mlir_opt
 def test_mlir_opt_sees_wrong_type():
-    """Parsing checks something: a call with an object of another size does not pass."""
+    """Parsing finds mistakes: a call with an object of another size does not pass."""
     text = to_mlir(chain()).replace(
         ": (memref<64xi32>, memref<64xi32>, i32)", ": (memref<65xi32>, memref<64xi32>, i32)"
     )
@@ -87,7 +87,7 @@ def test_mlir_opt_sees_wrong_type():
 
 
 def called(array):
-    """The kernels that some core calls. A real aie-opt warns of others, as it does not link their objects."""
+    """The kernels that some core calls. A real aie-opt warns about others, because it does not link their objects."""
     body = (statement for core in array.cores for statement in core.statements)
     return {statement.kernel for statement in body if isinstance(statement, Call)}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of a token: which way is chosen, its steps, and the reasons that are given for the ways not taken."""
+"""The program of a token: its way of decoding, its steps, and the reasons against the other ways."""
 
 import re
 from dataclasses import replace
@@ -95,7 +95,7 @@ def test_lm_head_out_of_reach_becomes_own_call(monkeypatch):
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_operators_of_biased_decoder_have_1_in_x(bias):
-    """Without programs of chunks, which fill the same buffer, nothing else would write it."""
+    """Without programs of chunks, which fill the same buffer, nothing else would write the buffer."""
     shape = replace(SHAPES["llama3.2-1b"], qkv_bias=bias)
     (x,) = (buffer for buffer in operators_program(decoder_of(shape), "npu2", CONTEXT).buffers if buffer.name == "x")
     assert (x.line, x.one) == ((shape.line, bias_column(shape.hidden)) if bias else (0, 0))

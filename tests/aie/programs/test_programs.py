@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs as data: how often they change the array, what steps read, and from how many tokens a chunk is worth it."""
+"""Programs as data: their changes of the array, the reads of steps, and the number of tokens that justifies a chunk."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def test_encoder_layer_changes_array_twice():
 
 
 def test_products_read_weights_of_their_own_layer():
-    """Follows the panels: an engine's output replaces what it overlaps, and a GEMM must find its own layer's."""
+    """Follows the panels: an engine's output replaces overlapping ones, and a GEMM must find its own layer's."""
     program = prefill_program(decoder(SMALL), "npu2", CONTEXT, 256, "bfp16")
     held, products = {}, 0
     for step in program.steps:

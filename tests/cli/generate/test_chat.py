@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu chat`: turns, commands, Ctrl-C; a conversation's cache gives the replies that a fresh start gives."""
+"""`flownpu chat`: turns, commands, Ctrl-C; replies from a conversation's cache equal those of a fresh start."""
 
 import contextlib
 import io
@@ -52,7 +52,7 @@ def test_kv_cache_holds_sequence_after_reply(language_model, ends):
     conversation = Conversation(language_model, GREEDY, 1024)
     say(conversation, "Tell me about loops.", 5 if ends == "cut short" else None)
     held = conversation._cached.generator.get_sequence(0)
-    assert len(held) < 1000  # else it has not ended by itself
+    assert len(held) < 1000  # otherwise it has not ended by itself
     longer = np.concatenate([held, np.array([300, 301, 302], dtype=np.int32)])
     generator, new, images = conversation._cached.resume(longer, [])
     assert (new.tolist(), images) == ([300, 301, 302], ())

@@ -282,7 +282,7 @@ def test_conversation_with_other_image_is_computed_anew(language_model, seeing_m
 
 
 def test_kv_cache_behind_image_is_rewound(language_model, seeing_model, files):
-    """This happens when a reply's text is tokenised into other tokens than it was generated with."""
+    """A reply's text may become other tokens than those it was generated with."""
     (one, _) = read_images(seeing_model, files)
     conversation = Conversation(language_model, GREEDY, 1000)
     say(conversation, QUESTION, 20, [one])

@@ -125,7 +125,7 @@ def test_sampling_repeats_with_its_seed(flownpu, model):
         return flownpu("run", model, "-p", PROMPT, "--no-chat-template", *options, *CPU).out
 
     assert text(7) == text(7)
-    # 24 tokens, each out of 500: another seed gives another text, or the seed is not used.
+    # 24 tokens, each out of 500: another seed gives another text.
     assert text(7) != text(8)
 
 

@@ -254,7 +254,7 @@ def test_npu_estimate_is_below_memory_roof(explained, model):
 
 
 def test_program_listing_equals_build(explained, flownpu, model):
-    """The programs that the session's decoder makes of the graph, counted from the programs themselves."""
+    """The programs for the session's decoder of the graph, counted from the programs themselves."""
     document = explained(model)["speed"]["npu"]["programs"]
     written = programs_of_model(model, "npu2")[0]
     assert [(found["kind"], found["tokens"], found["steps"]) for found in document] == [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AWQ and GPTQ checkpoints: their codes, scales and zero points are taken over."""
+"""AWQ and GPTQ checkpoints keep their codes, scales and zero points."""
 
 import json
 import logging

@@ -128,7 +128,7 @@ def corners(function: Callable[..., Array], *values: Bounds) -> tuple[Array, Arr
         )
         if len(results) == 1:
             return low, low, nan
-        # If only some corners are NaN, the result may be anything: the root of an interval with negative numbers.
+        # If only some corners are NaN, the result may be anything, as the root of an interval with negative numbers.
         return low, np.where(always, 0.0, np.where(own == PERHAPS, np.inf, np.fmax.reduce(results))), nan
     if len(results) == 1:
         return results[0], results[0], nan
@@ -146,7 +146,7 @@ def elementwise(
 
 
 def anything(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Bounds:
-    """Bounds of numbers of which nothing is known."""
+    """Bounds of completely unknown numbers."""
     if is_float(dtype):
         infinity = np.full(shape, np.inf)
         return Bounds(-infinity, infinity, dtype, np.full(shape, PERHAPS, np.uint8))
@@ -157,7 +157,7 @@ def anything(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Bounds:
 
 
 def unknown_where(value: Bounds, unknown: Array) -> Bounds:
-    """The value's bounds, except that nothing is known of the elements in `unknown`."""
+    """The value's bounds, with unknown numbers for the elements in `unknown`."""
     if not unknown.any():
         return value
     blank = anything(value.shape, value.dtype)

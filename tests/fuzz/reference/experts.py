@@ -24,7 +24,7 @@ def q4nx_moe(node: Node) -> Bounds:
     if min(taken, inner) < 1 or taken > experts or node.has(1) == node.has(4):
         raise Unknown
     if any(node.input(i).shape[0] % experts for i in (2, 3)):
-        raise Unknown  # the blocks do not divide by the experts
+        raise Unknown  # the number of blocks is no multiple of the number of experts
     x = given.map(lambda array: array.reshape(-1, hidden))
     logits = _logits(node, x, experts, hidden)
     chosen, weights = _route(logits, taken, normalize=bool(node.attributes.get("normalize_routing_weights", 1)))
@@ -56,7 +56,7 @@ def _route(logits: Bounds, taken: int, *, normalize: bool) -> tuple[Array, Bound
     """The experts that each row chooses, bool [rows, experts], and the weight of each expert if it is chosen."""
     if logits.nan is not None or not (np.isfinite(logits.low).all() and np.isfinite(logits.high).all()):
         raise Unknown
-    # An expert is chosen for sure if fewer than k others can be as good.
+    # An expert is certainly chosen if fewer than k others can be as good.
     better = (logits.high[:, None, :] >= logits.low[:, :, None]).sum(-1) - 1
     chosen = better < taken
     if (chosen.sum(-1) != taken).any():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decode layer's plans, for every model: what the checker, mlir-opt and the order of its sequence say of them."""
+"""The decode layer's plans for every model, seen by the checker, mlir-opt and the order of the sequence."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_token_has_expected_dispatches(name, layers, vocabulary, calls, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_layer_has_expected_waits(way):
-    """Counts the waits: where a drain is awaited before a transfer that may read what it wrote."""
+    """Counts the waits: a drain that is awaited before a transfer that may read its result."""
     plan = DecodeLayer(SHAPES["gemma3-1b"], way).program(700, 1024).resolve_program("layer")
     drained = {fifo.name for fifo in plan.array.fifos if any(end.tile.row == 0 for end in fifo.consumers)}
     transfers, waits, waiting = {}, 0, False
@@ -86,7 +86,7 @@ def test_layer_has_expected_waits(way):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["gemma3-1b", "llama3.1-8b"])
 def test_weights_do_not_wait(name, way):
-    """Each stream has the next projection's first weights on their way before the products of one are awaited."""
+    """Each stream starts the next projection's first weights before the products of one are awaited."""
     shape, design = SHAPES[name], DecodeLayer(SHAPES[name], way)
     steps = design.program(700, 1024).resolve_program("layer").sequence.steps
     places = {step.name: place for place, step in enumerate(steps) if isinstance(step, Transfer)}

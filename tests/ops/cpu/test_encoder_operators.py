@@ -28,8 +28,8 @@ def test_layer_norm_equals_reference(isa: str, biased: bool, width: int, mean: f
     centred = exact - exact.mean(-1, keepdims=True)
     deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
     expected = centred / deviation * weight + (bias if biased else 0)
-    # The mean is off by up to `width` roundings of |x| (and one where x - mean is formed), which moves what is divided
-    # by the deviation, and the deviation by as much at most; then `width` + 6 roundings of the result.
+    # The mean is off by up to `width` roundings of |x|, and x - mean by one more. That moves the dividend, and the
+    # deviation by at most as much; `width` + 6 roundings of the result follow.
     mean_error = (width + 1) * EPSILON * np.abs(exact).max(-1, keepdims=True) / deviation
     bound = (
         2 * mean_error * (1 + np.abs(expected))

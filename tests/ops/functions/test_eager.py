@@ -51,7 +51,7 @@ def test_products_equal_operator(tokens: int) -> None:
 
 
 def test_default_activations_are_providers() -> None:
-    """int8, whose step for 32 numbers is a 127th of the largest; half of it is what a number may be off by."""
+    """int8: its step for 32 numbers is a 127th of the largest, and a number may be off by half a step."""
     blocks, x = weight_and_rows(3)
     expected = matmul_definition.reference(x, blocks, rows=ROWS, columns=COLUMNS)
     y = ops.q4nx_matmul(x, blocks, rows=ROWS)
@@ -155,7 +155,7 @@ def at_an_odd_address(array: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_memory_of_any_order_gives_same_result(framework: str, isa: str) -> None:
-    """Transposed, every other row, backwards, read-only and at odd addresses: as if it were dense."""
+    """Transposed, every other row, backwards, read-only and at odd addresses: the result is that of dense memory."""
     blocks, x = weight_and_rows(6)
     options = {"cpu_isa": isa}
     expected = ops.q4nx_matmul(x, blocks, options=options)
@@ -268,7 +268,7 @@ def test_python_goes_on_while_operator_computes() -> None:
         counter.start()
         before = counted[0]
         ops.q4nx_matmul(x, blocks, options=options)
-        # It may count once or twice between Python's own steps.
+        # The thread may count once or twice between Python's own steps.
         assert counted[0] > before + 20
     finally:
         sys.setswitchinterval(interval)

@@ -139,7 +139,7 @@ def test_empty_cache_folder_keeps_nothing(pocl):
 
 @pytest.mark.opencl
 def test_kernel_that_does_not_compile_quotes_compiler(pocl):
-    """The compiler's own words are in the error."""
+    """The error quotes the compiler."""
     del pocl
     with pytest.raises(RuntimeError, match=r"(?s)kernel tried on .*CL_BUILD_PROGRAM_FAILURE.*no_such_word.*selftest"):
         gpu.open().run(gpu.Kernel("no_such_word;", []), [1, 1, 1], [])

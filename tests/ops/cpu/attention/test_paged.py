@@ -205,7 +205,7 @@ def test_mixed_calls_equal_float64(isa: str, cache: str, attributes: dict[str, A
 @pytest.mark.parametrize("cache", POOL_TYPES)
 @pytest.mark.parametrize("isa", ISAS)
 def test_sequence_has_same_bits_alone_and_among_others(isa: str, cache: str, window: int) -> None:
-    """A prompt has the same bits in one call or in pieces, alone or beside others, in whichever blocks."""
+    """A prompt has the same bits in one call or in pieces, alone or beside others, in any blocks."""
     attributes = {"local_window_size": window}
     sequences = [Sequence(301, 1), Sequence(97, 2), Sequence(280, 3)]
     alone = {}
@@ -228,7 +228,7 @@ def test_sequence_has_same_bits_alone_and_among_others(isa: str, cache: str, win
 
 
 def test_shared_prefix_blocks_give_same_bits() -> None:
-    """Two sequences whose first blocks are the same ones."""
+    """Two sequences that share their first blocks."""
     pool = Pool()
     first = Sequence(60, 1)
     second = dataclasses.replace(first, total=60)
@@ -241,7 +241,7 @@ def test_shared_prefix_blocks_give_same_bits() -> None:
 
 
 def test_nan_stays_in_its_sequence() -> None:
-    """In it, tokens before the one that has them do not change either."""
+    """In the sequence with the NaN, earlier tokens do not change either."""
     clean, broken = Sequence(40, 1), Sequence(40, 2)
     alone = Pool().run([(clean, 40)])[0]
     before = Pool().run([(broken, 40)])[0]

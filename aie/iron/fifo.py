@@ -109,20 +109,18 @@ class ObjectFifoHandle:
         return "produce" if self.is_producer else "consume"
 
     def belongs_to(self, owner: object) -> None:
-        """Note who uses the end.
+        """Record the user of the end.
 
-        Raises:
-            RecordingError: another owner already uses it.
+        Raises: RecordingError: another owner already uses it.
         """
         if self.owner is not None and self.owner is not owner:
             raise RecordingError(f"[ObjectFifo {self.fifo.name}] its {self.port} end is already in use")
         self.owner = owner
 
     def belongs_to_host(self, sequence: object) -> None:
-        """Note that a sequence uses the end; several sequences of one array may.
+        """Record that a sequence uses the end; several sequences of one array may.
 
-        Raises:
-            RecordingError: a worker or a link already uses it.
+        Raises: RecordingError: a worker or a link already uses it.
         """
         if type(self.owner) is type(sequence):
             self.owner = None

@@ -143,10 +143,9 @@ class CoreTrace:
 
     @property
     def body(self) -> tuple[plan.Statement, ...]:
-        """All of it.
+        """The whole program.
 
-        Raises:
-            RecordingError: a loop was left by break or return, which only Python can do.
+        Raises: RecordingError: a loop was left by break or return, which only Python can do.
         """
         if len(self._blocks) != 1:
             raise RecordingError("[core] a loop over range_ was left by break or return, which no core can do")
@@ -164,7 +163,7 @@ class CoreTrace:
 
 @lru_cache(maxsize=4096)  # enough for the loops of several arrays
 def _one_of_equal(loop: plan.Loop) -> plan.Loop:
-    """The first loop that was equal to this one: caches have loops as keys, and find an identical object at once."""
+    """The first loop that was equal to this one. Caches have loops as keys, and find an identical object at once."""
     return loop
 
 

@@ -17,14 +17,10 @@ if TYPE_CHECKING:
 def decoder_of_configuration(config: Mapping[str, Any], where: str, image_tokens: int = 0) -> DecoderShape:
     """The decoder that conversion makes of a checkpoint's configuration.
 
-    Args:
-        config: the contents of config.json.
-        where: what errors call it.
-        image_tokens: tokens of an image; 0: the model takes none.
+    Args: config: the contents of config.json. where: the name of the configuration in errors. image_tokens: tokens of
+    an image; 0: the model takes none.
 
-    Raises:
-        ConversionError: the family is not supported.
-        ValueError: the NPU's designs have no place for it.
+    Raises: ConversionError: the family is not supported. ValueError: the NPU's designs do not support it.
     """
     found = read_decoder(config, where=where)
     description = found.description(images=image_tokens > 0)
@@ -58,7 +54,7 @@ _SIGLIP = EncoderShape(
     scale=72**-0.5,
 )
 ENCODERS: dict[str, EncoderShape] = {"siglip": _SIGLIP}
-# The designs have no place for experts.
+# The designs do not support experts.
 MODELS: dict[str, DecoderShape | EncoderShape] = {
     **{name: decoder_of_configuration(shape, name) for name, shape in SHAPES.items() if "num_experts" not in shape},
     **ENCODERS,

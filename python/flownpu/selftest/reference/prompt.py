@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The expected results of prefill in float64, and how far each number may be off.
+"""The expected results of prefill in float64, and the tolerance of each number.
 
 As in layer.py (`expectation`), copies of the model are computed beside the exact one, each with errors of its own
 wherever the array rounds; a number may be off by `DEVIATIONS` times their standard deviation. A sum of many errors
@@ -208,8 +208,7 @@ def turned(x: np.ndarray, norm: np.ndarray | None, cosine: np.ndarray, sine: np.
 def _require_equal(copy: np.ndarray, expected: np.ndarray) -> None:
     """Checks that the equations of the copies give the operator's result.
 
-    Raises:
-        ArithmeticError: they do not.
+    Raises: ArithmeticError: they do not.
     """
     if not np.allclose(copy, expected, rtol=1e-9, atol=1e-12):
         raise ArithmeticError("expected the model of attention to be the operator, and it is not: a bug of flownpu")

@@ -99,8 +99,8 @@ def main(
             generator = looking.generator(context, GREEDY, min_length=context)
             assert isinstance(generator, SpeculativeGenerator)
             if not own:
-                # The reader cannot be made to choose a text's tokens, so that every step uses the choice, as for
-                # sampled text.
+                # The reader cannot be made to choose a text's tokens, so every step uses the choice, as for sampled
+                # text.
                 generator._choice, generator._reader_chooses = ForcedChoice(generator._choice, [*text, *text]), False
             pairs.append((seconds, decode(generator, prompt, tokens)))
             tally = generator.tally

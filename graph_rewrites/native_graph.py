@@ -114,8 +114,10 @@ def find_decoder(model: ir.Model) -> _native.Decoder:
 
 
 def describe_operators(model: ir.Model) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
-    """(stem, sizes) of each single operator that a session gives to an NPU, and the reasons for leaving others. Raises:
-    ValueError: the graph is damaged.
+    """(stem, sizes) of each single operator that a session gives to an NPU, and the reasons for leaving others.
+
+    Raises:
+        ValueError: the graph is damaged.
     """
     return _native.describe_operators(*native_graph(model), _weights(model.graph))
 

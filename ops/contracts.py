@@ -75,8 +75,10 @@ def documented(
 ) -> Callable[[_Function], _Function]:
     """Gives a function the operator's signature, in place of `**keywords`, and the documentation of its arguments.
 
-    Args: op_type: The operator. others: Documentation of further arguments, and additions to what the schema says.
-        renamed: The function's own names of inputs and attributes.
+    Args:
+        op_type: The operator.
+        others: Documentation of further arguments, and of those of which the schema does not say all.
+        renamed: The function's names of inputs and attributes that it calls otherwise.
     """
     contract = contract_of(op_type)
     names = renamed or {}

@@ -313,9 +313,7 @@ def _layout(function: str, blocks: NDArray[Any]) -> q4nx.Layout:
 
 
 def _fit(function: str, name: str, given: object, weight: NDArray[Any], blocks: int, each: int) -> int:
-    """The given size, or the size of `blocks` blocks of `each` by default; ValueError if it needs another number of
-    blocks.
-    """
+    """The given size, by default that of `blocks` blocks of `each`; ValueError if it needs another number of blocks."""
     most = blocks * each
     size = most if given is None else as_integer(function, name, given, 64)
     if not most - each < size <= most:

@@ -111,8 +111,11 @@ def compute(
 
 
 def open_device(function: str, name: str, options: Mapping[str, str | int] | None) -> _native.Device:
-    """The device with this name and these options. It is made once and kept. Raises: TypeError: The name is no str, or
-    an option neither str nor int. ValueError: There is no such device or option.
+    """The device with this name and these options. It is made once and kept.
+
+    Raises:
+        TypeError: The name is no str, or an option neither str nor int.
+        ValueError: There is no such device or option.
     """
     if not isinstance(name, str):
         raise TypeError(f"[{function}] expected device to be a str, got {type(name).__name__}")

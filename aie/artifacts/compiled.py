@@ -64,7 +64,8 @@ class BuildCost(NamedTuple):
 def build_cost(calls: Sequence[ArtifactCall]) -> BuildCost:
     """The number of files to compile for some calls; it is known without a compiler.
 
-    Raises: PlanError: a plan breaks the hardware's limits.
+    Raises:
+        PlanError: a plan breaks the hardware's limits.
     """
 
     def compilations(call: ArtifactCall) -> int:

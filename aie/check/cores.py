@@ -170,9 +170,7 @@ class _CoreCheck:
                         self._add(f"value of {statement.barrier}", statement.value, f"0..{self.limits.lock_maximum}")
 
     def _loop(self, loop: Loop) -> None:
-        """A loop of unknown length with acquires must not be unrolled, because aie-opt then ends with a segmentation
-        fault.
-        """
+        """A loop of unknown length with acquires must not be unrolled: aie-opt then ends with a segmentation fault."""
         moves = any(isinstance(statement, (Acquire, Release)) for statement in statements(loop.body))
         if moves and _passes(loop) is None and not self.core.dynamic:
             detail = "the loop's length is a run-time parameter: Worker(dynamic_objfifo_lowering=True)"

@@ -151,8 +151,7 @@ def is_compute_bound(
 
 
 def single_core_kernel(known: GemmParameters, precision: Precision, *, measured: float | None = None) -> KernelSize:
-    """The kernel of highest throughput (table 1): the smallest tile of C with which inputs arrive in time, and the
-    largest k.
+    """The kernel of highest throughput (table 1): the smallest tile of C whose inputs arrive in time.
 
     The paper names two objectives, most multiply-adds and least m n. Taken in that order they yield the kernels of
     tables 2 and 3 (144 x 72 x 144); table 1's need the other order: least m n, then most multiply-adds.

@@ -228,8 +228,9 @@ class _Megatile:
         self.flush = self.write
 
     def _main_memory(self, known: GemmParameters, tiling: Tiling, depth: int) -> float:
-        """Seconds of reading A and B. Main memory's rate bounds it, and so does each stream, whose runs follow one
-        another.
+        """Seconds of reading A and B.
+
+        Main memory's rate bounds it, and so does each stream, whose runs follow one another.
         """
         lines = depth / tiling.k_mt
         a_runs = tiling.e_y * tiling.m * lines * known["run"]

@@ -79,8 +79,9 @@ def _score_block(values: Values, rows: int, keys: int, d: int) -> float:
 
 
 def _value_block(values: Values, rows: int, keys: int, d: int) -> float:
-    """Cycles of F V. F is converted before the loop. In the loop, products are as fast as GEMM's and hide the moves of
-    sums.
+    """Cycles of F V.
+
+    F is converted before the loop. In the loop, products are as fast as GEMM's and hide the moves of sums.
     """
     return sum(
         values["product_loop"]

@@ -53,9 +53,10 @@ class Emulator {
  public:
   Emulator(Array array, const FindKernel& find_kernel);
 
-  // Runs one call. `buffers`: the sequence's host buffers, in its order, each of its size. The next call finds the
-  // array as this one leaves it, as without a reconfiguration. Throws Error (Deadlock, if nothing can run) if the
-  // program goes wrong; the emulator cannot be used after that.
+  // Runs one call. `buffers`: the sequence's host buffers, in its order, each of its size. The next
+  // call finds the array as this one leaves it, as without a reconfiguration. Throws Error
+  // (Deadlock, if nothing can run) if the program goes wrong; the emulator cannot be used after
+  // that.
   void run(const Sequence& sequence, std::span<const std::span<std::byte>> buffers,
            const RunOptions& options);
 

@@ -111,7 +111,8 @@ class ObjectFifoHandle:
     def belongs_to(self, owner: object) -> None:
         """Record the user of the end.
 
-        Raises: RecordingError: another owner already uses it.
+        Raises:
+            RecordingError: another owner already uses it.
         """
         if self.owner is not None and self.owner is not owner:
             raise RecordingError(f"[ObjectFifo {self.fifo.name}] its {self.port} end is already in use")
@@ -120,7 +121,8 @@ class ObjectFifoHandle:
     def belongs_to_host(self, sequence: object) -> None:
         """Record that a sequence uses the end; several sequences of one array may.
 
-        Raises: RecordingError: a worker or a link already uses it.
+        Raises:
+            RecordingError: a worker or a link already uses it.
         """
         if type(self.owner) is type(sequence):
             self.owner = None

@@ -145,7 +145,8 @@ class CoreTrace:
     def body(self) -> tuple[plan.Statement, ...]:
         """The whole program.
 
-        Raises: RecordingError: a loop was left by break or return, which only Python can do.
+        Raises:
+            RecordingError: a loop was left by break or return, which only Python can do.
         """
         if len(self._blocks) != 1:
             raise RecordingError("[core] a loop over range_ was left by break or return, which no core can do")

@@ -48,7 +48,8 @@ def _array_json(array: Array) -> str:
 def from_json(text: str) -> Plan:
     """Read the text that `to_json` wrote.
 
-    Raises: ValueError: the text is no plan; the message describes the finding.
+    Raises:
+        ValueError: the text is no plan; the message says what was found.
     """
     try:
         plan = _decode(json.loads(text))

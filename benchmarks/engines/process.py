@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine in a process of its own, which answers each line on its stdin with one JSON object."""
+"""An engine in a separate process, which answers each line on its stdin with one JSON object."""
 
 import json
 import subprocess

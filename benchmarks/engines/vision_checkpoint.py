@@ -64,7 +64,7 @@ def write_checkpoint(folder: Path, layers: int) -> None:
     )
     torch.manual_seed(0)
     model = transformers.Gemma3ForConditionalGeneration(config)
-    with torch.no_grad():  # transformers initialises it with zeros, so that features would be zeros, too
+    with torch.no_grad():  # transformers initialises it with zeros, which would make the features zeros, too
         projection = model.model.multi_modal_projector.mm_input_projection_weight
         projection.normal_(std=projection.shape[0] ** -0.5)
     model.bfloat16().save_pretrained(folder)

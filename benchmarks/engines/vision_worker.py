@@ -81,7 +81,7 @@ def main() -> None:
     """Loads the engine and answers stdin."""
     engine, folder, threads = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what engines print goes to stderr: stdout has answers only
+    os.dup2(2, 1)  # engines print to stderr, because stdout has answers only
 
     def say(**answer: float) -> None:
         print(json.dumps(answer), file=answers, flush=True)

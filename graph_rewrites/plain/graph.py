@@ -81,8 +81,9 @@ def is_operator(node: ir.Node, *operators: str) -> bool:
 
 
 def with_constant(node: ir.Node | None) -> tuple[ir.Value, float] | None:
-    """The computed input of an operator with two inputs, and the number that is its other input; None if there are not
-    both. For Div, Sub and Pow the number must be the second input.
+    """The computed input of an operator with two inputs, and the number in its other input; None without both.
+
+    For Div, Sub and Pow the number must be the second input.
     """
     if node is None or len(node.inputs) != 2:
         return None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The body of FlowQKVAttention's definition in ONNX's textual syntax, which stock ONNX Runtime runs. PagedAttention's
-definition uses the parts whose names do not begin with an underscore.
+"""The body of FlowQKVAttention's definition in ONNX's textual syntax, which stock ONNX Runtime runs.
+
+PagedAttention's definition uses the parts whose names do not begin with an underscore.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds ONNX functions, which define all operators of FlowNPU, from text. An operator has several *variants*: with or
-without a bias, with packed or separate queries, keys and values, and so on. A function's body cannot test whether an
-optional input is present, so each variant is a separate function.
+"""Builds ONNX functions, which define all operators of FlowNPU, from text.
+
+An operator has several *variants*: with or without a bias, with packed or separate queries, keys and values, and so on.
+A function's body cannot test whether an optional input is present, so each variant is a separate function.
 
 All variants of an operator share domain and name. Their `overload` (IR version 10) differs, and names the variant's
 features, such as "bias_residual". A node's own `overload` selects its variant. Execution providers ignore it: they look
@@ -63,9 +64,7 @@ def _declaration(rule: _native.AttributeRule) -> str:
 def build_helper(
     name: str, attributes: Sequence[str], inputs: Sequence[str], outputs: Sequence[str], body: str, overload: str = ""
 ) -> ir.Function:
-    """A function that other functions call; `attributes` are names ("M") or declarations of defaults ("causal: int =
-    1").
-    """
+    """A function that others call; `attributes` are names ("M") or declarations of defaults ("causal: int = 1")."""
     header = f'<domain: "{DOMAIN}", overload: "{overload}", opset_import: {_OPSETS}>'
     signature = f"{name} <{', '.join(attributes)}>" if attributes else name
     text = f"{header} {signature} ({', '.join(inputs)}) => ({', '.join(outputs)}) {{ {body} }}"

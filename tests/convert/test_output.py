@@ -115,8 +115,7 @@ def test_empty_folder_is_no_obstacle(checkpoint: Path, tmp_path: Path) -> None:
 def test_folder_that_cannot_be_renamed_gets_files(
     existing: bool, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mount point cannot be renamed, and has separate free space. The files of an earlier model in it are replaced.
-    """
+    """A mount point cannot be renamed, and has separate free space. Files of an earlier model in it are replaced."""
     output, rename, asked = tmp_path / "model", Path.rename, []
     convert(checkpoint, output) if existing else output.mkdir()
     before = output.stat().st_ino

@@ -138,9 +138,9 @@ int find_ranges(dl_phdr_info* info, std::size_t /*size*/, void* library) {
   return 0;
 }
 
-// Turns system calls into SIGSYS. Exceptions are calls from watch_syscall, the return from a handler, and calls that a
-// handler cannot make for its caller (new threads and processes, and calls of a thread that blocks signals). Returns 0
-// or the error number.
+// Turns system calls into SIGSYS. Exceptions are calls from watch_syscall, the return from a
+// handler, and calls that a handler cannot make for its caller (new threads and processes, and
+// calls of a thread that blocks signals). Returns 0 or the error number.
 int install_filter() {
   const auto end = reinterpret_cast<std::uintptr_t>(watch_syscall_end);
   const auto low = static_cast<std::uint32_t>(end);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// flownpu_testing: lets Python test parts that no user sees: plans, the pool of threads, the NPU's path.
+// flownpu_testing: lets Python test parts that no user sees: plans, the pool of threads, the NPU's
+// path.
 #include "tests/ops/bindings.h"
 
 #include <nanobind/nanobind.h>

@@ -289,7 +289,7 @@ def test_refusal_names_field_as_client_wrote_it(kind, body, field, message):
 
 @pytest.mark.parametrize("item", [1.5, "a", None, ["a"], {}])
 def test_refusal_of_million_items_is_found_at_first(item):
-    """Not every item of a wrong list becomes an error of its own."""
+    """One wrong list gives one error, not one for each item."""
     wrong = [item] * 10**6 if item != "a" else [1] + [item] * 10**6
     started = time.process_time()
     with pytest.raises(ApiError):

@@ -162,9 +162,7 @@ class LayerSequence:
     # --- Run-time parameters ------------------------------------------------------------------------------------------
 
     def _starts(self) -> list[int]:
-        """For each layer, the number of layers that the projecting tiles start with it: a run of equal ones with the
-        first, else 0.
-        """
+        """By layer, how many layers the projecting tiles start with it: a run of equal ones with the first, else 0."""
         keys = (self._way.start_key(self.sweep(index)) for index in range(len(self.layers)))
         runs = [len(list(alike)) for _, alike in groupby(keys)]
         return [layers for count in runs for layers in (count, *[0] * (count - 1))]

@@ -12,7 +12,8 @@ namespace flownpu::emulator {
 
 class Agent;
 
-// The reason why an agent waits: the event, and the agents that could cause it. Both are empty if it has ended.
+// The reason why an agent waits: the event, and the agents that could cause it. Both are empty if
+// it has ended.
 struct Wait {
   std::string what;
   std::vector<const Agent*> givers;
@@ -26,8 +27,8 @@ class Agent {
   Agent& operator=(const Agent&) = delete;
   virtual ~Agent() = default;
 
-  // Runs until it must wait; with a seed, by one operation only. Returns false if it waits; the agent that changes the
-  // awaited state wakes it.
+  // Runs until it must wait; with a seed, by one operation only. Returns false if it waits; the
+  // agent that changes the awaited state wakes it.
   virtual bool step() = 0;
   [[nodiscard]] virtual std::string name() const = 0;
   // The awaited event; only asked while the agent waits.
@@ -40,10 +41,10 @@ class Agent {
   std::uint64_t ranked_in_ = 0;  // the run in which it got its rank, counted from 1; 0: none
 };
 
-// Chooses the next agent: with seed 0 in turn, else by a random generator with this seed. Under an even seed all agents
-// that are ready are equally likely. Under an odd seed each agent has a rank, and the ready one of the highest rank
-// runs, so that some are very late; ranks change now and then. Under any seed other than 0 one agent may be the `last`,
-// which runs only if no other can.
+// Chooses the next agent: with seed 0 in turn, else by a random generator with this seed. Under an
+// even seed all agents that are ready are equally likely. Under an odd seed each agent has a rank,
+// and the ready one of the highest rank runs, so that some are very late; ranks change now and
+// then. Under any seed other than 0 one agent may be the `last`, which runs only if no other can.
 class Scheduler {
  public:
   void start(std::uint64_t seed, const Agent* last);
@@ -80,13 +81,15 @@ class Lock {
     set(record.initial);
   }
 
-  // Takes `count` if the value is large enough. Otherwise returns false, and the agent is woken when the value changes.
+  // Takes `count` if the value is large enough. Otherwise returns false, and the agent is woken
+  // when the value changes.
   bool take(std::int64_t count, Agent& agent) {
     if (value_ < count) return note(agent);
     value_ -= count;
     return true;
   }
-  // Whether the value is exactly `value`; it is not changed. If false, the agent is woken when the value changes.
+  // Whether the value is exactly `value`; it is not changed. If false, the agent is woken when the
+  // value changes.
   bool is(std::int64_t value, Agent& agent) { return value_ == value || note(agent); }
   void add(std::int64_t count) { set(value_ + count); }
   void set(std::int64_t value);

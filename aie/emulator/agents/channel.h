@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // DMA channels, and the streams between them.
 //
-// A stream has one source and any number of sinks, and holds nothing itself: bytes move once the source has some to
-// send and every sink has room. Real streams hold some words. A program that runs without this room also runs with it.
+// A stream has one source and any number of sinks, and holds nothing itself: bytes move once the
+// source has some to send and every sink has room. Real streams hold some words. A program that
+// runs without this room also runs with it.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,8 @@ struct Stream {
   std::vector<Channel*> sinks;
 };
 
-// A transfer under way. `complete`: all its bytes were moved; `done`: its channel has also finished it, which a token
-// reports.
+// A transfer under way. `complete`: all its bytes were moved; `done`: its channel has also finished
+// it, which a token reports.
 struct Task {
   const Transfer* transfer;
   std::byte* base;

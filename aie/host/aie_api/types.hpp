@@ -26,8 +26,8 @@
 inline void event0() {}
 inline void event1() {}
 
-// The two architectures differ in behaviour under the same names. An inline namespace keeps their code apart in a
-// process with both.
+// The two architectures differ in behaviour under the same names. An inline namespace keeps their
+// code apart in a process with both.
 namespace aie {
 inline namespace FLOWNPU_AIE_ARCHITECTURE {
 

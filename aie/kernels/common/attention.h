@@ -26,8 +26,8 @@ namespace flownpu::attention {
 inline constexpr unsigned kSide = 8;
 // Below every score; finite, so that differences are finite, too.
 inline constexpr float kLowest = -1e30F;
-// t + 1/2 of a key that a row does not see. It is below every |t| < 10^6, and still positive when kRounder is added, so
-// that sums with it compare as integers.
+// t + 1/2 of a key that a row does not see. It is below every |t| < 10^6, and still positive when
+// kRounder is added, so that sums with it compare as integers.
 inline constexpr float kHidden = -2e6F;
 inline constexpr unsigned kParameters = 16;
 
@@ -313,8 +313,8 @@ void score_rows(const bfloat16* q, const bfloat16* k, const Parameters& paramete
                              correction_of_rows, f, scores);
     return;
   }
-  // Few chunks have an edge, and masks of neighbouring sub-tiles would take another third of the program memory's 16
-  // KB.
+  // Few chunks have an edge, and masks of neighbouring sub-tiles would take another third of the
+  // program memory's 16 KB.
   for (unsigned p = 0; p < P; ++p) {
     const Block<R, 1> block{key, key_tiles, {positions<R>(row + p * R, parameters)}};
     const unsigned first = p * key_tiles * R * kSide;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loop hints for the compilers for the array; they are empty for others. A compiler pipelines a loop only if it knows a
-// minimum number of turns. Hints never change a result. Spellings as in mlir-aie's aie_kernels/aie_kernel_utils.h
+// Loop hints for the compilers for the array; they are empty for others. A compiler pipelines a
+// loop only if it knows a minimum number of turns. Hints never change a result. Spellings as in
+// mlir-aie's aie_kernels/aie_kernel_utils.h
 // (__AIECC__ is Peano).
 #pragma once
 

@@ -118,8 +118,8 @@ class Emitter:
         return [sizes[axes.index("B")], sizes[axes.index("S")], match.query.heads * match.query.head_size]
 
     def _lengths(self, match: Match) -> tuple[ir.Value, ir.Value]:
-        """seqlens_k int32 [B] and total_sequence_length int32 [1]. Every row has all T positions, because the mask
-        hides padding.
+        """seqlens_k int32 [B] and total_sequence_length int32 [1]: all rows have all T positions; the mask hides
+        padding.
         """
         total, batch = self._total(match), self._size(match.query, "B")
         number = total.const_value

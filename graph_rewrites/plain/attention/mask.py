@@ -88,8 +88,7 @@ def _is_index(value: ir.Value | None, of: str, past: ir.Value | None) -> bool:
 
 
 def _counts_from(value: ir.Value | None, past: ir.Value | None) -> bool:
-    """Whether a value, apart from axes of size 1, counts up from P, the KV cache's capacity, or from 0 without a cache.
-    """
+    """Whether a value, apart from axes of size 1, counts up from P, the KV cache's capacity (0 without a cache)."""
     node = made_by(value, "Unsqueeze", "Range")
     while node is not None and node.op_type == "Unsqueeze":
         node = made_by(node.inputs[0], "Unsqueeze", "Range")

@@ -121,9 +121,10 @@ def _read_attention(softmax: ir.Node) -> Match:
 
 
 def _read_sides(scores: Scores, values: ir.Value) -> tuple[Operand, Operand, Operand]:
-    """Queries, keys and values, followed back as far as queries and keys agree. The walk first goes through RoPE and
-    the norm of heads, then through RoPE only, then through neither, until both sides have the same. All other nodes
-    stay in the graph before the operator.
+    """Queries, keys and values, followed back as far as queries and keys agree.
+
+    The walk first goes through RoPE and the norm of heads, then through RoPE only, then through neither, until both
+    sides have the same. All other nodes stay in the graph before the operator.
     """
     value = read_operand(values, BY_HEAD, cached=True, rotary=False, norm=False, scaled=False)
     reason = NoMatchError()

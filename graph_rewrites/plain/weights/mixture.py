@@ -277,8 +277,9 @@ def _source(rows: ir.Value, nonzero: ir.Node) -> ir.Value:
 
 
 def _weights(value: ir.Value | None, nonzero: ir.Node) -> ir.Value:
-    """The weights [rows, choices] from which the weights of the NonZero's rows and choices are taken. They are taken
-    from the flattened weights, at row * choices + choice.
+    """The weights [rows, choices] from which those of the NonZero's rows and choices are taken.
+
+    They are taken from the flattened weights, at row * choices + choice.
     """
     gather = made_by(_core(value), "Gather")
     place = None if gather is None else made_by(_core(gather.inputs[1]), "Add")

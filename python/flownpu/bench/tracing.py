@@ -163,9 +163,7 @@ def _steps(folder: Path, steps: list[dict[str, Any]], prompt_tokens: int) -> lis
 
 
 def _by_operator(events: list[dict[str, Any]], place: str) -> list[OperatorTime]:
-    """Times of the host's work between dispatches, or of a GPU's kernels, by the operator at the beginning of their
-    labels.
-    """
+    """Times of the host's work between dispatches, or of a GPU's kernels, by the operator that begins their labels."""
     sums: dict[str, OperatorTime] = {}
     for event in events:
         operator = event["name"].partition(",")[0]

@@ -15,8 +15,7 @@ from flownpu.system import IS_WINDOWS
 
 
 def diagnose(host: Host, model: Path | None = None) -> Iterator[Check]:
-    """All checks, each after the checks that it depends on; with a model's folder also whether the NPU runs that model.
-    """
+    """All checks in the order of their dependencies; with a model's folder also whether the NPU runs that model."""
     software = list(diagnose_software())
     yield from software
     if any(check.name == "native module" and check.status is Status.BAD for check in software):

@@ -40,10 +40,15 @@ _LEMONADE = "sudo add-apt-repository -y ppa:lemonade-team/stable && sudo apt ins
 
 @dataclass(frozen=True)
 class Release:
-    """The commands by which a distribution's release installs packages. Attributes: name: the release's full name:
-    "Debian GNU/Linux 13 (trixie)". runtime: XRT with its part for NPUs. headers: XRT's headers. driver: a kernel with
-    the driver amdxdna. firmware: the NPU's firmware, in a version that fits the kernel. opencl: OpenCL's loader and
-    Mesa's implementation, for GPUs of AMD and Intel; "": not known for this release.
+    """The commands by which a distribution's release installs packages.
+
+    Attributes:
+        name: the release's full name: "Debian GNU/Linux 13 (trixie)".
+        runtime: XRT with its part for NPUs.
+        headers: XRT's headers.
+        driver: a kernel with the driver amdxdna.
+        firmware: the NPU's firmware, in a version that fits the kernel.
+        opencl: OpenCL's loader and Mesa's implementation, for GPUs of AMD and Intel; "": not known for this release.
     """
 
     name: str

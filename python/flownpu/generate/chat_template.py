@@ -86,9 +86,7 @@ class ChatTemplate:
             raise FlowNPUError(f"the model's chat template does not take this conversation: {error}") from error
 
     def start(self) -> None:
-        """Starts the rendering process, if there is a template; otherwise the first conversation would wait for its
-        start.
-        """
+        """Starts the rendering process, if there is a template, so that the first conversation need not wait for it."""
         if self:
             _processes().start()
 

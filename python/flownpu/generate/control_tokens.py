@@ -80,8 +80,9 @@ class ControlTokens:
     def encode(self, text: str, *, special_tokens: bool) -> list[int]:
         """The tokens of a text in which control tokens with marks are plain text.
 
-        Args: text: the chat template's output for marked texts. special_tokens: whether the tokenizer adds tokens such
-            as <bos>.
+        Args:
+            text: what the chat template wrote of marked texts.
+            special_tokens: whether the tokenizer adds tokens such as <bos>.
         """
         renamed = self._names_and_marks.sub(lambda found: self._renamed(found["name"]) if found["name"] else "", text)
         encoding = self._view.encode(renamed, add_special_tokens=special_tokens)

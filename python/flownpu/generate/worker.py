@@ -156,9 +156,11 @@ class Worker(ABC):
     def _take_requests(self, *, idle: bool) -> bool:
         """Takes new requests into `_waiting`; cancelled ones that wait there end at once.
 
-        Args: idle: whether there is nothing to compute; if nothing waits either, blocks until something comes.
+        Args:
+            idle: whether there is nothing to compute: then, if nothing waits either, blocks until something comes.
 
-        Returns: False after `close`, else True.
+        Returns:
+            False after `close`, else True.
         """
         idle = idle and not self._waiting
         while True:

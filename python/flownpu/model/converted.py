@@ -86,8 +86,7 @@ class ConvertedModel:
 
     @property
     def _tables(self) -> list[int]:
-        """The indices of the rotary tables. A file's tables have the order of their first use, like the description's.
-        """
+        """The indices of the rotary tables, which a file has in the order of their first use, like the description."""
         return sorted({layer.mixer.table for layer in self.decoder.layers})
 
     def projections(self) -> list[Part]:

@@ -46,7 +46,9 @@ def outside(path: Path, location: str) -> str:
 
     The rule is ONNX Runtime's: the file is in the model's folder, or in that of the file to which the model is a link.
 
-    Args: path: the model's file. location: the name that the model gives the data's file.
+    Args:
+        path: the model's file.
+        location: the name that the model gives the data's file.
     """
     where = PurePosixPath(location)
     if where.is_absolute() or ".." in where.parts or "\\" in location:

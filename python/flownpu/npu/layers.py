@@ -28,7 +28,8 @@ _PURPOSE = "flownpu build MODEL"
 def placing(model: object) -> Iterator[None]:
     """A context that turns a ValueError, the reason why the designs refuse a model, into an error that names the model.
 
-    Raises: FlowNPUError: the block raised a ValueError.
+    Raises:
+        FlowNPUError: the block raised a ValueError.
     """
     try:
         yield

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 def decoder_of_configuration(config: Mapping[str, Any], where: str, image_tokens: int = 0) -> DecoderShape:
     """The decoder that conversion makes of a checkpoint's configuration.
 
-    Args: config: the contents of config.json. where: the name of the configuration in errors. image_tokens: tokens of
-    an image; 0: the model takes none.
+    Args:
+        config: the contents of config.json.
+        where: what errors call it.
+        image_tokens: tokens of an image; 0: the model takes none.
 
-    Raises: ConversionError: the family is not supported. ValueError: the NPU's designs do not support it.
+    Raises:
+        ConversionError: the family is not supported.
+        ValueError: the NPU's designs have no place for it.
     """
     found = read_decoder(config, where=where)
     description = found.description(images=image_tokens > 0)

@@ -91,7 +91,8 @@ class Batch:
     def check_files(self) -> None:
         """Checks the files behind the two paths before either is opened.
 
-        Raises: FlowNPUError: one is a device, a pipe or a folder, or both are the same file.
+        Raises:
+            FlowNPUError: one is a device, a pipe or a folder, or both are the same file.
         """
         for path in (self.source, self.target):
             if path.exists() and not path.is_file():
@@ -151,7 +152,8 @@ class _Target:
     def _is_cut_short(self, line: bytes) -> bool:
         """Whether it is the beginning of an answer, left by a power cut. Adds the custom_id of a complete answer.
 
-        Raises: FlowNPUError: it is neither.
+        Raises:
+            FlowNPUError: it is neither.
         """
         try:
             item = json.loads(line)

@@ -74,8 +74,7 @@ def compiled(plan):
 
 
 def pieces_of(name, make=compiled):
-    """A call of programs/test_call_family.py: its pieced words, a function from a position to its plan, its positions.
-    """
+    """A call of programs/test_call_family.py: its pieced words, a function from position to plan, its positions."""
     program, positions = CALLS[name]
 
     def plan(position):

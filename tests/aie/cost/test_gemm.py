@@ -99,8 +99,7 @@ def test_native_sizes_equal_published_ones():
 
 
 def test_tiles_equal_solution_of_integer_programme():
-    """Tables 2 and 3: a kernel's m n is the largest for its k, with one exception that the constraints do not explain.
-    """
+    """Tables 2 and 3: a kernel's m n is the largest for its k, with one exception beyond the constraints."""
     throughput = {(core.target, core.precision, core.size): core.macs_per_cycle for core in CORES}
     differing = []
     for gemm in TABLES:

@@ -107,8 +107,7 @@ def test_gemm_epilogues_equal_reference(rng, target, weights, epilogue, e_x):
 @pytest.mark.parametrize("epilogue", ["gelu", "geglu", "swiglu"])
 @pytest.mark.parametrize(("e_y", "e_x"), [(1, 1), (2, 2)])
 def test_gemm_without_epilogue_equals_reference(rng, target, weights, epilogue, e_y, e_x):
-    """A plain product on the array for an epilogue. If the epilogue makes one tile of two, the plain one stores both.
-    """
+    """A plain product on the array for an epilogue. If the epilogue makes one tile of two, both are stored."""
     design = small(target, weights, epilogue, e_y=e_y, e_x=e_x)
     case = gemm_case(design, 70, 130, design.plain().width + 32, rng, plain=True)
     case.check()

@@ -144,8 +144,7 @@ def test_steps_that_differ_are_refused():
 
 
 def test_parameter_left_out_at_equal_positions_is_refused(monkeypatch):
-    """At first, layers with and without a window see the same chunks, so the second's parameters would not be written.
-    """
+    """At first, layers with and without a window see the same chunks, so one's parameters would not be written."""
     write = RunTimeParameters.write
     monkeypatch.setattr(RunTimeParameters, "write", lambda self, core, words, **_: write(self, core, words))
     program, positions = CALLS["decode_layer"]

@@ -217,8 +217,7 @@ def test_image_without_permission_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "avif", "gif", "bmp", "tif"])
 def test_damaged_image_is_read_or_refused(tmp_path, suffix):
-    """If any bytes are changed or missing, the result is a picture of the right size, or an error that names the file.
-    """
+    """If any bytes are changed or missing, the result is a picture of the right size, or an error with the file."""
     path = tmp_path / f"picture.{suffix}"
     colours(40, 30).save(path)
     whole = path.read_bytes()

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole sessions with device=npu over XRT and a computing double of the driver: the emulator's numbers, and failures.
-"""
+"""Whole sessions with device=npu over XRT and a double of the driver that computes: numbers, and failures."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder's layers on the emulated array, through the device: prompts, tokens, and callers' operations on the past.
-"""
+"""A decoder's layers on the emulated array, through the device: prompts, tokens, and changes of the past."""
 
 import dataclasses
 import re

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface through which tests inject failures into the double of the driver, and read its reports: they call
-// these functions through ctypes.
+// The interface through which tests inject failures into the double of the driver, and read its
+// reports: they call these functions through ctypes.
 #pragma once
 
 #include <atomic>

@@ -185,9 +185,7 @@ class _Settings:
         }
 
     def _local_layers(self, count: int, period: int) -> list[bool]:
-        """For each layer whether it has a window: all but the last of each period have one, unless an array says
-        otherwise.
-        """
+        """For each layer whether it has a window: all but the last of each period, unless an array says otherwise."""
         pattern = self.value("attention.sliding_window_pattern", period)
         if not isinstance(pattern, np.ndarray):
             return [(i + 1) % int(pattern) != 0 for i in range(count)]

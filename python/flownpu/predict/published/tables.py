@@ -65,7 +65,6 @@ TABLES: dict[str, Table] = {name: _table(name, **entry) for name, entry in _DATA
 
 
 def watts(model: str, phase: str) -> float | None:
-    """Published watts of NPU, CPU and iGPU together, for a model in a phase ("decode", "prefill"); None if unpublished.
-    """
+    """Published watts of NPU, CPU and iGPU together, for a model in a phase ("decode", "prefill"); None without any."""
     found = (of["watts"][model] for of in _DATA["powers"] if of["phase"] == phase and model in of["watts"])
     return next(map(sum, found), None)

@@ -34,8 +34,9 @@ _FORMAT = 1
 class Variant:
     """A variant of a kernel.
 
-    Attributes: name: the kernel's name, a comma, and the variant's special property. make: makes the variant's case
-    from random numbers.
+    Attributes:
+        name: the kernel's name, a comma, and what is special about the variant.
+        make: makes the variant's case from random numbers.
     """
 
     name: str

@@ -40,9 +40,12 @@ class Case:
 class Deviation(NamedTuple):
     """The errors of a comparison.
 
-    Attributes: beyond: how many elements are beyond their tolerance. share: the largest error as a multiple of its
-    tolerance; infinite if a number is not finite, or must be exact and is not. error: the largest absolute error. text:
-    a sentence on the element with the largest share: its place, the expectation, and the result.
+    Attributes:
+        beyond: how many elements are beyond their tolerance.
+        share: the largest error as a multiple of its tolerance; infinite if a number is not finite, or must be exact
+            and is not.
+        error: the largest absolute error.
+        text: a sentence on the element with the largest share: where it is, what was expected, and what came.
     """
 
     beyond: int

@@ -208,7 +208,8 @@ def turned(x: np.ndarray, norm: np.ndarray | None, cosine: np.ndarray, sine: np.
 def _require_equal(copy: np.ndarray, expected: np.ndarray) -> None:
     """Checks that the equations of the copies give the operator's result.
 
-    Raises: ArithmeticError: they do not.
+    Raises:
+        ArithmeticError: they do not.
     """
     if not np.allclose(copy, expected, rtol=1e-9, atol=1e-12):
         raise ArithmeticError("expected the model of attention to be the operator, and it is not: a bug of flownpu")

@@ -165,7 +165,8 @@ def _tokens(question: Question, model: LanguageModel) -> Tokens:
 def _sampling(sampling: Sampling, vocabulary: int) -> Sampling:
     """The sampling as GenAI takes it: if there are fewer than k tokens, all of them are the k likeliest.
 
-    Raises: FlowNPUError: a biased token is unknown.
+    Raises:
+        FlowNPUError: a biased token is unknown.
     """
     _check_tokens("logit_bias", (token for token, _ in sampling.penalties.bias), vocabulary)
     return sampling if sampling.top_k is None else replace(sampling, top_k=min(sampling.top_k, vocabulary))

@@ -78,8 +78,7 @@ def test_planted_mistakes_are_caught(mutation, way):
 
 
 def without_waiting(plan, fifos):
-    """The plan with the first drain of each fifo awaited at the end. A fifo that is listed twice: its first two drains.
-    """
+    """The plan with the first drain of each fifo awaited at the end, or the first two of a fifo listed twice."""
     first, left = [], Counter(fifos)
     for step in plan.sequence.steps:
         if isinstance(step, Transfer) and left[step.fifo]:

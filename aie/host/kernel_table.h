@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface through which a process calls kernels compiled for the host. Kernels of both
 // architectures have the same names, so each architecture is a separate shared library, which
-// exports one function: const flownpu::aie_host::KernelTable* flownpu_aie_kernels();
+// exports one function:
+//
+//   const flownpu::aie_host::KernelTable* flownpu_aie_kernels();
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides which nodes of a graph the device takes, and groups these into partitions.
+// Decides which nodes of a graph the device takes, and groups them into partitions.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ struct Partitions {
 
 Partitions partition(const Device& device, const std::vector<GraphNode>& nodes);
 
-// Multiply-adds for one token of a node that the device did not take, for which there is no Step:
-// for a matrix product the number of elements of its weight, for all other nodes 0.
+// Multiply-adds for one token of a node that the device did not take, which has no Step. For a
+// matrix product it is the number of elements of its weight, for all other nodes 0.
 std::int64_t estimate_multiply_adds(const Node& node);
 
 }  // namespace flownpu

@@ -14,7 +14,7 @@ namespace flownpu {
 class ComputeInfo final : public ort::OrtNodeComputeInfo {
  public:
   // `elsewhere` computes runs that the plan does not take (Unsupported). Either may be null, but
-  // not both. `termination` outlives this.
+  // not both. `termination` outlives this object.
   ComputeInfo(const Api& api, std::unique_ptr<PlanWithFallback> plan,
               std::unique_ptr<CpuProvider> elsewhere, Termination& termination);
 

@@ -74,7 +74,7 @@ def headers(pytestconfig: pytest.Config) -> Path:
         pytest.skip(f"ONNX Runtime's official headers cannot be had: {reason}")
 
 
-def test_abi_is_official_one(headers: Path, tmp_path: Path) -> None:
+def test_declared_abi_equals_official_headers(headers: Path, tmp_path: Path) -> None:
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")

@@ -107,7 +107,7 @@ def test_gated_blocks_are_drawn_for_both_halves() -> None:
     assert not np.array_equal(parts[0].blocks, parts[1].blocks)
 
 
-def test_norms_are_one() -> None:
+def test_random_model_norms_are_one() -> None:
     np.testing.assert_array_equal(RandomWeights(1).vector(NormWeight("n", "n", 5)), np.ones(5, np.float32))
 
 
@@ -147,7 +147,7 @@ def test_made_model_is_loaded_by_genai_with_its_byte_tokenizer(tmp_path: Path, m
     assert 0 <= generator.get_next_tokens()[0] < 1000
 
 
-def test_seed_decides_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seed_determines_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     data = []
     for i, seed in enumerate((0, 0, 1)):

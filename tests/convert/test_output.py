@@ -105,7 +105,7 @@ def test_failed_replacement_keeps_model(checkpoint: Path, tmp_path: Path, monkey
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_empty_folder_is_no_obstacle(checkpoint: Path, tmp_path: Path) -> None:
+def test_empty_output_folder_is_accepted(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     convert(checkpoint, tmp_path / "model")
     assert (tmp_path / "model" / "model.onnx").exists()

@@ -205,7 +205,7 @@ def test_rooms_use_only_lower_rooms():
         assert upward(rooms, inside(layer, uses_of_cxx())) == [], layer
 
 
-def test_upward_finds_uses_of_higher_rooms():
+def test_uses_of_higher_rooms_are_found():
     rooms = levels("`f.h` – `a`, `b` – `a/c`; `d` – `e`")
     assert upward(rooms, {"a/x.cc": {"f.h", "b/y.h"}, "a/c/z.h": {"a/x.h"}, "f.cc": {"d/w.h"}}) == []
     assert upward(rooms, {"f.cc": {"a/x.h"}, "a/y.h": {"a/c/z.h"}, "d/w.h": {"e/v.h"}}) == [

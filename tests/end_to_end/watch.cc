@@ -223,5 +223,5 @@ WATCH_EXPORT int watch_start(const char* library) {
 
 WATCH_EXPORT void watch_stop() { watching = false; }
 WATCH_EXPORT std::int64_t watch_allocations() { return allocations; }
-// The number of the library's system calls with this number.
+// The number of times that the library made the system call `number`.
 WATCH_EXPORT std::int64_t watch_calls(int number) { return calls[number]; }

@@ -105,7 +105,7 @@ def test_fork_of_fork_computes_with_all_threads(make_session: MakeSession) -> No
     assert in_child(lambda: in_child(work)) == THREADS
 
 
-def test_fork_child_may_release_parents_session(make_session: MakeSession) -> None:
+def test_fork_child_releases_parents_session(make_session: MakeSession) -> None:
     """The child has no workers to join. (ORT would join its own, and wait forever.)"""
     sessions = [make_session(MODEL, {"threads": str(THREADS)}, configure={"intra_op_num_threads": 1})]
     check(sessions[0])
@@ -134,7 +134,7 @@ def test_device_opened_before_fork_is_refused_in_child() -> None:
 
 @pytest.mark.opencl
 @pytest.mark.usefixtures("pocl")
-def test_fork_child_may_release_parents_session_on_device(make_session: MakeSession) -> None:
+def test_fork_child_releases_parents_device_session(make_session: MakeSession) -> None:
     options = {"device": "gpu", "on_unsupported": "cpu"}
     sessions = [make_session(MODEL, options, configure={"intra_op_num_threads": 1})]
     check(sessions[0])

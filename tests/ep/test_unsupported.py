@@ -31,7 +31,7 @@ def test_error_lists_nodes_and_reasons(make_session: MakeSession, by_name: bool,
 
 
 @pytest.mark.parametrize("choice", ["warn", "cpu"])
-def test_fallback_splits_around_node(placed: Placed, choice: str) -> None:
+def test_fallback_splits_partition_around_node(placed: Placed, choice: str) -> None:
     session, placement = placed(IN_THE_MIDDLE, {"on_unsupported": choice})
     # Add, Mul, Add before (c does not need d) and Mul, Add after.
     assert (placement["nodes"], placement["claimed"], placement["partitions"]) == (6, 5, 2)

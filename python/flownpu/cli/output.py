@@ -17,7 +17,7 @@ from rich.table import Table
 
 # Brackets in a text are printed as brackets, because names of models and messages may have them.
 console = Console(highlight=False, soft_wrap=True, markup=False)
-# Progress bars, which must not end in a file that a user redirects stdout to.
+# Progress bars go to stderr, because a user may redirect stdout to a file.
 progress_console = Console(stderr=True)
 
 

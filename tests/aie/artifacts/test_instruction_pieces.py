@@ -97,7 +97,7 @@ def test_pieced_words_equal_compiler_at_all_positions(name):
         assert not expected[differ].any()
 
 
-def test_classes_cost_no_compilations():
+def test_longer_context_costs_one_compilation_more():
     """A call with four times the tasks, in a longer context, needs one compilation more at most."""
     flow = FlowKV("npu2", 8, 4, 64)
     most = LIMITS["npu2"].iteration_maximum

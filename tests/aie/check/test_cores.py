@@ -214,7 +214,7 @@ def window_that_slides(*, anew, index, dynamic=True):
     return Program(NPU2(), Runtime(sequence, [tensor(128), kind, a.prod(), c.cons()]), [worker]).resolve_program()
 
 
-def test_object_index_counts_from_oldest_at_call():
+def test_object_index_counts_from_oldest_held_object():
     """A dynamic lowering looks up the fifo's place when an object is used; a static one, when it was acquired."""
     assert messages(window_that_slides(anew=True, index=0)) == []
     assert messages(window_that_slides(anew=False, index=1, dynamic=False)) == []

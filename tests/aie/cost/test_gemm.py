@@ -47,7 +47,7 @@ def named(row):
 
 
 @pytest.mark.parametrize("core", CORES, ids=named)
-def test_l1_is_filled_as_published(core):
+def test_l1_use_equals_published_one(core):
     """The tables print KB to one decimal; 128 x 56 x 80 of int8-int32 has 62.75 by equation 5, not the printed 62.3."""
     published = 62.75 if (core.precision, core.size.m) == ("int8-int32", 128) else core.l1
     assert l1_bytes(PRECISIONS[core.precision], core.size) / 1024 == pytest.approx(published, abs=0.051)
@@ -83,7 +83,7 @@ def test_single_core_programme_with_modelled_efficiency_finds_published_tiles():
 
 
 @pytest.mark.parametrize("gemm", TABLES, ids=named)
-def test_l2_is_filled_as_published(gemm):
+def test_l2_use_equals_published_one(gemm):
     assert round(l2_bytes(gemm.target, gemm.precision, gemm.tiling) / 1024) == gemm.l2
 
 
@@ -122,7 +122,7 @@ def test_balance_point_equals_published_one(target, precision):
 
 
 @pytest.mark.parametrize(("target", "precision"), list(itertools.product(GEMM, ("int8-int32", "bf16-bf16"))))
-def test_balance_that_differs_costs_little(target, precision):
+def test_balance_point_of_model_costs_little_more(target, precision):
     """Another k is predicted to be better, but by 11 % or less: the model's own error may be as large."""
     search = GemmSearch(target, precision)
     best = search.candidates()[0][1].tops
@@ -210,7 +210,7 @@ def test_default_tiles_equal_tuner_result(kind, epilogue):
 
 
 @pytest.mark.parametrize(("kind", "epilogue"), ALL)
-def test_tried_tiles_fit_memory(kind, epilogue):
+def test_tried_tiles_fit_l1(kind, epilogue):
     """The tuner's count of L1's bytes agrees with the checker, which passes its tiles and refuses larger ones."""
     for design in list(designs(*kind, epilogue))[::40]:
         assert check(design.program(design.height, design.k_mt, design.width).resolve_program("gemm")) == []

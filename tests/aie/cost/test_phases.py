@@ -60,7 +60,7 @@ def test_parameter_has_unit_date_and_source(name):
     assert parameter.source
 
 
-def test_short_runs_are_as_slow_as_published():
+def test_short_run_rate_equals_published_one():
     """B in runs of 16 bytes was read at 10 GB/s, in long ones at 47 (amd/IRON)."""
     # Both are whole GB/s: 10 is known to 5 %.
     assert burst_efficiency(16, VALUES) / burst_efficiency(1 << 20, VALUES) == pytest.approx(10 / 47, rel=0.05)

@@ -179,7 +179,7 @@ def test_designs_on_xdna_pass_checker():
         lambda: [PatchPooling("npu2", 1152).program(grid) for grid in (4, 64)],
     ],
 )
-def test_shapes_do_not_change_array(programs):
+def test_all_shapes_share_one_array(programs):
     arrays = [plan_of(program).array for program in programs()]
     assert all(array == arrays[0] for array in arrays)
 

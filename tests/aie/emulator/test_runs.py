@@ -396,7 +396,7 @@ def test_wrong_host_buffer_and_call_after_failure_are_refused():
 # --- The flat form ----------------------------------------------------------------------------------------------------
 
 
-def test_flat_form_survives_file(tmp_path):
+def test_flat_form_is_equal_after_file(tmp_path):
     flat = flatten_array(chain().array)
     flat.words.tofile(tmp_path / "array")
     np.testing.assert_array_equal(_native.read_words(str(tmp_path / "array")), flat.words)

@@ -30,7 +30,7 @@ def order(seed):
     return tuple(calls)
 
 
-def test_schedules_differ_and_repeat():
+def test_schedules_differ_by_seed_and_repeat():
     orders = [order(seed) for seed in range(20)]
     assert orders == [order(seed) for seed in range(20)]
     assert len(set(orders)) > 10

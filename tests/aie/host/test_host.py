@@ -59,7 +59,7 @@ def compile_snippet(name: str, architecture: str) -> str:
         ("architecture.cpp", "xdna", "expected __AIE_ARCH__ of 20 (XDNA) or 21 (XDNA2)"),
     ],
 )
-def test_refuses_to_compile(snippet, architecture, message):
+def test_unsupported_code_does_not_compile(snippet, architecture, message):
     assert message in compile_snippet(snippet, architecture)
 
 
@@ -198,7 +198,7 @@ def test_scalar_reciprocals_are_no_better_than_promised(probes, rng):
         assert error.max() > 2.0**-19  # otherwise kernels could pass because the model is too exact
 
 
-def test_rearrangements_equal_numpy(probes):
+def test_lane_rearrangements_equal_numpy(probes):
     x, y = np.arange(64, dtype=np.float32), np.zeros(128, np.float32)
     probes.call("rearrange", x, y)
     v, w = x[:32], x[32:]
@@ -214,7 +214,7 @@ def test_codes_unpack_low_half_first(probes, rng):
     np.testing.assert_array_equal(y, np.stack([x & 15, x >> 4], 1).reshape(-1))
 
 
-def test_mmul_is_row_major(probes, rng):
+def test_mmul_operands_are_row_major(probes, rng):
     a, b, c = bf16(rng.integers(-8, 8, (4, 8))), bf16(rng.integers(-8, 8, (8, 4))), np.zeros((4, 4), np.float32)
     probes.call("mmul_4x8x4", a, b, c)
     np.testing.assert_array_equal(c, wide(a) @ wide(b))  # small integers: exact

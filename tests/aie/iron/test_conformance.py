@@ -229,7 +229,7 @@ def test_drains_before_their_fills_equal_numpy(depth, rng):
 
 
 @DEVICES
-def test_broadcast_linked_to_memory_tile_adds_skip(device, rng):
+def test_broadcast_with_skip_equals_numpy(device, rng):
     """An object goes to a core and, through a memory tile, to a second that adds it to the first's result (a skip)."""
     tile, count = tensor(64), 8
     a, c = ObjectFifo(tile, name="a"), ObjectFifo(tile, name="c")
@@ -268,7 +268,7 @@ def test_broadcast_linked_to_memory_tile_adds_skip(device, rng):
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_broadcast_split_reaches_all_consumers(order, rng):
+def test_split_broadcast_equals_numpy(order, rng):
     """Two cores take halves through a memory tile, and a third core the whole, in either order of consumers."""
     tile, half, count = tensor(64), tensor(32), 6
     a = ObjectFifo(tile, name="a")

@@ -243,7 +243,7 @@ def test_tiles_of_walk_cover_tensor():
         TensorAccessPattern.full((6, 8)).tile((3,))
 
 
-def test_release_is_recorded_where_it_stands():
+def test_release_is_recorded_in_its_place():
     plan = one_core(idle)
     kinds = [type(statement) for statement in plan.array.cores[0].body]
     assert kinds == [Acquire, Acquire, Release, Release]

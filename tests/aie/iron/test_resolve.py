@@ -53,7 +53,7 @@ def test_open_tile_is_resolved_anew_for_each_use():
     assert AnyComputeTile.is_open
 
 
-def test_workers_of_column_go_before_those_of_any():
+def test_workers_with_column_are_placed_first():
     workers = [Worker(lambda: None) for _ in range(2)] + [Worker(lambda: None, tile=Tile(col=0)) for _ in range(3)]
     array = Program(NPU2(), Runtime(lambda: None), workers).resolve_program().array
     assert [core.tile for core in array.cores] == [Place(*at) for at in [(0, 5), (1, 2), (0, 2), (0, 3), (0, 4)]]

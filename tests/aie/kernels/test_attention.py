@@ -123,7 +123,7 @@ def test_flow_qkv_rows_that_see_no_key_give_zero(kernels, rng):
     assert not wide(o[:, 3:]).any()
 
 
-def test_flow_qkv_hands_over_between_calls_exactly(kernels, rng):
+def test_flow_qkv_state_is_exact_between_calls(kernels, rng):
     """The correction is a power of 2 for any scores."""
     sweep = make_sweep(rng, 1, 8, 64, 32, 16, strength=3.0)
     rtp, state, y = sweep.rtp(), np.zeros(32, np.float32), np.zeros(512, np.float32)

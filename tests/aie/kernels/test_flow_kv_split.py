@@ -193,7 +193,7 @@ def test_share_without_keys_adds_nothing(kernels, rng):
         np.testing.assert_array_equal(parts(meet(kernels, share, others, 128)), parts(alone))
 
 
-def test_keys_beyond_end_do_not_matter(kernels, rng):
+def test_keys_beyond_end_change_no_result(kernels, rng):
     sweep = make_sweep(rng, 2, 1, 64, 33, 20, first_query=32)
     before = attend(kernels, [sweep], 1, 2)
     sweep.k[33:], sweep.v[33:] = bf16(100.0), bf16(-100.0)

@@ -295,6 +295,6 @@ def test_floor_rounding_is_caught_in_every_kernel(floor_kernels, rng, name):
         ROUNDED[name](floor_kernels, rng)
 
 
-def test_rounding_kernels_are_all_mutated():
+def test_mutations_cover_all_rounding_kernels():
     sources = {file.name for file in KERNELS.glob("*.cc") if "set_conversion_modes" in file.read_text("utf-8")}
     assert sources - {"fused_dqp.cc"} == {name.partition(",")[0] for name in ROUNDED}

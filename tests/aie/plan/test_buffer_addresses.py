@@ -77,7 +77,7 @@ def test_core_without_room_for_constants_is_refused():
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_full_tiles_ask_for_sequential_placement(name):
+def test_full_tiles_print_sequential_placement(name):
     """Bank-aware addresses leave fewer bytes behind the highest buffer than the constants need, or none."""
     plan = plan_of(FULL[name]())
     text = to_mlir(plan)

@@ -196,7 +196,7 @@ def test_locked_memory_below_driver_need_is_bad(machine, limit, capabilities, ba
         assert checks["memory lock"].remedy == MORE_LOCKED_MEMORY
 
 
-def test_root_of_container_is_bound_by_limit(machine):
+def test_container_root_keeps_memory_lock_limit(machine):
     """The kernel wants the capability in the host's user namespace; the container's root has it only in its own."""
     machine.ready()
     machine.lockable(LIMITED, ROOT, user=0)

@@ -82,7 +82,7 @@ def test_emit_writes_one_file_design(flownpu, tmp_path, kind, suffix):
     assert {Path(name).suffix for name in written} == {suffix}
 
 
-def test_unfit_operator_is_left_out_by_name(flownpu, tmp_path, monkeypatch):
+def test_unfit_operator_is_left_out_and_named(flownpu, tmp_path, monkeypatch):
     def refuse(self):
         raise ValueError(f"[flow_kv] expected no {self.target}")
 

@@ -118,7 +118,7 @@ def test_model_of_same_checkpoint_has_rounded_weights(against_checkpoint):
     assert all(stage["error"] < stage["quantisation"] / 10 for stage in document["stages"])
 
 
-def test_model_of_unknown_origin_may_have_other_format(verified, model_copy, checkpoint):
+def test_model_of_unknown_origin_has_wider_tolerance(verified, model_copy, checkpoint):
     (model_copy / "flownpu_manifest.json").unlink()
     code, document = verified(model_copy, "--against", checkpoint)
     assert code == 0
@@ -130,7 +130,7 @@ def test_model_of_unknown_origin_may_have_other_format(verified, model_copy, che
         assert abs(stage["error"] - stage["quantisation"]) <= stage["from_roundings"]
 
 
-def test_changed_checkpoint_is_not_taken_for_source(verified, model, checkpoint, tmp_path):
+def test_changed_checkpoint_is_not_recognised_as_source(verified, model, checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint, tmp_path / "checkpoint")
     data = bytearray((folder / "model.safetensors").read_bytes())
     data[-1000] ^= 1
@@ -148,7 +148,7 @@ def test_model_against_itself_differs_by_roundings_only(against_itself):
     assert {stage["from_weights"] for stage in document["stages"]} == {0}
 
 
-def test_activations_in_8_bits_may_differ_by_more(verified, model, against_itself):
+def test_int8_activations_have_wider_tolerance(verified, model, against_itself):
     code, document = verified(model, "--against", model, "--activations", "int8")
     _, exact = against_itself
     assert code == 0
@@ -176,7 +176,7 @@ def outlier(data):
     data.view(np.float32)[7] = 3000
 
 
-def test_costly_int8_recommends_bf16(verified, flownpu, model_copy):
+def test_costly_int8_report_recommends_bf16(verified, flownpu, model_copy):
     for layer in range(6):
         plant(model_copy, f"layers.{layer}.pre_feedforward_layernorm", outlier)
     code, document = verified(model_copy, "--against", model_copy)
@@ -187,7 +187,7 @@ def test_costly_int8_recommends_bf16(verified, flownpu, model_copy):
     assert "Run it with --activations bf16: int8 costs this model more than 4-bit weights do." in text
 
 
-def test_onnx_runtimes_own_provider_differs_in_nothing_from_itself(flownpu, model):
+def test_onnxruntime_provider_equals_itself(flownpu, model):
     done = flownpu("verify", model, "--against", model, "--provider", "cpu", "--json")
     document = json.loads(done.out)
     assert done.code == 0

@@ -82,7 +82,7 @@ def test_unquantised_gguf_equals_checkpoint(family: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1])
-def test_codes_are_carried_over_and_rounding_scales_is_all_that_is_lost(kind: Type, tmp_path: Path) -> None:
+def test_gguf_codes_are_kept_and_only_scales_are_rounded(kind: Type, tmp_path: Path) -> None:
     write_model(tmp_path, type_of=lambda _: kind, scales_in_bf16=False)
     convert(tmp_path / "model.gguf", tmp_path / "model")
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}[

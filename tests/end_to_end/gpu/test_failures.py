@@ -70,7 +70,7 @@ def test_cpu_goes_on_from_same_cache_after_failure(
 
 
 @pytest.mark.parametrize("way", [Way.LOST, Way.HUNG])
-def test_lost_device_loses_cache(
+def test_lost_device_reports_lost_cache(
     way: Way, open_text: Callable[..., Text], double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The KV cache is lost with the device, so the conversation begins anew on the CPU."""
@@ -99,7 +99,7 @@ def test_failure_without_fallback_ends_session(open_text: Callable[..., Text], d
         text.step(1)
 
 
-def test_session_that_cannot_be_made_is_error_or_cpu(
+def test_failed_session_is_error_or_runs_on_cpu(
     open_text: Callable[..., Text], double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The result is an error, or the CPU computes everything if it may; tests/ops/gpu/test_failures.py fails other

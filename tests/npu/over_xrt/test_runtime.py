@@ -43,7 +43,7 @@ test_output_not_moved_to_host_is_absent = own_memory(emulated.test_output_not_mo
 test_buffers_begin_on_pages_and_hold_zeros = own_memory(emulated.test_buffers_begin_on_pages_and_hold_zeros)
 test_moves_outside_of_buffer_are_refused = emulated.test_moves_outside_of_buffer_are_refused
 test_dropped_buffers_are_freed = emulated.test_dropped_buffers_are_freed
-test_buffers_and_arrays_may_outlive_their_runtime = emulated.test_buffers_and_arrays_may_outlive_their_runtime
+test_buffers_and_arrays_work_after_their_runtime = emulated.test_buffers_and_arrays_work_after_their_runtime
 
 
 # --- Results ----------------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def test_foreign_past_is_copied(host, rng, dtype):
     assert not host.caches.restore(_argument(past[0])), "it stands for nothing any more"
 
 
-def test_past_may_be_longer_than_context(host):
+def test_longer_past_than_context_is_accepted(host):
     past = host.tensors(CONTEXT + 100)
     expected = host.run(past, past, 0, CONTEXT)
     restored = host.restored(past)

@@ -74,7 +74,7 @@ def test_expected_streams_are_not_changed(sizes: list[int]) -> None:
         np.testing.assert_array_equal(stream, was)
 
 
-def test_expected_streams_may_be_freed() -> None:
+def test_freed_expected_streams_cause_no_error() -> None:
     pool = testing.ThreadPool(2)
     for _ in range(20):
         pool.expect([np.zeros(16 << 20, np.uint8)])

@@ -216,7 +216,7 @@ def test_function_help_describes_each_argument(name: str) -> None:
         assert f"\n        {parameter}: " in function.__doc__
 
 
-def test_threads_may_call_at_same_time() -> None:
+def test_simultaneous_calls_give_same_results() -> None:
     blocks, x = weight_and_rows(20)
     call = attention_call(ml_dtypes.bfloat16)
     product, attention = ops.q4nx_matmul(x, blocks), ops.flow_kv_attention(**call)

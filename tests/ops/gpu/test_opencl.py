@@ -120,7 +120,7 @@ def test_damaged_files_are_compiled_anew(pocl, tmp_path):
 
 
 @pytest.mark.opencl
-def test_unwritable_cache_folder_is_said_and_kernels_run(pocl, tmp_path):
+def test_unwritable_cache_folder_is_reported_and_kernels_run(pocl, tmp_path):
     """Kernels run, and the context says why they are not kept."""
     del pocl
     (tmp_path / "file").write_text("")

@@ -192,7 +192,7 @@ def test_joined_weights_have_no_minima_if_no_part_has(
     assert compiled(ep_devices, model, tmp_path) == q4nx.pack_gated(*parts, layout).tobytes()
 
 
-def test_weights_of_same_codes_may_differ(ep_devices: list[Any]) -> None:
+def test_weights_with_same_codes_keep_own_scales(ep_devices: list[Any]) -> None:
     """Codes are shared by two products, whose scales are not the same."""
     rng = np.random.default_rng(2)
     rows, columns = 32, 64

@@ -34,7 +34,7 @@ class Fetch {
     const std::uint8_t* begin = next_ + lines * index / parts * kLine;
     return {begin, next_ + lines * (index + 1) / parts * kLine - begin};
   }
-  // As many lines, `bytes` bytes further on.
+  // The same number of lines, `bytes` bytes further on.
   Fetch from(std::int64_t bytes) const { return {next_ + bytes, end_ - next_}; }
 
   // Fetches the next line, if there is one.

@@ -134,7 +134,7 @@ def test_schedules_give_same_logits(model):
 
 
 @pytest.mark.parametrize(("way", "vocabulary"), [("pairs", 256), ("split", 256), ("split", 512)])
-def test_late_core_keeps_words_of_its_call(way, vocabulary):
+def test_late_core_uses_words_of_its_call(way, vocabulary):
     """Two tokens, one directly after the other, under a schedule that lets one core run only if nothing else can.
 
     The second token's run-time parameters are written as soon as the first's logits are there; a late core must

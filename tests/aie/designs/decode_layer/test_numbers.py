@@ -73,7 +73,7 @@ def test_layers_of_model_shapes_equal_reference(rng, name, way):
 
 
 @pytest.mark.parametrize(("way", "feed_forward", "blocks"), [("pairs", 18944, 3), ("split", 20480, 2)])
-def test_long_x_leaves_room_for_fewer_blocks(rng, way, feed_forward, blocks):
+def test_long_x_with_fewer_blocks_equals_reference(rng, way, feed_forward, blocks):
     """With x of 40 KB or more a tile has room for three or two blocks ahead, not four; the numbers stay right."""
     case = case_of(random_call(LayerShape(288, 4, 2, 64, feed_forward, "swiglu"), rng, 3, [Layer()], way=way), rng)
     assert {end.depth for fifo in case.plan.array.fifos if "w_0_0_" in fifo.name for end in fifo.consumers} == {blocks}

@@ -26,7 +26,7 @@ def test_plan_passes_checker(name, position, capacity, window, way):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["gemma3-1b", "qwen3-0.6b"])
-def test_calls_do_not_change_array(name, way):
+def test_all_calls_share_one_array(name, way):
     design = DecodeLayer(SHAPES[name], way)
     arrays = [
         design.program(position, capacity, **options).resolve_program("layer").array
@@ -85,7 +85,7 @@ def test_layer_has_expected_waits(way):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["gemma3-1b", "llama3.1-8b"])
-def test_weights_do_not_wait(name, way):
+def test_next_weights_are_sent_before_products_are_awaited(name, way):
     """Each stream starts the next projection's first weights before the products of one are awaited."""
     shape, design = SHAPES[name], DecodeLayer(SHAPES[name], way)
     steps = design.program(700, 1024).resolve_program("layer").sequence.steps
@@ -148,7 +148,7 @@ def test_layer_beyond_limits_is_refused(make, message):
         make()
 
 
-def test_gate_and_up_take_turns(rng):
+def test_interleaved_gate_and_up_alternate(rng):
     gate, up = (rng.integers(0, 256, (3, 2, 5120), np.uint8) for _ in range(2))
     turns = interleave(np.concatenate([gate, up]))
     np.testing.assert_array_equal(turns[1], [gate[1], up[1]])

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A part of a Q4NX weight, 32 rows x 256 columns, as rows in panels are multiplied with it: 4-bit
+// A part of a Q4NX weight, 32 rows x 256 columns, in the form that multiplies rows in panels: 4-bit
 // codes in bytes, and the scales of its groups as integers.
 #pragma once
 
